@@ -1,0 +1,259 @@
+"""`Bias`: the one object everything turns round, a number per gallery item and where it came from.
+
+A search ranks by ``s(q, r) − weight·values[r]``. The values belong to one gallery in one order, so
+a bias knows the size and fingerprint of that gallery and refuses any other. It is saved as one
+`.safetensors` file (numbers and JSON, nothing that runs), written whole or not at all.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.embeddings import Embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.files import write_whole
+
+__all__ = ["Bias", "Gate"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+_FORMAT = "nnnorm.bias/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """A part of a bias that applies only to queries whose raw best item is in an activation set.
+
+    Attributes
+    ----------
+    values : ndarray, shape (n_gallery,), float32
+        This part's share of the bias.
+    active : ndarray, shape (n_gallery,), bool
+        The activation set: which items open the gate by being a query's raw best.
+    """
+
+    values: FloatArray
+    active: npt.NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _frozen(self.values, np.float32))
+        object.__setattr__(self, "active", _frozen(self.active, np.bool_))
+
+
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """One number per gallery item; the correction is ``weight · values``.
+
+    Attributes
+    ----------
+    values : ndarray, shape (n_gallery,), float32
+        Finite and read-only.
+    weight : float
+        α for NNN, ½ for CSLS, λ for DN, 1 elsewhere. A search may override it.
+    method : str
+        The command-line name: ``"nnn"``, ``"csls"``, ``"dn"``, …
+    params : dict
+        What the method was fitted with, and what it chose by itself.
+    n_references, dim : int or None
+        Size of the bank, and of the embeddings (None where ready scores were given).
+    fingerprints : dict
+        Of ``gallery``, ``references`` and ``gallery_references``, where there were embeddings.
+    gates : tuple of Gate
+        Empty, except for QBNorm and DualDIS, which decide per query.
+    version, created : str
+        Version of nnnorm and UTC time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> bias = Bias(np.array([0.2, 0.4]), weight=0.5, method="nnn")
+    >>> bias.correction.round(3).tolist()
+    [0.1, 0.2]
+    """
+
+    values: FloatArray
+    weight: float
+    method: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    n_references: int | None = None
+    dim: int | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    gates: tuple[Gate, ...] = ()
+    version: str = ""
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        values = _frozen(self.values, np.float32)
+        if values.ndim != 1 or len(values) == 0:
+            raise NNNormError(
+                f"bias values must have one number per item, shape (n_gallery,); got {values.shape}"
+            )
+        if not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise NNNormError(f"bias values must be finite; item {row} has {values[row]}")
+        for gate in self.gates:
+            if gate.values.shape != values.shape or gate.active.shape != values.shape:
+                raise NNNormError(
+                    f"a gate must have one entry per item, {values.shape}; got "
+                    f"{gate.values.shape} and {gate.active.shape}"
+                )
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "weight", check_weight(self.weight))
+        if not self.version:
+            from nnnorm import __version__
+
+            object.__setattr__(self, "version", __version__)
+        if not self.created:
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            object.__setattr__(self, "created", now)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def correction(self) -> FloatArray:
+        """``weight · values``, shape ``(n_gallery,)``: what is taken away from every score."""
+        return np.multiply(self.values, np.float32(self.weight))
+
+    def check_gallery(self, gallery: Embeddings) -> None:
+        """Raise unless this bias was fitted for that very gallery, in that order.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from nnnorm import open_embeddings
+        >>> Bias(np.array([0.1, 0.2]), 1.0, "nnn").check_gallery(open_embeddings(np.eye(2)))
+        """
+        if len(gallery) != len(self):
+            raise NNNormError(
+                f"this bias is for a gallery of {len(self)} items, but {gallery.name} has "
+                f"{len(gallery)}; fit the bias again for this gallery"
+            )
+        expected = self.fingerprints.get("gallery")
+        if expected is None or expected == gallery.fingerprint:
+            return
+        if expected.partition(":")[0] == gallery.fingerprint.partition(":")[0]:
+            was, now = ("", "not ") if expected.endswith(":unit") else ("not ", "")
+            raise NNNormError(
+                f"this bias was fitted on {was}normalised rows, but {gallery.name} is {now}"
+                "normalised here; use the same normalize (--normalize) for fit and search"
+            )
+        raise NNNormError(
+            f"this bias was fitted on another gallery: {gallery.name} has as many items but other "
+            "values or another order; fit the bias again for this gallery"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the numbers, ready for JSON.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> Bias(np.array([0.1, 0.2]), 1.0, "is").to_dict()["method"]
+        'is'
+        """
+        return {
+            "method": self.method,
+            "params": dict(self.params),
+            "weight": self.weight,
+            "n_gallery": len(self),
+            "n_references": self.n_references,
+            "dim": self.dim,
+            "fingerprints": dict(self.fingerprints),
+            "n_active": [int(gate.active.sum()) for gate in self.gates],
+            "version": self.version,
+            "created": self.created,
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one `.safetensors` file, whole or not at all.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "bias.safetensors"
+        >>> Bias(np.array([0.1, 0.2]), 0.5, "nnn").save(path)
+        >>> Bias.load(path).weight
+        0.5
+        """
+        from safetensors.numpy import save
+
+        tensors: dict[str, npt.NDArray[Any]] = {"values": self.values}
+        for number, gate in enumerate(self.gates):
+            tensors[f"gate.{number}.values"] = gate.values
+            tensors[f"gate.{number}.active"] = gate.active
+        metadata = {"format": _FORMAT, "bias": json.dumps(self.to_dict())}
+        blob = save(tensors, metadata)
+        write_whole(path, lambda file: file.write(blob))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Bias":
+        """Read a file that `save` wrote.
+
+        Examples
+        --------
+        >>> Bias.load("nowhere.safetensors")
+        Traceback (most recent call last):
+        nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if not Path(path).exists():
+            raise NNNormError(f"there is no bias file {path}; make one with: nnnorm fit")
+        if Path(path).is_dir():
+            raise NNNormError(f"{path} is a folder; expected a bias file (.safetensors)")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise NNNormError(
+                f"{path} can't be read as a bias ({str(error).splitlines()[0]}); "
+                "is it cut short, or another kind of file?"
+            ) from error
+        if metadata.get("format") != _FORMAT:
+            raise NNNormError(
+                f"{path} is a safetensors file but holds no bias of this format ({_FORMAT}); "
+                f"it says {metadata.get('format', 'nothing')!r}"
+            )
+        try:
+            about = json.loads(metadata["bias"])
+            gates = tuple(
+                Gate(tensors[f"gate.{number}.values"], tensors[f"gate.{number}.active"])
+                for number in range(len(about["n_active"]))
+            )
+            names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
+            kept = {name: about[name] for name in (*names, "version", "created")}
+            return cls(values=tensors["values"], gates=gates, **kept)
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise NNNormError(
+                f"{path} is a damaged bias file ({error!r}); make it again with: nnnorm fit"
+            ) from error
+
+
+def check_weight(weight: float) -> float:
+    """Return `weight` as a float, or raise unless it is a finite number.
+
+    Examples
+    --------
+    >>> check_weight(1)
+    1.0
+    """
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)):
+        raise NNNormError(f"weight must be a number; got {weight!r}")
+    if not math.isfinite(weight):
+        raise NNNormError(f"weight must be finite; got {weight}")
+    return float(weight)
+
+
+def _frozen(array: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:
+    copy = np.array(array, dtype=dtype)
+    copy.setflags(write=False)
+    return copy

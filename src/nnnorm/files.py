@@ -1,0 +1,80 @@
+"""Writing files whole or not at all.
+
+The bytes go to a temporary file beside the target, which replaces the target only once everything
+is on disk. An error, a full disk or Ctrl-C leaves the old file (or no file) behind, never half a
+one. Targets that are no regular files (folders, devices, pipes) are refused before anything is
+written.
+"""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from nnnorm.errors import NNNormError
+
+__all__ = ["check_writable", "write_whole"]
+
+
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """Return the real path to write to, or say why nothing can be written there.
+
+    Long work calls this first, so that hours of computing are not lost to a mistyped folder.
+
+    Examples
+    --------
+    >>> check_writable("no/such/folder/bias.safetensors")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: cannot write no/such/folder/bias.safetensors: ...
+    """
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    if target.is_dir():
+        raise NNNormError(f"cannot write {path}: it is a folder; give a file name inside it")
+    if target.exists() and not target.is_file():
+        raise NNNormError(f"cannot write {path}: it is not a regular file; choose another name")
+    if not folder.is_dir():
+        raise NNNormError(
+            f"cannot write {path}: the folder {folder} does not exist; create it first"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise NNNormError(
+            f"cannot write {path}: no permission to write in {folder}; choose another folder"
+        )
+    return target
+
+
+def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a temporary file and then put it in the place of `path`.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Where the finished file goes. A symbolic link is followed.
+    write : callable
+        Called once with the open binary file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_whole(folder / "a.bin", lambda file: file.write(b"whole"))
+    >>> (folder / "a.bin").read_bytes()
+    b'whole'
+    """
+    target = check_writable(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        raise NNNormError(
+            f"cannot write {path}: {error.strerror or error}; nothing was changed, "
+            "free some space or choose another place"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)

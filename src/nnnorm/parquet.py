@@ -1,0 +1,85 @@
+"""Embeddings out of parquet files: the column `embedding`, a list of floats per row.
+
+Needs pyarrow (`pip install 'nnnorm[parquet]'`). Read in batches straight into one array of the
+column's own float type, so a float16 file stays float16 in memory.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, require
+
+__all__ = ["read_embedding_column"]
+
+COLUMN = "embedding"
+
+
+def read_embedding_column(path: Path, name: str) -> npt.NDArray[Any]:
+    """Read the column `embedding` of a parquet file as an array ``(n_rows, dim)``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    ndarray, shape (n_rows, dim)
+        In the column's own float type.
+
+    Examples
+    --------
+    >>> read_embedding_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
+    array([[...]], dtype=float32)
+    """
+    pyarrow = require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
+    try:
+        with parquet.ParquetFile(path) as file:
+            return _read_column(pyarrow, file, name)
+    except NNNormError:
+        raise
+    except (pyarrow.ArrowException, OSError) as error:
+        raise NNNormError(
+            f"{name} can't be read as parquet ({str(error).splitlines()[0]}); "
+            "is it cut short, or another kind of file?"
+        ) from error
+
+
+def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
+    schema = file.schema_arrow
+    if COLUMN not in schema.names:
+        raise NNNormError(
+            f"{name} needs a column named {COLUMN!r}; it has {', '.join(schema.names) or 'none'}"
+        )
+    kind = schema.field(COLUMN).type
+    is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    if not (is_list or pyarrow.types.is_fixed_size_list(kind)) or not pyarrow.types.is_floating(
+        kind.value_type
+    ):
+        raise NNNormError(f"{name}: column {COLUMN!r} must be a list of floats; it is {kind}")
+    n_rows = file.metadata.num_rows
+    whole: npt.NDArray[Any] = np.empty((0, 0), dtype=kind.value_type.to_pandas_dtype())
+    start = 0
+    for batch in file.iter_batches(columns=[COLUMN]):
+        column = batch.column(0)
+        if column.null_count:
+            row = start + next(i for i in range(len(column)) if not column[i].is_valid)
+            raise NNNormError(f"{name}: column {COLUMN!r} is empty in row {row}; remove that row")
+        lengths = np.asarray(column.value_lengths()) if is_list else np.array([kind.list_size])
+        if start == 0 and len(column):
+            whole = np.empty((n_rows, int(lengths[0])), dtype=whole.dtype)
+        if len(wrong := np.flatnonzero(lengths != whole.shape[1])):
+            raise NNNormError(
+                f"{name}: all rows of {COLUMN!r} must share dim; row {start + wrong[0]} has "
+                f"{lengths[wrong[0]]} numbers, row 0 has {whole.shape[1]}"
+            )
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        whole[start : start + len(column)] = values.reshape(len(column), -1)
+        start += len(column)
+    return whole

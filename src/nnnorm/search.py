@@ -1,0 +1,372 @@
+"""Corrected search: exact here, or inside any vector index by one extra dimension.
+
+`search` streams queries x gallery and returns a `Ranking`. `augment_gallery` and `augment_queries`
+turn the correction into extra coordinates (METHODS: store ``[r, m]``, ask ``[q, −α]``), so that an
+index that only knows inner product, cosine or L2 ranks by the corrected score.
+"""
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias, check_weight
+from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.files import write_whole
+from nnnorm.topk import (
+    DEFAULT_MEMORY_BUDGET,
+    Matrix,
+    Products,
+    Progress,
+    top_k,
+)
+
+__all__ = ["Ranking", "Target", "augment_gallery", "augment_queries", "score_matrix", "search"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Target = Literal["ip", "cosine", "l2"]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The best items of every query, best first; equal scores in the order of their indices.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (n_queries, k), float32
+        Corrected scores.
+    indices : ndarray, shape (n_queries, k), int64
+        Gallery rows.
+    """
+
+    scores: FloatArray
+    indices: npt.NDArray[np.int64]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a `.npz` file with `scores` and `indices`, whole or not at all.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "ranking.npz"
+        >>> search(np.eye(2), np.eye(2), k=1).save(path)
+        >>> Ranking.load(path).indices.tolist()
+        [[0], [1]]
+        """
+        write_whole(path, lambda file: np.savez(file, scores=self.scores, indices=self.indices))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Ranking":
+        """Read a file that `save` wrote.
+
+        Examples
+        --------
+        >>> Ranking.load("nowhere.npz")
+        Traceback (most recent call last):
+        nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
+        """
+        if not Path(path).is_file():
+            raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                return cls(archive["scores"], archive["indices"])
+        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise NNNormError(
+                f"{path} can't be read as a ranking ({str(error).splitlines()[0]}); "
+                "is it cut short, or another kind of file?"
+            ) from error
+
+
+def search(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    k: int = 10,
+    weight: float | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Find the k best items of every query by ``s(q, r) − weight·values[r]``, exactly.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+        Open it once with `open_embeddings` when you search often.
+    bias : Bias, optional
+        Fitted on this gallery; without one the search is uncorrected.
+    k : int
+        How many items come back, at most n_gallery.
+    weight : float, optional
+        Instead of the bias's own weight.
+    memory_budget : int
+        Bytes beyond the inputs and the answer.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Ranking
+        ``scores`` and ``indices``, both ``(n_queries, k)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gallery, queries = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[0.96, 0.28]])
+    >>> search(queries, gallery, k=1).indices.tolist()
+    [[0]]
+    >>> hubs = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
+    >>> search(queries, gallery, hubs, k=1).indices.tolist()
+    [[1]]
+    """
+    asked, items = _open_pair(queries, gallery)
+    weight = _check_bias(bias, items, weight)
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
+        raise NNNormError(
+            f"k must be a whole number from 1 to the {len(items)} items of {items.name}; got {k}"
+        )
+    if bias is not None and bias.gates:
+        return _search_gated(asked, items, bias, int(k), weight, memory_budget, progress)
+    offset = None if bias is None else np.float32(weight) * bias.values
+    products = Products(asked, items, offset=offset, memory_budget=memory_budget)
+    return Ranking(*top_k(products, int(k), memory_budget=memory_budget, progress=progress))
+
+
+def score_matrix(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    weight: float | None = None,
+) -> FloatArray:
+    """Compute the dense corrected scores, for those who want them all.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias, optional
+    weight : float, optional
+        Instead of the bias's own weight.
+
+    Returns
+    -------
+    ndarray, shape (n_queries, n_gallery), float32
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
+    [[0.5, 0.0], [-0.5, 1.0]]
+    """
+    asked, items = _open_pair(queries, gallery)
+    weight = _check_bias(bias, items, weight)
+    raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
+    return raw if bias is None else _correct(raw, bias, weight)
+
+
+def augment_gallery(
+    gallery: Source,
+    bias: Bias,
+    *,
+    target: Target = "ip",
+    center: bool = False,
+    scale: float = 1.0,
+) -> FloatArray:
+    """Extend items by their bias, for an index that is asked with `augment_queries`.
+
+    Parameters
+    ----------
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias
+        Fitted on this gallery, without gates.
+    target : {"ip", "cosine", "l2"}
+        What the index compares by. "ip" adds one coordinate, ``[r, m]``; the others one more,
+        which makes all stored norms equal, so that cosine, L2 and inner product give one order.
+    center : bool
+        Store ``m − mean(m)``. Scores then come out higher by ``weight·mean(m)``, the same for all.
+    scale : float
+        Store ``scale·m`` and ask ``−weight/scale``: a quantised index (int8, binary) wants the
+        extra coordinates of items and queries about as large as the others.
+
+    Returns
+    -------
+    ndarray, shape (n_gallery, dim + 1) or (n_gallery, dim + 2), float32
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> augment_gallery(np.eye(2), Bias(np.array([0.25, 0.5]), 1.0, "nnn")).tolist()
+    [[1.0, 0.0, 0.25], [0.0, 1.0, 0.5]]
+    """
+    _check_augmentable(bias, target, scale)
+    items = open_embeddings(gallery, name="gallery")
+    bias.check_gallery(items)
+    shift = bias.values.mean(dtype=np.float64) if center else 0.0
+    stored = scale * (bias.values.astype(np.float64) - shift)
+    augmented = np.empty((len(items), items.dim + (1 if target == "ip" else 2)), dtype=np.float32)
+    for start, block in items.blocks():
+        augmented[start : start + len(block), : items.dim] = block
+    augmented[:, items.dim] = stored
+    if target != "ip":
+        kept = augmented[:, : items.dim + 1]
+        squares = np.einsum("ij,ij->i", kept, kept, dtype=np.float64)
+        augmented[:, -1] = np.sqrt(squares.max() - squares)
+    return augmented
+
+
+def augment_queries(
+    queries: Source,
+    bias: Bias,
+    *,
+    weight: float | None = None,
+    target: Target = "ip",
+    scale: float = 1.0,
+) -> FloatArray:
+    """Extend queries by the weight, for an index that holds `augment_gallery`.
+
+    The weight stands on the query's side, so it changes without touching the index.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    bias : Bias
+        The one the gallery was extended by.
+    weight : float, optional
+        Instead of the bias's own weight.
+    target : {"ip", "cosine", "l2"}
+        As for the gallery.
+    scale : float
+        As for the gallery.
+
+    Returns
+    -------
+    ndarray, shape (n_queries, dim + 1) or (n_queries, dim + 2), float32
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> augment_queries(np.eye(2), Bias(np.array([0.25, 0.5]), 0.75, "nnn")).tolist()
+    [[1.0, 0.0, -0.75], [0.0, 1.0, -0.75]]
+    """
+    _check_augmentable(bias, target, scale)
+    asked = open_embeddings(queries, name="queries")
+    if bias.dim is not None and asked.dim != bias.dim:
+        raise NNNormError(
+            f"{asked.name} and the bias's gallery must share dim; got {asked.dim} and {bias.dim}. "
+            "Were they encoded by different models?"
+        )
+    used = bias.weight if weight is None else check_weight(weight)
+    extra = np.zeros((len(asked), 1 if target == "ip" else 2), dtype=np.float32)
+    extra[:, 0] = -used / scale
+    return np.hstack([asked.rows(0, len(asked)), extra])
+
+
+# --- gates and checks --------------------------------------------------------------------------
+
+
+def _search_gated(
+    queries: Embeddings,
+    gallery: Embeddings,
+    bias: Bias,
+    k: int,
+    weight: float,
+    memory_budget: int,
+    progress: Progress | None,
+) -> Ranking:
+    """A gate looks at a query's raw best item, so whole rows are made, a few at a time."""
+    n_queries, n_gallery = len(queries), len(gallery)
+    # Raw and corrected scores, the published product's float64 exponents, and the top k's work.
+    n_rows = max(1, min(2**23, memory_budget // 2) // (n_gallery * 40))
+    ranking = Ranking(np.empty((n_queries, k), np.float32), np.empty((n_queries, k), np.int64))
+    products = Products(queries, gallery, memory_budget=memory_budget // 2)
+    for start in range(0, n_queries, n_rows):
+        stop = min(start + n_rows, n_queries)
+        read = products.strip(start, stop)
+        raw = read(0, n_gallery, np.empty((stop - start, n_gallery), dtype=np.float32))
+        corrected = Embeddings([_correct(raw, bias, weight)], name="scores")
+        best = top_k(Matrix(corrected), k, memory_budget=memory_budget)
+        ranking.scores[start:stop], ranking.indices[start:stop] = best
+        if progress is not None:
+            progress(stop, n_queries)
+    return ranking
+
+
+def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
+    """Corrected scores of whole rows, ``(n_queries, n_gallery)``."""
+    if not bias.gates:
+        return np.subtract(raw, np.float32(weight) * bias.values)
+    best = raw.argmax(axis=1)  # the raw best item; the lower index on a tie
+    is_open = np.stack([gate.active[best] for gate in bias.gates])
+    if bias.params.get("gate") == "paper":
+        return _published_product(raw, bias, is_open)
+    corrected = raw.copy()
+    for gate, rows in zip(bias.gates, is_open, strict=True):
+        corrected[rows] -= np.float32(weight) * gate.values
+    return corrected
+
+
+def _published_product(raw: FloatArray, bias: Bias, is_open: npt.NDArray[np.bool_]) -> FloatArray:
+    """DualDIS as published: both factors multiplied, a closed gate's factor being the raw score.
+
+    Where both gates are open this is DualIS, given as ``s − b``. The other products have no common
+    scale (exp of hundreds), so each row is divided by its largest magnitude.
+    """
+    betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
+    total = sum(betas)
+    corrected = raw - bias.values
+    for row in np.flatnonzero(~is_open.all(axis=0)):
+        scores = raw[row].astype(np.float64)
+        sign, exponent = np.ones_like(scores), np.zeros_like(scores)
+        with np.errstate(divide="ignore"):
+            log_scores = np.log(np.abs(scores))
+        for gate, beta, opened in zip(bias.gates, betas, is_open[:, row], strict=True):
+            if opened:
+                exponent += beta * scores - total * gate.values.astype(np.float64)
+            else:
+                sign *= np.sign(scores)
+                exponent += log_scores
+        corrected[row] = sign * np.exp(exponent - exponent.max())
+    return corrected
+
+
+def _open_pair(queries: Source, gallery: Source) -> tuple[Embeddings, Embeddings]:
+    asked = open_embeddings(queries, name="queries")
+    items = open_embeddings(gallery, name="gallery")
+    check_same_dim(asked, items)
+    return asked, items
+
+
+def _check_bias(bias: Bias | None, gallery: Embeddings, weight: float | None) -> float:
+    """Return the weight to use, once the bias is known to belong to this gallery."""
+    if bias is None:
+        if weight is not None:
+            raise NNNormError("weight needs a bias; pass one, or leave out weight")
+        return 0.0
+    bias.check_gallery(gallery)
+    if weight is None:
+        return bias.weight
+    if bias.params.get("gate") == "paper" and weight != 1:
+        raise NNNormError(
+            "the published DualDIS is a product of factors and takes no weight; leave it out, "
+            "or fit with gate='safe'"
+        )
+    return check_weight(weight)
+
+
+def _check_augmentable(bias: Bias, target: str, scale: float) -> None:
+    if target not in ("ip", "cosine", "l2"):
+        raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {target!r}")
+    if check_weight(scale) <= 0:
+        raise NNNormError(f"scale must be positive; got {scale}")
+    if bias.gates:
+        raise NNNormError(
+            f"a gated bias ({bias.method}) decides per query and can't be stored as a dimension; "
+            "use search, or fit the method without its gate"
+        )
