@@ -9,6 +9,7 @@ normalised unless `normalize=True` says so, nothing is changed in place, nothing
 import hashlib
 import os
 import re
+import stat
 import zipfile
 from collections.abc import Iterator
 from functools import cached_property
@@ -18,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, first_line
 
 __all__ = ["Embeddings", "Metric", "Source", "check_same_dim", "open_embeddings", "open_matrix"]
 
@@ -93,10 +94,10 @@ class Embeddings:
 
     def rows(self, start: int, stop: int) -> FloatArray:
         """Rows ``start:stop`` as a C-ordered float32 array; may be a view, so don't write to it."""
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        first = min(int(np.searchsorted(self._starts, start, "right")), len(self._parts)) - 1
         pieces = []
         for part, offset in zip(self._parts[first:], self._starts[first:], strict=False):
-            if offset >= stop:
+            if pieces and offset >= stop:
                 break
             pieces.append(part[max(start - offset, 0) : stop - offset])
         block = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
@@ -283,8 +284,7 @@ def _check_rows(opened: Embeddings) -> FloatArray:
 def _raise_not_finite(opened: Embeddings, start: int, block: FloatArray) -> None:
     bad = np.argwhere(~np.isfinite(block))
     if len(bad) == 0:
-        with np.errstate(over="ignore"):
-            row = np.flatnonzero(~np.isfinite((block * block).sum(axis=1)))[0]
+        row = np.flatnonzero(~np.isfinite(np.einsum("ij,ij->i", block, block)))[0]
         raise NNNormError(
             f"{opened.name} row {start + row} is too large for float32 products (its entries reach "
             f"{np.abs(block[row]).max():.3g}); scale the embeddings down"
@@ -341,22 +341,25 @@ def _as_array(source: Source, name: str) -> npt.NDArray[Any]:
     except Exception as error:  # each array library raises its own kind here
         raise NNNormError(
             f"{name} can't be read as a numpy array ({type(source).__name__}: "
-            f"{str(error).splitlines()[0]}); pass a float array on the CPU "
+            f"{first_line(error)}); pass a float array on the CPU "
             "(torch: tensor.detach().cpu().float())"
         ) from error
 
 
 def _read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
-    if not path.exists():
-        raise NNNormError(f"{name}: there is no such file; check the path")
-    if path.is_dir():
-        return [_read_file(shard, name) for shard in _find_shards(path, name)]
-    if path.suffix not in _SUFFIXES:
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+        files = _find_shards(path, name) if is_folder else [path]
+    except FileNotFoundError:
+        raise NNNormError(f"{name}: there is no such file; check the path") from None
+    except OSError as error:
+        raise NNNormError(f"{name}: can't be opened ({error.strerror}); check the path") from error
+    if not is_folder and path.suffix not in _SUFFIXES:
         raise NNNormError(
             f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
             f"got the suffix {path.suffix!r}"
         )
-    return [_read_file(path, name)]
+    return [_read_file(file, name) for file in files]
 
 
 def _read_file(path: Path, name: str) -> npt.NDArray[Any]:
@@ -367,16 +370,16 @@ def _read_file(path: Path, name: str) -> npt.NDArray[Any]:
             return np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
         if path.suffix == ".npz":
             return _read_npz(path, name)
-    except NNNormError:
+    except (NNNormError, MemoryError):
         raise
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-        if "object" in str(error).lower():
+    except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
+        if isinstance(error, ValueError) and "object" in str(error).lower():
             raise NNNormError(
                 f"{name} holds Python objects, which are never unpickled; "
                 "save a float array with numpy.save"
             ) from error
         raise NNNormError(
-            f"{name} can't be read as {path.suffix} ({str(error).splitlines()[0] or 'no data'}); "
+            f"{name} can't be read as {path.suffix} ({first_line(error)}); "
             "is it cut short, or another kind of file?"
         ) from error
     from nnnorm.parquet import read_embedding_column
@@ -385,6 +388,8 @@ def _read_file(path: Path, name: str) -> npt.NDArray[Any]:
 
 
 def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
+    with zipfile.ZipFile(path):  # np.load would take other files for a .npy or for a pickle
+        pass
     with np.load(path, allow_pickle=False) as archive:
         names = list(archive)
         wanted = [n for n in ("embedding", "embeddings") if n in names] or names

@@ -7,7 +7,7 @@ Every message says what was expected, what arrived, and what to do about it. `NN
 import importlib
 from typing import Any
 
-__all__ = ["MissingExtraError", "NNNormError", "require"]
+__all__ = ["MissingExtraError", "NNNormError", "first_line", "require"]
 
 
 class NNNormError(ValueError):
@@ -16,6 +16,17 @@ class NNNormError(ValueError):
 
 class MissingExtraError(ImportError):
     """A feature whose library is not installed, with the install command."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, short enough to quote: its kind where it says nothing.
+
+    Examples
+    --------
+    >>> first_line(ValueError("cut short\\nat byte 12")), first_line(EOFError())
+    ('cut short', 'EOFError')
+    """
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def require(module: str, extra: str) -> Any:

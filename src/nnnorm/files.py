@@ -8,6 +8,7 @@ written.
 
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -30,9 +31,17 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
     """
     target = Path(os.path.realpath(path))
     folder = target.parent
-    if target.is_dir():
+    try:
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except OSError as error:
+        raise NNNormError(
+            f"cannot write {path}: {error.strerror}; choose another name or folder"
+        ) from error
+    if stat.S_ISDIR(mode):
         raise NNNormError(f"cannot write {path}: it is a folder; give a file name inside it")
-    if target.exists() and not target.is_file():
+    if not stat.S_ISREG(mode):
         raise NNNormError(f"cannot write {path}: it is not a regular file; choose another name")
     if not folder.is_dir():
         raise NNNormError(
@@ -64,7 +73,8 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
     b'whole'
     """
     target = check_writable(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    # Not made of the target's name, which may already be as long as a name can be.
+    temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
             write(file)

@@ -22,7 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ __all__ = [
     "DualSoftmax",
     "InvertedSoftmax",
     "Method",
+    "MethodName",
     "Sinkhorn",
     "Uncorrected",
     "make_method",
@@ -59,6 +60,7 @@ __all__ = [
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Auto: TypeAlias = Literal["auto"]
+GateForm: TypeAlias = Literal["paper", "safe"]
 # Beyond this β the inverted softmax is the maximum to the last bit of a float32.
 _LARGEST_BETA = 1e9
 
@@ -415,7 +417,7 @@ class DualSoftmax(Method):
 
     beta_query: float
     beta_gallery: float
-    gate: Literal["paper", "safe"] | None = None
+    gate: GateForm | None = None
 
     def __post_init__(self) -> None:
         _check_beta("beta_query", self.beta_query)
@@ -522,6 +524,8 @@ class Sinkhorn(Method):
 
 # --- by name -----------------------------------------------------------------------------------
 
+MethodName = Literal["none", "nnn", "csls", "dn", "is", "qbnorm", "dualis", "dualdis", "sinkhorn"]
+METHOD_NAMES: Final[tuple[MethodName, ...]] = get_args(MethodName)
 _BY_NAME: Final[dict[str, tuple[type[Method], dict[str, Any]]]] = {
     "none": (Uncorrected, {}),
     "nnn": (NNN, {}),
@@ -533,10 +537,9 @@ _BY_NAME: Final[dict[str, tuple[type[Method], dict[str, Any]]]] = {
     "dualdis": (DualSoftmax, {}),
     "sinkhorn": (Sinkhorn, {}),
 }
-METHOD_NAMES: Final = tuple(_BY_NAME)
 
 
-def make_method(name: str, **params: Any) -> Method:
+def make_method(name: MethodName, **params: Any) -> Method:
     """Make a method from its command-line name and its parameters.
 
     Parameters

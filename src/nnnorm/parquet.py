@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import NNNormError, first_line, require
 
 __all__ = ["read_embedding_column"]
 
@@ -44,18 +44,18 @@ def read_embedding_column(path: Path, name: str) -> npt.NDArray[Any]:
             return _read_column(pyarrow, file, name)
     except NNNormError:
         raise
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise NNNormError(
-            f"{name} can't be read as parquet ({str(error).splitlines()[0]}); "
+            f"{name} can't be read as parquet ({first_line(error)}); "
             "is it cut short, or another kind of file?"
         ) from error
 
 
 def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
     schema = file.schema_arrow
-    if COLUMN not in schema.names:
+    if schema.names.count(COLUMN) != 1:
         raise NNNormError(
-            f"{name} needs a column named {COLUMN!r}; it has {', '.join(schema.names) or 'none'}"
+            f"{name} needs one column named {COLUMN!r}; it has {', '.join(schema.names) or 'none'}"
         )
     kind = schema.field(COLUMN).type
     is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)

@@ -566,7 +566,7 @@ def _partition(block: FloatArray, k: int) -> None:
 
 def _in_threads(work: Callable[[slice], None], block: FloatArray) -> None:
     """Do `work` on slices of rows; numpy lets go of the interpreter while it computes."""
-    n_threads = _n_threads()
+    n_threads = count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:
         work(slice(0, len(block)))
         return
@@ -576,7 +576,7 @@ def _in_threads(work: Callable[[slice], None], block: FloatArray) -> None:
         pass
 
 
-def _n_threads() -> int:
+def count_threads() -> int:
     """As many as BLAS would take: OMP_NUM_THREADS where it is set, else the cores we may use."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:

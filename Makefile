@@ -1,0 +1,37 @@
+# Everything from a fresh clone: `make demo` and `make test` set up their own environment in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-fast lint bench clean
+
+demo: $(VENV)/core ## the main job on data that ships with the package
+	$(BIN)/nnnorm demo
+
+test: lint ## everything: lint, types, the whole suite
+	$(BIN)/python -m pytest
+
+test-fast: $(VENV)/dev ## the suite without slow tests, under a minute
+	$(BIN)/python -m pytest -q -m "not slow"
+
+lint: $(VENV)/dev ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev ## the short benchmarks; each prints a table and writes JSON
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/automatic_rule.py
+
+clean:
+	rm -rf $(VENV) demo-output
+
+$(VENV)/core: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/dev: pyproject.toml constraints.txt $(VENV)/core
+	$(PIP) --constraint constraints.txt --editable ".[parquet,dev]"
+	touch $@
