@@ -95,7 +95,7 @@ class Embeddings:
     def rows(self, start: int, stop: int) -> FloatArray:
         """Rows ``start:stop`` as a C-ordered float32 array; may be a view, so don't write to it."""
         first = min(int(np.searchsorted(self._starts, start, "right")), len(self._parts)) - 1
-        pieces = []
+        pieces: list[npt.NDArray[Any]] = []
         for part, offset in zip(self._parts[first:], self._starts[first:], strict=False):
             if pieces and offset >= stop:
                 break
@@ -328,7 +328,7 @@ def _check_form(array: npt.NDArray[Any], name: str, kind: str) -> None:
             f"{name} must have two dimensions {expected}; got shape {array.shape}{hint}"
         )
     if 0 in array.shape:
-        raise NNNormError(f"{name} is empty: got shape {array.shape}, need at least one row")
+        raise NNNormError(f"{name} is empty: got shape {array.shape}, need a row and a column")
 
 
 def _as_array(source: Source, name: str) -> npt.NDArray[Any]:
@@ -352,8 +352,11 @@ def _read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
         files = _find_shards(path, name) if is_folder else [path]
     except FileNotFoundError:
         raise NNNormError(f"{name}: there is no such file; check the path") from None
-    except OSError as error:
-        raise NNNormError(f"{name}: can't be opened ({error.strerror}); check the path") from error
+    except NNNormError:
+        raise
+    except (OSError, ValueError) as error:  # no permission, too long, not a path at all
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise NNNormError(f"{name}: can't be opened ({reason}); check the path") from error
     if not is_folder and path.suffix not in _SUFFIXES:
         raise NNNormError(
             f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "

@@ -19,11 +19,11 @@ class MissingExtraError(ImportError):
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, short enough to quote: its kind where it says nothing.
+    r"""What another library's error says, short enough to quote; its kind if it says nothing.
 
     Examples
     --------
-    >>> first_line(ValueError("cut short\\nat byte 12")), first_line(EOFError())
+    >>> first_line(ValueError("cut short\nat byte 12")), first_line(EOFError())
     ('cut short', 'EOFError')
     """
     return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -35,10 +35,8 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
         mode = target.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         mode = stat.S_IFREG
-    except OSError as error:
-        raise NNNormError(
-            f"cannot write {path}: {error.strerror}; choose another name or folder"
-        ) from error
+    except OSError as error:  # no permission to look, a name too long, links in a circle
+        raise NNNormError(f"cannot write {path}: {error.strerror}; choose another place") from error
     if stat.S_ISDIR(mode):
         raise NNNormError(f"cannot write {path}: it is a folder; give a file name inside it")
     if not stat.S_ISREG(mode):

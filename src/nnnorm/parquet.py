@@ -82,4 +82,6 @@ def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
         values = column.flatten().to_numpy(zero_copy_only=False)
         whole[start : start + len(column)] = values.reshape(len(column), -1)
         start += len(column)
+    if start != n_rows:  # rows that were never read must not pass for embeddings
+        raise ValueError(f"{n_rows} rows announced, {start} found")
     return whole

@@ -1,0 +1,5 @@
+"""`python -m nnnorm` is the command `nnnorm`."""
+
+from nnnorm.cli import main
+
+main()

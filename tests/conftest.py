@@ -1,0 +1,54 @@
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# The same examples on every run, and no deadline: machines differ.
+settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
+settings.load_profile("steady")
+
+REAL_DATA = Path(os.environ.get("NNNORM_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20241112)
+
+
+@pytest.fixture
+def small(rng):
+    """A small problem of non-unit vectors with n_queries ≠ n_gallery ≠ n_references."""
+    return SimpleNamespace(
+        gallery=rng.normal(size=(23, 12)).astype(np.float32) * 0.3,
+        references=rng.normal(size=(57, 12)).astype(np.float32) * 0.3,
+        queries=rng.normal(size=(11, 12)).astype(np.float32) * 0.3,
+        gallery_references=rng.normal(size=(31, 12)).astype(np.float32) * 0.3,
+    )
+
+
+@pytest.fixture(scope="session")
+def flickr8k():
+    folder = REAL_DATA / "flickr8k"
+    if not folder.is_dir():
+        pytest.skip(f"the real embeddings are not here ({folder})")
+    load = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+    captions = {
+        split: (5 * load[f"{split}_images"][:, None] + np.arange(5)).ravel()
+        for split in ("train", "val", "test")
+    }
+    return SimpleNamespace(
+        image={s: load["image"][load[f"{s}_images"]] for s in captions},
+        caption={s: load["caption"][rows] for s, rows in captions.items()},
+        coco_caption=load["coco_caption"],
+    )
+
+
+@pytest.fixture(scope="session")
+def unsplash500():
+    folder = REAL_DATA / "unsplash500"
+    if not folder.is_dir():
+        pytest.skip(f"the real embeddings are not here ({folder})")
+    return SimpleNamespace(image=np.load(folder / "image.npy"), text=np.load(folder / "text.npy"))

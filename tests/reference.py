@@ -1,0 +1,91 @@
+"""The naive few lines of each method, in float64: what every fast path is compared with.
+
+`scores` is always (n_gallery, n_references); a bias is (n_gallery,). Nothing here is shared with
+the package.
+"""
+
+import numpy as np
+
+
+def m_k(scores, k):
+    return -np.sort(-scores, axis=1)[:, :k].mean(axis=1)
+
+
+def log_sum_exp(scores, beta):
+    peak = (beta * scores).max(axis=1, keepdims=True)
+    return (peak + np.log(np.exp(beta * scores - peak).sum(axis=1, keepdims=True)))[:, 0]
+
+
+def nnn(scores, k, alpha):
+    return alpha * m_k(scores, k)
+
+
+def csls(queries, gallery, references, k):
+    """The published form, with its query term: 2s − r(q) − r(item)."""
+    similarity = queries @ gallery.T
+    query_term = m_k(queries @ references.T, k)
+    return 2 * similarity - query_term[:, None] - m_k(gallery @ references.T, k)[None, :]
+
+
+def dn(queries, gallery, references, weight):
+    """The published form: both sides lose their (weighted) means, no re-normalising."""
+    query_mean, gallery_mean = references.mean(axis=0), gallery.mean(axis=0)
+    return (queries - weight * query_mean) @ (gallery - weight * gallery_mean).T
+
+
+def inverted_softmax(scores, beta):
+    return log_sum_exp(scores, beta) / beta
+
+
+def dual_softmax(scores, gallery_scores, beta_query, beta_gallery):
+    both = log_sum_exp(gallery_scores, beta_gallery) + log_sum_exp(scores, beta_query)
+    return both / (beta_query + beta_gallery)
+
+
+def sinkhorn(scores, tau, iterations):
+    """-τ·log u with cost 1 − s and uniform marginals; columns are balanced first."""
+    n_rows, n_columns = scores.shape
+    log_kernel = -(1 - scores) / tau
+    log_u = np.full(n_rows, -np.log(n_rows))
+    for _ in range(iterations):
+        log_v = -np.log(n_columns) - log_sum_exp(log_kernel.T + log_u, 1.0)
+        log_u = -np.log(n_rows) - log_sum_exp(log_kernel + log_v, 1.0)
+    return -tau * log_u
+
+
+def activation_set(scores):
+    active = np.zeros(len(scores), dtype=bool)
+    active[scores.argmax(axis=0)] = True
+    return active
+
+
+def dis(raw, scores, beta):
+    """Gate on the raw scores, then the whole row is divided by the inverted softmax's sums."""
+    active, out = activation_set(scores), raw.copy()
+    for row in range(len(raw)):
+        if active[raw[row].argmax()]:
+            out[row] = np.exp(beta * raw[row]) / np.exp(beta * scores).sum(axis=1)
+    return out
+
+
+def dual_dis(raw, scores, gallery_scores, beta_query, beta_gallery):
+    """As published: a product of two factors, the closed one being the raw score."""
+    out = np.ones_like(raw)
+    for bank, beta in ((scores, beta_query), (gallery_scores, beta_gallery)):
+        active = activation_set(bank)
+        for row in range(len(raw)):
+            if active[raw[row].argmax()]:
+                out[row] *= np.exp(beta * raw[row]) / np.exp(beta * bank).sum(axis=1)
+            else:
+                out[row] *= raw[row]
+    return out
+
+
+def rank(scores, k):
+    """Best first, ties by the lower index."""
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+
+def same_up_to_a_constant(first, second, tolerance):
+    difference = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    return np.ptp(difference) <= tolerance

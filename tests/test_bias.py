@@ -1,0 +1,115 @@
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from nnnorm import NNN, Bias, DualSoftmax, InvertedSoftmax, NNNormError
+from nnnorm.bias import Gate
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "bias.safetensors"
+
+
+def fitted(small):
+    yield NNN().fit(small.gallery, small.references)
+    yield InvertedSoftmax(gated=True).fit(small.gallery, small.references)
+    yield DualSoftmax(9.0, 2.0, gate="safe").fit(
+        small.gallery, small.references, gallery_references=small.gallery_references
+    )
+
+
+def test_a_bias_survives_the_disk_whole(small, path):
+    for bias in fitted(small):
+        bias.save(path)
+        back = Bias.load(path)
+        np.testing.assert_array_equal(back.values, bias.values)
+        assert back.to_dict() == bias.to_dict()
+        for first, second in zip(back.gates, bias.gates, strict=True):
+            np.testing.assert_array_equal(first.values, second.values)
+            np.testing.assert_array_equal(first.active, second.active)
+
+
+def test_a_saved_bias_is_one_safetensors_file_of_plain_numbers_and_json(small, path):
+    next(fitted(small)).save(path)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    raw = path.read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    assert header["values"] == {"dtype": "F32", "shape": [23], "data_offsets": [0, 92]}
+    assert header["__metadata__"]["format"] == "nnnorm.bias/1"
+
+
+def test_a_bias_can_t_be_changed(small):
+    bias = next(fitted(small))
+    with pytest.raises(AttributeError):
+        bias.weight = 2.0
+    with pytest.raises(ValueError, match="read-only"):
+        bias.values[0] = 1.0
+
+
+def test_the_values_are_copied_from_the_caller_s_array():
+    values = np.array([0.1, 0.2], dtype=np.float32)
+    bias = Bias(values, 1.0, "nnn")
+    values[0] = 9.0
+    assert bias.values[0] == np.float32(0.1)
+
+
+def test_the_correction_is_weight_times_values():
+    np.testing.assert_allclose(Bias(np.array([0.4, -0.2]), 0.5, "nnn").correction, [0.2, -0.1])
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.zeros((2, 2)), r"one number per item, shape \(n_gallery,\); got \(2, 2\)"),
+        (np.zeros(0), r"one number per item, shape \(n_gallery,\); got \(0,\)"),
+        (np.array([0.0, np.nan]), "must be finite; item 1 has nan"),
+        (np.array([np.inf, 0.0]), "must be finite; item 0 has inf"),
+    ],
+)
+def test_values_of_another_form_are_refused(values, words):
+    with pytest.raises(NNNormError, match=words):
+        Bias(values, 1.0, "nnn")
+
+
+def test_a_gate_must_fit_the_values():
+    gate = Gate(np.zeros(3), np.zeros(3, dtype=bool))
+    with pytest.raises(NNNormError, match=r"one entry per item, \(2,\); got \(3,\) and \(3,\)"):
+        Bias(np.zeros(2), 1.0, "is", gates=(gate,))
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    with pytest.raises(NNNormError, match=r"there is no bias file .*gone.safetensors; make one"):
+        Bias.load(tmp_path / "gone.safetensors")
+    with pytest.raises(NNNormError, match="is a folder; expected a bias file"):
+        Bias.load(tmp_path)
+
+
+def test_a_truncated_file_is_refused(small, path):
+    next(fitted(small)).save(path)
+    whole = path.read_bytes()
+    for length in (0, 4, 50, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(NNNormError, match=r"can't be read as a bias \(.*\); is it cut short"):
+            Bias.load(path)
+
+
+def test_a_foreign_safetensors_file_is_refused(path):
+    save_file({"weights": np.zeros(3)}, path)
+    with pytest.raises(NNNormError, match=r"holds no bias of this format .* it says 'nothing'"):
+        Bias.load(path)
+
+
+def test_a_later_format_is_refused_by_name(path):
+    save_file({"values": np.zeros(3)}, path, {"format": "nnnorm.bias/9"})
+    with pytest.raises(NNNormError, match=r"it says 'nnnorm\.bias/9'"):
+        Bias.load(path)
+
+
+@pytest.mark.parametrize("about", ["not json", "[]", '{"method": "nnn"}'])
+def test_a_damaged_header_is_refused(path, about):
+    save_file({"values": np.zeros(3)}, path, {"format": "nnnorm.bias/1", "bias": about})
+    with pytest.raises(NNNormError, match=r"is a damaged bias file .* make it again"):
+        Bias.load(path)

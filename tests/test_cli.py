@@ -1,0 +1,316 @@
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import nnnorm
+from nnnorm.cli import app
+
+COMMAND = [sys.executable, "-m", "nnnorm"]
+FIT = ["fit", "--gallery", "gallery.npy", "--references", "references.npy"]
+FIT += ["-o", "bias.safetensors"]
+
+
+@pytest.fixture
+def files(tmp_path, small, monkeypatch):
+    for name, array in vars(small).items():
+        np.save(tmp_path / f"{name}.npy", array)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
+
+
+def fit(*arguments):
+    return run(*FIT, *arguments)
+
+
+def search(*arguments):
+    return run("search", "--gallery", "gallery.npy", "--queries", "queries.npy", *arguments)
+
+
+def assert_fails(result, words):
+    """One sentence on stderr, nothing on stdout, exit code 1, no traceback."""
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("Error: ")
+    assert words in message
+    assert "Traceback" not in result.stderr
+
+
+# --- the main job -------------------------------------------------------------------------------
+
+
+def test_two_commands_correct_a_search(files, small):
+    assert fit("--reference-k", 5, "--alpha", 0.75).exit_code == 0
+    result = search("--bias", "bias.safetensors", "-k", 4, "-o", "ranking.npz")
+    assert result.exit_code == 0, result.output
+    bias = nnnorm.NNN(5, 0.75).fit(small.gallery, small.references)
+    expected = nnnorm.search(small.queries, small.gallery, bias, k=4)
+    np.testing.assert_array_equal(nnnorm.Ranking.load("ranking.npz").indices, expected.indices)
+
+
+def test_fit_prints_a_table_and_what_to_do_next(files):
+    result = fit()
+    assert "Bias of 23 items" in result.stdout
+    assert "params.reference_k" in result.stdout
+    assert "Next: nnnorm search --gallery gallery.npy" in result.stderr
+
+
+def test_fit_prints_json_and_nothing_else(files):
+    about = json.loads(fit("--json", "--reference-k", 5).stdout)
+    assert about["method"] == "nnn"
+    assert about["params"]["reference_k"] == 5
+    assert about["weight"] == about["params"]["alpha"]
+    assert about["n_gallery"] == 23
+    assert about["output"] == "bias.safetensors"
+
+
+def test_search_prints_json_with_everything(files, small):
+    fit("--alpha", "auto", "--reference-k", 3)
+    printed = json.loads(search("--bias", "bias.safetensors", "-k", 3, "--json").stdout)
+    found = nnnorm.search(small.queries, small.gallery, nnnorm.Bias.load("bias.safetensors"), k=3)
+    assert printed["indices"] == found.indices.tolist()
+    np.testing.assert_allclose(printed["scores"], found.scores, rtol=1e-6)
+    assert (printed["method"], printed["k"]) == ("nnn", 3)
+
+
+def test_a_weight_on_the_command_line_overrides(files, small):
+    fit("--alpha", 0.75, "--reference-k", 3)
+    printed = json.loads(search("--bias", "bias.safetensors", "--weight", 0, "--json").stdout)
+    raw = nnnorm.search(small.queries, small.gallery, k=10)
+    assert printed["indices"] == raw.indices.tolist()
+    assert printed["weight"] == 0
+
+
+def test_search_shows_a_table_and_says_what_it_left_out(files):
+    result = search()
+    assert "Best items" in result.stdout
+    assert "10 of 11 queries, 5 of 10 places" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("none", []),
+        ("nnn", ["--reference-k", 5, "--alpha", 0.5]),
+        ("csls", ["--reference-k", 5]),
+        ("dn", ["--weight", 0.25]),
+        ("is", ["--beta", 10]),
+        ("qbnorm", ["--beta", 10]),
+        ("dualis", ["--beta-query", 10, "--beta-gallery", 2]),
+        ("dualdis", ["--beta-query", 10, "--beta-gallery", 2, "--gate", "safe"]),
+        ("sinkhorn", ["--tau", 0.05, "--iterations", 3]),
+    ],
+)
+def test_every_method_has_a_name_on_the_command_line(files, name, options):
+    if name in ("dualis", "dualdis", "sinkhorn"):
+        options = [*options, "--gallery-references", "gallery_references.npy"]
+    result = fit("--method", name, *options)
+    assert result.exit_code == 0, result.output
+    assert nnnorm.Bias.load("bias.safetensors").method == name
+    assert search("--bias", "bias.safetensors").exit_code == 0
+
+
+def test_normalize_is_for_fit_and_search_alike(files):
+    assert fit("--normalize", "--metric", "cosine").exit_code == 0
+    assert search("--normalize", "--bias", "bias.safetensors").exit_code == 0
+    assert_fails(search("--bias", "bias.safetensors"), "use the same normalize (--normalize)")
+
+
+def test_rows_without_unit_norm_are_said_and_cosine_refuses_them(files):
+    assert "raw inner products; for cosine use --normalize" in fit().stderr
+    assert_fails(fit("--metric", "cosine"), "do not have unit norm")
+
+
+# --- info, help, version ------------------------------------------------------------------------
+
+
+def test_info_tells_versions_and_blas(files):
+    facts = json.loads(run("info", "--json").stdout)
+    assert facts["nnnorm"] == nnnorm.__version__
+    assert facts["numpy"] == np.__version__
+    assert facts["blas"]
+    assert facts["threads"] >= 1
+
+
+def test_info_tells_what_a_file_holds(files):
+    fit("--reference-k", 5)
+    search("-o", "ranking.npz")
+    bias = json.loads(run("info", "bias.safetensors", "--json").stdout)
+    assert (bias["method"], bias["n_gallery"], bias["n_references"]) == ("nnn", 23, 57)
+    assert json.loads(run("info", "ranking.npz", "--json").stdout) == {"n_queries": 11, "k": 10}
+    embeddings = json.loads(run("info", "gallery.npy", "--json").stdout)
+    assert (embeddings["n_rows"], embeddings["dim"]) == (23, 12)
+    assert "Bias bias.safetensors" in run("info", "bias.safetensors").stdout
+
+
+def test_every_command_has_help_with_an_example():
+    for name in ("fit", "search", "info", "demo"):
+        result = run(name, "--help")
+        assert result.exit_code == 0
+        assert f"Example: nnnorm {name}" in " ".join(result.stdout.split())
+
+
+def test_the_version_is_printed():
+    assert run("--version").stdout.strip() == nnnorm.__version__
+
+
+def test_the_demo_says_that_its_data_is_made_and_shows_a_gain():
+    result = run("demo", "--json")
+    printed = json.loads(result.stdout)
+    assert "made on the fly" in printed["about"]
+    before, after = printed["rows"]
+    assert after["recall_at_1"] > before["recall_at_1"] + 5
+    assert after["max_n1"] < before["max_n1"]
+    assert "The same queries, before and after" in run("demo").stdout
+
+
+# --- mistakes -----------------------------------------------------------------------------------
+
+
+def spoil(name, change):
+    array = np.load(f"{name}.npy").copy()
+    np.save(f"{name}.npy", change(array))
+
+
+def with_nan(array):
+    array[7, 3] = np.nan
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (with_nan, "references (references.npy) must be finite; row 7 has NaN in column 3"),
+        (lambda a: a[:0], "references (references.npy) is empty"),
+        (lambda a: a[0], "references (references.npy) must have two dimensions"),
+        (lambda a: a[:, :5], "must share dim; got gallery (gallery.npy) (23, 12) and references"),
+        (lambda a: a.astype(int), "must be float16, float32 or float64; got int64"),
+        (lambda a: a.astype(object), "holds Python objects, which are never unpickled"),
+        (lambda a: a * 0, "row 0 is all zeros"),
+    ],
+    ids=["nan", "empty", "one-dimensional", "other-dim", "integers", "objects", "zeros"],
+)
+def test_bad_embeddings_are_one_sentence_and_no_file(files, change, words):
+    spoil("references", change)
+    assert_fails(fit(), words)
+    assert not (files / "bias.safetensors").exists()
+
+
+def test_numbers_that_do_not_fit_say_both(files):
+    assert_fails(fit("--reference-k", 58), "reference_k is 58, but there are only 57 references")
+    assert_fails(search("-k", 24), "from 1 to the 23 items of gallery (gallery.npy); got 24")
+    assert_fails(fit("--method", "is", "--beta", "inf"), "it would overflow")
+
+
+def test_a_parameter_of_another_method_is_refused(files):
+    assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha; got beta")
+
+
+def test_missing_and_foreign_files_are_named(files):
+    (files / "text.npy").write_text("no numbers here")
+    for wrong, words in (("gone.npy", "there is no such file"), ("text.npy", "can't be read as")):
+        result = run("search", "--gallery", wrong, "--queries", "queries.npy")
+        assert_fails(result, words)
+    assert_fails(search("--bias", "gone.safetensors"), "there is no bias file gone.safetensors")
+    assert_fails(search("--bias", "gallery.npy"), "gallery.npy can't be read as a bias")
+    assert_fails(search("--bias", files), "is a folder; expected a bias file")
+    assert_fails(run("info", files), "is a folder without .npy or .parquet shards")
+
+
+def test_an_output_that_can_t_be_written_is_found_before_the_work(files, monkeypatch):
+    monkeypatch.setattr(nnnorm.NNN, "fit", lambda *_, **__: pytest.fail("the work was begun"))
+    for output, words in (
+        ("no/such/folder/b.safetensors", "does not exist; create it first"),
+        (files, "it is a folder; give a file name inside it"),
+    ):
+        assert_fails(fit("-o", output), words)
+
+
+def test_a_full_disk_leaves_the_old_file(files):
+    fit("--reference-k", 5)
+    old = (files / "bias.safetensors").read_bytes()
+    limited = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100));"
+        "from nnnorm.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", limited, *FIT], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (
+        "Error: cannot write bias.safetensors: File too large; nothing was changed" in done.stderr
+    )
+    assert (files / "bias.safetensors").read_bytes() == old
+    assert not list(files.glob(".*tmp"))
+
+
+def test_a_traceback_only_with_debug(files):
+    assert "Traceback" not in fit("--reference-k", 58).output
+    result = fit("--reference-k", 58, "--debug")
+    assert isinstance(result.exception, nnnorm.NNNormError)
+
+
+def test_wrong_usage_has_exit_code_2(files):
+    for arguments in (
+        ["fit"],
+        ["fit", "--nonsense"],
+        ["nonsense"],
+        ["search", "--gallery", "gallery.npy", "--queries", "queries.npy", "-k", "many"],
+    ):
+        assert run(*arguments).exit_code == 2
+    assert fit("--alpha", "much").exit_code == 2
+    assert "'much' is neither a number nor 'auto'" in fit("--alpha", "much").stderr
+    assert fit("--method", "best").exit_code == 2
+
+
+# --- a terminal ---------------------------------------------------------------------------------
+
+
+def wait_for(descriptor, words, seconds=30.0):
+    seen, end = "", time.monotonic() + seconds
+    while words not in seen and time.monotonic() < end:
+        seen += os.read(descriptor, 4096).decode(errors="replace")
+    assert words in seen
+    return seen
+
+
+def test_ctrl_c_on_a_terminal_is_one_sentence_and_no_file(files, rng):
+    # Large enough to be still at work when the bar is first seen.
+    np.save("gallery.npy", rng.normal(size=(60_000, 128)).astype(np.float32))
+    np.save("references.npy", rng.normal(size=(200_000, 128)).astype(np.float32))
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen([*COMMAND, *FIT], stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    try:
+        wait_for(terminal, "Scoring the gallery")
+        process.send_signal(signal.SIGINT)
+        wait_for(terminal, "Error: interrupted; nothing was written")
+        assert process.wait(timeout=30) == 1
+        assert process.stdout.read() == b""
+    finally:
+        process.kill()
+        process.stdout.close()
+        os.close(terminal)
+    assert not (files / "bias.safetensors").exists()
+    assert not list(files.glob(".*tmp"))
+
+
+def test_without_a_terminal_there_is_no_bar(files):
+    done = subprocess.run(
+        [*COMMAND, "search", "--gallery", "gallery.npy", "--queries", "queries.npy", "--json"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0
+    assert "Searching" not in done.stderr
+    assert json.loads(done.stdout)["n_queries"] == 11

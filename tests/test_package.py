@@ -1,0 +1,132 @@
+"""What holds for the package as a whole: imports, layers, docstrings, the frame."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nnnorm
+
+SOURCE = Path(nnnorm.__file__).parent
+ROOT = SOURCE.parents[1]
+HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
+
+# A module may import from the layers above its own, never from its own line's neighbours below.
+LAYERS = [
+    {"errors"},
+    {"files"},
+    {"embeddings", "parquet"},
+    {"topk"},
+    {"automatic", "transport", "bias"},
+    {"methods", "search"},
+    {"demo"},
+    {"cli", "__main__", "__init__"},
+]
+# `parquet` is the optional library's own file behind the one door; `bias` asks for the version.
+ALLOWED = {("embeddings", "parquet"), ("bias", "__init__")}
+
+
+def modules_after(code):
+    code = f"import sys\n{code}\nprint(*{{m.partition('.')[0] for m in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_importing_nnnorm_loads_numpy_and_nothing_heavier():
+    loaded = modules_after("import nnnorm")
+    assert "numpy" in loaded
+    assert not loaded & (HEAVY | {"safetensors"})
+
+
+def test_this_check_of_heavy_imports_can_fail():
+    assert "rich" in modules_after("import nnnorm, rich")
+
+
+def test_help_loads_no_optional_library():
+    code = "sys.argv = ['nnnorm', '--help']\nfrom nnnorm.cli import main\n"
+    code += "try: main()\nexcept SystemExit: pass"
+    assert not modules_after(code) & (HEAVY - {"typer", "rich"})
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            package, _, module = node.module.partition(".")
+            if package == "nnnorm":
+                if module:
+                    yield module
+                else:
+                    names = {alias.name for alias in node.names}
+                    yield from (n if (SOURCE / f"{n}.py").exists() else "__init__" for n in names)
+
+
+def test_modules_import_only_from_the_layers_above_them():
+    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    for path in SOURCE.glob("*.py"):
+        assert path.stem in level, f"{path.name} is in no layer"
+        for imported in imports_of(path):
+            if (path.stem, imported) in ALLOWED or path.stem in LAYERS[-1]:
+                continue
+            assert level[imported] < level[path.stem], f"{path.stem} may not import {imported}"
+
+
+def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not isinstance(node, ast.Assert), f"{path.name}:{node.lineno}"
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                assert getattr(node.exc.func, "id", "") != "Exception", f"{path.name}:{node.lineno}"
+
+
+def public_objects():
+    for name in nnnorm.__all__:
+        yield name, getattr(nnnorm, name)
+    for module_info in pkgutil.iter_modules([str(SOURCE)]):
+        if module_info.name in ("cli", "__main__"):
+            continue
+        module = importlib.import_module(f"nnnorm.{module_info.name}")
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isfunction(thing):
+                yield f"{module_info.name}.{name}", thing
+
+
+@pytest.mark.parametrize(
+    ("name", "thing"), list(public_objects()), ids=lambda value: str(value)[:40]
+)
+def test_every_public_name_is_documented_and_every_function_has_an_example(name, thing):
+    assert inspect.getdoc(thing)
+    if inspect.isfunction(thing):
+        assert ">>>" in thing.__doc__, f"{name} has no example"
+        assert "return" in thing.__annotations__, f"{name} has no return type"
+
+
+def test_every_module_says_what_it_does():
+    for path in SOURCE.glob("*.py"):
+        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert doc, path.name
+
+
+def test_the_readme_maps_every_module():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for path in SOURCE.glob("*.py"):
+        if not path.stem.startswith("__"):
+            assert f"`{path.name}`" in readme, f"README's map has no {path.name}"
+
+
+@pytest.mark.slow
+def test_peak_memory_stays_near_the_budget():
+    """200,000 x 256 mapped float16 against 20,000 references, 512 MB allowed."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        memory = importlib.import_module("memory")
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    if not Path("/proc/self/status").exists():
+        pytest.skip("needs /proc")
+    assert memory.measure(200_000, 20_000, 256, 512)["peak_extra_mb"] < 700
