@@ -64,7 +64,7 @@ def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
     ):
         raise NNNormError(f"{name}: column {COLUMN!r} must be a list of floats; it is {kind}")
     n_rows = file.metadata.num_rows
-    whole: npt.NDArray[Any] = np.empty((0, 0), dtype=kind.value_type.to_pandas_dtype())
+    whole: npt.NDArray[Any] = np.empty((0, 0), dtype=f"f{kind.value_type.bit_width // 8}")
     start = 0
     for batch in file.iter_batches(columns=[COLUMN]):
         column = batch.column(0)

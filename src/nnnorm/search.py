@@ -7,6 +7,7 @@ index that only knows inner product, cosine or L2 ranks by the corrected score.
 
 import os
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -26,7 +27,15 @@ from nnnorm.topk import (
     top_k,
 )
 
-__all__ = ["Ranking", "Target", "augment_gallery", "augment_queries", "score_matrix", "search"]
+__all__ = [
+    "Ranking",
+    "Target",
+    "augment_gallery",
+    "augment_queries",
+    "iterate_scores",
+    "score_matrix",
+    "search",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
@@ -268,6 +277,71 @@ def augment_queries(
     return np.hstack([asked.rows(0, len(asked)), extra])
 
 
+def iterate_scores(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    weight: float | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, FloatArray]]:
+    """Stream corrected scores in whole rows, a strip of queries at a time.
+
+    What looks at a whole row (a gate, the rank of the right item) stands on this; it costs one
+    product and never holds all scores.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias, optional
+    weight : float, optional
+        Instead of the bias's own weight.
+    memory_budget : int
+        Bytes beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Yields
+    ------
+    start : int
+        First query of the strip.
+    scores : ndarray, shape (n_strip, n_gallery), float32
+        The caller's to overwrite, until the next strip is asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [(start, scores.shape) for start, scores in iterate_scores(np.eye(3), np.eye(3))]
+    [(0, (3, 3))]
+    """
+    asked, items = _open_pair(queries, gallery)
+    weight = _check_bias(bias, items, weight)
+    n_queries, n_gallery = len(asked), len(items)
+    gated = bias is not None and bool(bias.gates)
+    offset = None if bias is None or gated else np.float32(weight) * bias.values
+    # Scores, and what a caller compares them by; a gate needs raw and corrected ones.
+    bytes_per_row = (16 if gated else 8) * n_gallery + (0 if asked.in_memory else 8 * asked.dim)
+    n_rows = max(1, min(memory_budget // 2 // bytes_per_row, 2**23 // n_gallery))
+    n_rows = min(n_queries, n_rows)
+    products = Products(asked, items, offset=offset, memory_budget=memory_budget)
+    n_block = n_gallery
+    if products.column_bytes:
+        n_block = max(1, min(n_gallery, memory_budget // 8 // products.column_bytes))
+    buffer = np.empty((n_rows, n_gallery), dtype=np.float32)
+    for start in range(0, n_queries, n_rows):
+        stop = min(start + n_rows, n_queries)
+        read = products.strip(start, stop)
+        scores = buffer[: stop - start]
+        for first in range(0, n_gallery, n_block):
+            last = min(first + n_block, n_gallery)
+            read(first, last, scores[:, first:last])
+        yield start, scores if bias is None or not gated else _correct(scores, bias, weight)
+        if progress is not None:
+            progress(stop, n_queries)
+
+
 # --- gates and checks --------------------------------------------------------------------------
 
 
@@ -281,20 +355,15 @@ def _search_gated(
     progress: Progress | None,
 ) -> Ranking:
     """A gate looks at a query's raw best item, so whole rows are made, a few at a time."""
-    n_queries, n_gallery = len(queries), len(gallery)
-    # Raw and corrected scores, the published product's float64 exponents, and the top k's work.
-    n_rows = max(1, min(2**23, memory_budget // 2) // (n_gallery * 40))
-    ranking = Ranking(np.empty((n_queries, k), np.float32), np.empty((n_queries, k), np.int64))
-    products = Products(queries, gallery, memory_budget=memory_budget // 2)
-    for start in range(0, n_queries, n_rows):
-        stop = min(start + n_rows, n_queries)
-        read = products.strip(start, stop)
-        raw = read(0, n_gallery, np.empty((stop - start, n_gallery), dtype=np.float32))
-        corrected = Embeddings([_correct(raw, bias, weight)], name="scores")
-        best = top_k(Matrix(corrected), k, memory_budget=memory_budget)
+    shape = len(queries), k
+    ranking = Ranking(np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64))
+    for start, scores in iterate_scores(
+        queries, gallery, bias, weight=weight, memory_budget=memory_budget // 2, progress=progress
+    ):
+        rows = Matrix(Embeddings([scores], name="scores"))
+        stop = start + len(scores)
+        best = top_k(rows, k, memory_budget=memory_budget)
         ranking.scores[start:stop], ranking.indices[start:stop] = best
-        if progress is not None:
-            progress(stop, n_queries)
     return ranking
 
 
