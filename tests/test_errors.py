@@ -60,6 +60,7 @@ def test_a_library_shut_out_by_the_import_system_counts_as_absent(monkeypatch):
 def test_the_install_command_is_not_buried_under_the_import_error():
     with pytest.raises(MissingExtraError) as caught:
         require("no_such_library_9f3", "parquet")
+    assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
 
 

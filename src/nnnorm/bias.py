@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import write_whole
 
 __all__ = ["Bias", "Gate"]
@@ -215,7 +215,7 @@ class Bias:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise NNNormError(
-                f"{path} can't be read as a bias ({str(error).splitlines()[0]}); "
+                f"{path} can't be read as a bias ({first_line(error)}); "
                 "is it cut short, or another kind of file?"
             ) from error
         if metadata.get("format") != _FORMAT:

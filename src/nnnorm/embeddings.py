@@ -8,9 +8,6 @@ normalised unless `normalize=True` says so, nothing is changed in place, nothing
 
 import hashlib
 import os
-import re
-import stat
-import zipfile
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -19,20 +16,27 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError
+from nnnorm.sources import read_array, read_path
 
-__all__ = ["Embeddings", "Metric", "Source", "check_same_dim", "open_embeddings", "open_matrix"]
+__all__ = [
+    "Embeddings",
+    "Metric",
+    "Source",
+    "check_same_dim",
+    "norm_range",
+    "open_embeddings",
+    "open_matrix",
+]
 
 Metric = Literal["ip", "cosine"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # An array, a tensor, a path, or what `open_embeddings` returned.
 Source: TypeAlias = Any
 
+_NO_ROLE = "embeddings"
 _BLOCK_BYTES = 16 * 2**20
 _UNIT_NORM_TOLERANCE = 5e-3
-_SUFFIXES = (".npy", ".npz", ".parquet")
-# clip-retrieval's names for the folders that hold shards of embeddings.
-_SHARD_FOLDERS = ("img_emb", "text_emb")
 
 
 class Embeddings:
@@ -122,6 +126,7 @@ class Embeddings:
 
     def joined(self, other: "Embeddings") -> "Embeddings":
         """Rows of `self` followed by rows of `other`, without copying either."""
+        check_same_dim(self, other)
         norms = None
         if self._norms is not None or other._norms is not None:
             ones = (np.ones(len(e), dtype=np.float32) for e in (self, other))
@@ -152,7 +157,7 @@ class Embeddings:
 def open_embeddings(
     source: Source,
     *,
-    name: str = "embeddings",
+    name: str = _NO_ROLE,
     normalize: bool = False,
     metric: Metric = "ip",
 ) -> Embeddings:
@@ -194,6 +199,8 @@ def open_embeddings(
         raise NNNormError(f"metric must be 'ip' or 'cosine'; got {metric!r}")
     if isinstance(source, Embeddings):
         opened = source
+        if source.name == _NO_ROLE:
+            source.name = name  # messages can now say which of the arrays they mean
         if normalize and not source.normalized:
             opened = Embeddings(source._parts, name=source.name, norms=_check_rows(source))
         elif metric == "ip":
@@ -301,9 +308,9 @@ def _open(source: Source, name: str, *, kind: str) -> Embeddings:
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         name = f"{name} ({path})"
-        parts = _read_path(path, name)
+        parts = read_path(path, name)
     else:
-        parts = [_as_array(source, name)]
+        parts = [read_array(source, name)]
     for part in parts:
         _check_form(part, name, kind)
         if part.shape[1] != parts[0].shape[1]:
@@ -329,110 +336,3 @@ def _check_form(array: npt.NDArray[Any], name: str, kind: str) -> None:
         )
     if 0 in array.shape:
         raise NNNormError(f"{name} is empty: got shape {array.shape}, need a row and a column")
-
-
-def _as_array(source: Source, name: str) -> npt.NDArray[Any]:
-    if isinstance(source, np.ma.MaskedArray):
-        raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
-    try:
-        if not hasattr(source, "__array__") and hasattr(source, "__dlpack__"):
-            return np.from_dlpack(source)
-        return np.asarray(source)
-    except Exception as error:  # each array library raises its own kind here
-        raise NNNormError(
-            f"{name} can't be read as a numpy array ({type(source).__name__}: "
-            f"{first_line(error)}); pass a float array on the CPU "
-            "(torch: tensor.detach().cpu().float())"
-        ) from error
-
-
-def _read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
-    try:
-        is_folder = stat.S_ISDIR(path.stat().st_mode)
-        files = _find_shards(path, name) if is_folder else [path]
-    except FileNotFoundError:
-        raise NNNormError(f"{name}: there is no such file; check the path") from None
-    except NNNormError:
-        raise
-    except (OSError, ValueError) as error:  # no permission, too long, not a path at all
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise NNNormError(f"{name}: can't be opened ({reason}); check the path") from error
-    if not is_folder and path.suffix not in _SUFFIXES:
-        raise NNNormError(
-            f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
-            f"got the suffix {path.suffix!r}"
-        )
-    return [_read_file(file, name) for file in files]
-
-
-def _read_file(path: Path, name: str) -> npt.NDArray[Any]:
-    if path.is_dir():
-        raise NNNormError(f"{name}: {path} is a folder; expected a file")
-    try:
-        if path.suffix == ".npy":
-            return np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
-        if path.suffix == ".npz":
-            return _read_npz(path, name)
-    except (NNNormError, MemoryError):
-        raise
-    except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
-        if isinstance(error, ValueError) and "object" in str(error).lower():
-            raise NNNormError(
-                f"{name} holds Python objects, which are never unpickled; "
-                "save a float array with numpy.save"
-            ) from error
-        raise NNNormError(
-            f"{name} can't be read as {path.suffix} ({first_line(error)}); "
-            "is it cut short, or another kind of file?"
-        ) from error
-    from nnnorm.parquet import read_embedding_column
-
-    return read_embedding_column(path, name)
-
-
-def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
-    with zipfile.ZipFile(path):  # np.load would take other files for a .npy or for a pickle
-        pass
-    with np.load(path, allow_pickle=False) as archive:
-        names = list(archive)
-        wanted = [n for n in ("embedding", "embeddings") if n in names] or names
-        if len(wanted) != 1:
-            raise NNNormError(
-                f"{name} must hold one array, or one named 'embedding'; "
-                f"got {len(names)}: {', '.join(names) or 'none'}"
-            )
-        return np.asarray(archive[wanted[0]])
-
-
-def _find_shards(folder: Path, name: str) -> list[Path]:
-    """Shards of a folder in the order of their numbers: ``img_emb_2`` before ``img_emb_10``."""
-    shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
-    if not shards:
-        found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
-        if len(found) == 1:
-            return _find_shards(folder / found[0], name)
-        if found:
-            choices = " or ".join(str(folder / sub) for sub in found)
-            raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")
-        raise NNNormError(
-            f"{name} is a folder without .npy or .parquet shards; "
-            "expected a file, or a folder such as img_emb/ with img_emb_0.npy"
-        )
-    numbers = [number for number, _ in shards]
-    missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
-    if missing or len(set(numbers)) != len(numbers):
-        what = f"number {missing[0]} is missing" if missing else "a number stands twice"
-        raise NNNormError(
-            f"{name}: the {len(shards)} shards must be numbered without gaps, but {what}; "
-            "rows would be shifted against their metadata"
-        )
-    return [path for _, path in shards]
-
-
-def _numbered_files(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[int, Path]]:
-    files = []
-    for path in folder.iterdir():
-        match = re.search(r"(\d+)$", path.stem)
-        if path.suffix in suffixes and match:
-            files.append((int(match.group(1)), path))
-    return sorted(files)

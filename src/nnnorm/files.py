@@ -78,6 +78,8 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
             write(file)
             file.flush()
             os.fsync(file.fileno())
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         os.replace(temporary, target)
     except OSError as error:
         raise NNNormError(

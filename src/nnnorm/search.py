@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import write_whole
 from nnnorm.topk import (
     DEFAULT_MEMORY_BUDGET,
@@ -86,7 +86,7 @@ class Ranking:
                 return cls(archive["scores"], archive["indices"])
         except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise NNNormError(
-                f"{path} can't be read as a ranking ({str(error).splitlines()[0]}); "
+                f"{path} can't be read as a ranking ({first_line(error)}); "
                 "is it cut short, or another kind of file?"
             ) from error
 

@@ -538,7 +538,7 @@ class _LogMeanExp:
         self._peak = peak
         self._seen += block.shape[1]
         scratch = np.empty_like(block)
-        _in_threads(lambda rows: self._add(block[rows], scratch[rows], rows), block)
+        in_threads(lambda rows: self._add(block[rows], scratch[rows], rows), block)
 
     def _add(self, block: FloatArray, scratch: FloatArray, rows: slice) -> None:
         block -= self._peak[rows, None]
@@ -561,10 +561,10 @@ def _partition(block: FloatArray, k: int) -> None:
     """Bring the k largest of each row to its end, in place."""
     cut = block.shape[1] - k
     if cut > 0:
-        _in_threads(lambda rows: block[rows].partition(cut, axis=1), block)
+        in_threads(lambda rows: block[rows].partition(cut, axis=1), block)
 
 
-def _in_threads(work: Callable[[slice], None], block: FloatArray) -> None:
+def in_threads(work: Callable[[slice], None], block: FloatArray) -> None:
     """Do `work` on slices of rows; numpy lets go of the interpreter while it computes."""
     n_threads = count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:

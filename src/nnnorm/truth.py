@@ -1,0 +1,145 @@
+"""Which items are right for which query: one form for the three that people have.
+
+One item per query, pairs, or lists of items all become a `Truth`. A query without a right item is
+an error here, so that no metric can shrink its denominator by leaving such queries out.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError
+
+__all__ = ["Truth", "clusters_of", "open_truth"]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Which items are right for each query.
+
+    Attributes
+    ----------
+    starts : ndarray, shape (n_queries + 1,), int64
+        Query q's right items are ``items[starts[q]:starts[q + 1]]``.
+    items : ndarray, shape (n_pairs,), int64
+    """
+
+    starts: IntArray
+    items: IntArray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def counts(self) -> IntArray:
+        """Number of right items of each query, shape ``(n_queries,)``."""
+        return np.diff(self.starts)
+
+    @property
+    def queries(self) -> IntArray:
+        """The query of each pair, shape ``(n_pairs,)``."""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+
+def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
+    """Read and check which items are right.
+
+    Parameters
+    ----------
+    truth : array or list
+        Int array ``(n_queries,)``: one right item per query. Int array ``(n_pairs, 2)``: pairs of
+        (query, item). A list of lists: the right items of each query.
+    n_queries, n_gallery : int
+        What the numbers must stay below.
+
+    Returns
+    -------
+    Truth
+
+    Examples
+    --------
+    >>> open_truth([[0, 1], [2]], n_queries=2, n_gallery=3).counts.tolist()
+    [2, 1]
+    """
+    if isinstance(truth, Truth):
+        queries, items = truth.queries, truth.items
+    elif isinstance(truth, (list, tuple)) and any(np.ndim(right) for right in truth):
+        if len(truth) != n_queries:
+            raise NNNormError(
+                f"truth must have one list per query; got {len(truth)} for {n_queries} queries"
+            )
+        rows = [np.atleast_1d(np.asarray(right)) for right in truth]
+        if empty := [q for q, right in enumerate(rows) if len(right) == 0]:
+            _raise_without_truth(empty[0], len(empty))
+        queries, items = (
+            np.repeat(np.arange(len(rows)), [len(r) for r in rows]),
+            np.concatenate(rows),
+        )
+    else:
+        array = np.asarray(truth)
+        if array.ndim == 1:
+            if len(array) != n_queries:
+                raise NNNormError(
+                    "truth must name one item per query; got "
+                    f"{len(array)} numbers for {n_queries} queries"
+                )
+            queries, items = np.arange(len(array)), array
+        elif array.ndim == 2 and array.shape[1] == 2:
+            queries, items = array[:, 0], array[:, 1]
+        else:
+            raise NNNormError(
+                "truth must have shape (n_queries,) or (n_pairs, 2), or be a list of lists; "
+                f"got shape {array.shape}"
+            )
+    return _make_truth(queries, items, n_queries, n_gallery)
+
+
+def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Truth:
+    for what, numbers, limit, plural in (
+        ("query", queries, n_queries, "queries"),
+        ("item", items, n_gallery, "items"),
+    ):
+        if numbers.dtype.kind not in "iu":
+            raise NNNormError(f"truth must hold whole numbers; got {numbers.dtype}")
+        if len(bad := np.flatnonzero((numbers < 0) | (numbers >= limit))):
+            raise NNNormError(
+                f"truth names {what} {numbers[bad[0]]}, but there are {limit} {plural} "
+                f"(0 to {limit - 1})"
+            )
+    queries, items = queries.astype(np.int64), items.astype(np.int64)
+    order = np.lexsort((items, queries))
+    queries, items = queries[order], items[order]
+    twice = np.flatnonzero((np.diff(queries) == 0) & (np.diff(items) == 0))
+    if len(twice):
+        raise NNNormError(
+            f"truth names the pair (query {queries[twice[0]]}, item {items[twice[0]]}) twice "
+            f"({len(twice)} duplicated pairs); remove the copies"
+        )
+    counts = np.bincount(queries, minlength=n_queries)
+    if (counts == 0).any():
+        _raise_without_truth(int(counts.argmin()), int((counts == 0).sum()))
+    return Truth(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), items)
+
+
+def _raise_without_truth(query: int, n_queries: int) -> None:
+    raise NNNormError(
+        f"query {query} has no right item ({n_queries} such queries); leave such queries out, "
+        "they would only shrink the denominator"
+    )
+
+
+def clusters_of(truth: Truth) -> IntArray:
+    """A cluster per query: queries that share a right item (captions of one image) are one.
+
+    Queries are joined by their first right item, which is exact where every query has one.
+
+    Examples
+    --------
+    >>> clusters_of(open_truth([0, 0, 1], n_queries=3, n_gallery=2)).tolist()
+    [0, 0, 1]
+    """
+    return truth.items[truth.starts[:-1]]
