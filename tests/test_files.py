@@ -348,3 +348,12 @@ def test_links_in_a_circle_are_refused(tmp_path):
 def test_check_writable_returns_the_real_path_and_writes_nothing(target):
     assert check_writable(str(target)) == target.resolve()
     assert_untouched(target)
+
+
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    target = tmp_path / "private.bin"
+    target.write_bytes(b"old")
+    target.chmod(0o600)
+    write_whole(target, lambda file: file.write(b"new"))
+    assert target.read_bytes() == b"new"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600

@@ -4,9 +4,9 @@ For a query, item j can only matter if it may win under some correction. With ``
 ``upper`` the least and greatest correction of each item (each correction first centred, since a
 constant changes no ranking), item j stays below ``s_j − lower_j``, and some wrong item always
 reaches ``U = max_j (s_j − upper_j)``. So whoever stays below U, or below the right item's worst
-score, drops out at once, and a query whose U beats the right item's best is lost everywhere. The few
-pairs that are left are compared under every correction in the same float32 arithmetic that a search
-uses, so each cell equals its own evaluation.
+score, drops out at once, and a query whose U beats the right item's best is lost everywhere. The
+few pairs that are left are compared under every correction in the same float32 arithmetic that a
+search uses, so each cell equals its own evaluation.
 """
 
 from collections.abc import Callable, Sequence
