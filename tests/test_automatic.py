@@ -4,7 +4,7 @@ import pytest
 from nnnorm import NNN
 from nnnorm.automatic import choose_reference_k, split_half_reliability
 from nnnorm.embeddings import open_matrix
-from nnnorm.topk import Matrix
+from nnnorm.scores import Matrix
 
 
 def reliability(scores, reference_k, **options):

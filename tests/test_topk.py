@@ -8,7 +8,8 @@ from threadpoolctl import threadpool_limits
 from nnnorm import NNNormError
 from nnnorm import topk as topk_module
 from nnnorm.embeddings import open_embeddings, open_matrix
-from nnnorm.topk import Matrix, Products, log_mean_exp, mean, top_k, top_means, top_values
+from nnnorm.scores import Matrix, Products
+from nnnorm.topk import log_mean_exp, mean, top_k, top_means, top_values
 
 BUDGET = 2**20  # the smallest allowed: many blocks even on small problems
 

@@ -10,11 +10,12 @@
 
 __version__ = "0.1.0"
 
+from nnnorm.augment import augment_gallery, augment_queries
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import MissingExtraError, NNNormError
 from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
-from nnnorm.search import Ranking, augment_gallery, augment_queries, score_matrix, search
+from nnnorm.search import Ranking, score_matrix, search
 
 __all__ = [
     "CSLS",

@@ -8,7 +8,8 @@ too small to tell does next to nothing instead of harm. `docs/automatic-rule.md`
 
 import numpy as np
 
-from nnnorm.topk import DEFAULT_MEMORY_BUDGET, Scores, top_k
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Scores
+from nnnorm.topk import top_k
 
 __all__ = ["choose_reference_k", "split_half_reliability"]
 
@@ -60,7 +61,7 @@ def split_half_reliability(
     --------
     >>> import numpy as np
     >>> from nnnorm.embeddings import open_matrix
-    >>> from nnnorm.topk import Matrix
+    >>> from nnnorm.scores import Matrix
     >>> hubs = np.linspace(0, 1, 50)[:, None] + np.zeros(32)
     >>> round(split_half_reliability(Matrix(open_matrix(hubs, name="scores")), 4), 3)
     1.0

@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 
 from nnnorm.embeddings import Embeddings, Metric
 from nnnorm.methods import GateForm, MethodName
+from nnnorm.scores import Progress
 from nnnorm.search import Ranking
-from nnnorm.topk import Progress
 
 
 class _Group(TyperGroup):
@@ -389,7 +389,7 @@ def _installation() -> dict[str, Any]:
     import numpy as np
 
     from nnnorm import __version__
-    from nnnorm.topk import count_threads
+    from nnnorm.threads import count_threads
 
     def installed(package: str) -> str:
         try:

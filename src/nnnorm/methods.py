@@ -31,17 +31,8 @@ from nnnorm.automatic import LARGEST_ALPHA, choose_reference_k, split_half_relia
 from nnnorm.bias import Bias, Gate, check_weight
 from nnnorm.embeddings import Embeddings, Source, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError
-from nnnorm.topk import (
-    DEFAULT_MEMORY_BUDGET,
-    Matrix,
-    Products,
-    Progress,
-    Scores,
-    log_mean_exp,
-    mean,
-    top_k,
-    top_means,
-)
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Matrix, Products, Progress, Scores
+from nnnorm.topk import log_mean_exp, mean, top_k, top_means
 from nnnorm.transport import transport_bias
 
 __all__ = [

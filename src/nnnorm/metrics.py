@@ -19,8 +19,9 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress
 from nnnorm.search import Ranking, iterate_scores
-from nnnorm.topk import DEFAULT_MEMORY_BUDGET, Progress, in_threads
+from nnnorm.threads import in_threads
 from nnnorm.truth import Truth, open_truth
 
 __all__ = ["Evaluation", "count_above", "evaluate", "evaluate_ranking", "mean_metrics"]

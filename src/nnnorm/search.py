@@ -1,16 +1,14 @@
-"""Corrected search: exact here, or inside any vector index by one extra dimension.
+"""Corrected search, exact: queries x gallery, streamed, less the bias, to a `Ranking`.
 
-`search` streams queries x gallery and returns a `Ranking`. `augment_gallery` and `augment_queries`
-turn the correction into extra coordinates (METHODS: store ``[r, m]``, ask ``[q, −α]``), so that an
-index that only knows inner product, cosine or L2 ranks by the corrected score.
+Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 """
 
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,26 +17,18 @@ from nnnorm.bias import Bias, check_weight
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import write_whole
-from nnnorm.topk import (
-    DEFAULT_MEMORY_BUDGET,
-    Matrix,
-    Products,
-    Progress,
-    top_k,
-)
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Matrix, Products, Progress
+from nnnorm.topk import top_k
 
 __all__ = [
     "Ranking",
-    "Target",
-    "augment_gallery",
-    "augment_queries",
     "iterate_scores",
+    "multiply_factors",
     "score_matrix",
     "search",
 ]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-Target = Literal["ip", "cosine", "l2"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,103 +170,6 @@ def score_matrix(
     return raw if bias is None else _correct(raw, bias, weight)
 
 
-def augment_gallery(
-    gallery: Source,
-    bias: Bias,
-    *,
-    target: Target = "ip",
-    center: bool = False,
-    scale: float = 1.0,
-) -> FloatArray:
-    """Extend items by their bias, for an index that is asked with `augment_queries`.
-
-    Parameters
-    ----------
-    gallery : array or path, shape (n_gallery, dim)
-    bias : Bias
-        Fitted on this gallery, without gates.
-    target : {"ip", "cosine", "l2"}
-        What the index compares by. "ip" adds one coordinate, ``[r, m]``; the others one more,
-        which makes all stored norms equal, so that cosine, L2 and inner product give one order.
-    center : bool
-        Store ``m − mean(m)``. Scores then come out higher by ``weight·mean(m)``, the same for all.
-    scale : float
-        Store ``scale·m`` and ask ``−weight/scale``: a quantised index (int8, binary) wants the
-        extra coordinates of items and queries about as large as the others.
-
-    Returns
-    -------
-    ndarray, shape (n_gallery, dim + 1) or (n_gallery, dim + 2), float32
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> augment_gallery(np.eye(2), Bias(np.array([0.25, 0.5]), 1.0, "nnn")).tolist()
-    [[1.0, 0.0, 0.25], [0.0, 1.0, 0.5]]
-    """
-    _check_augmentable(bias, target, scale)
-    items = open_embeddings(gallery, name="gallery")
-    bias.check_gallery(items)
-    shift = bias.values.mean(dtype=np.float64) if center else 0.0
-    stored = scale * (bias.values.astype(np.float64) - shift)
-    augmented = np.empty((len(items), items.dim + (1 if target == "ip" else 2)), dtype=np.float32)
-    for start, block in items.blocks():
-        augmented[start : start + len(block), : items.dim] = block
-    augmented[:, items.dim] = stored
-    if target != "ip":
-        kept = augmented[:, : items.dim + 1]
-        squares = np.einsum("ij,ij->i", kept, kept, dtype=np.float64)
-        augmented[:, -1] = np.sqrt(squares.max() - squares)
-    return augmented
-
-
-def augment_queries(
-    queries: Source,
-    bias: Bias,
-    *,
-    weight: float | None = None,
-    target: Target = "ip",
-    scale: float = 1.0,
-) -> FloatArray:
-    """Extend queries by the weight, for an index that holds `augment_gallery`.
-
-    The weight stands on the query's side, so it changes without touching the index.
-
-    Parameters
-    ----------
-    queries : array or path, shape (n_queries, dim)
-    bias : Bias
-        The one the gallery was extended by.
-    weight : float, optional
-        Instead of the bias's own weight.
-    target : {"ip", "cosine", "l2"}
-        As for the gallery.
-    scale : float
-        As for the gallery.
-
-    Returns
-    -------
-    ndarray, shape (n_queries, dim + 1) or (n_queries, dim + 2), float32
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> augment_queries(np.eye(2), Bias(np.array([0.25, 0.5]), 0.75, "nnn")).tolist()
-    [[1.0, 0.0, -0.75], [0.0, 1.0, -0.75]]
-    """
-    _check_augmentable(bias, target, scale)
-    asked = open_embeddings(queries, name="queries")
-    if bias.dim is not None and asked.dim != bias.dim:
-        raise NNNormError(
-            f"{asked.name} and the bias's gallery must share dim; got {asked.dim} and {bias.dim}. "
-            "Were they encoded by different models?"
-        )
-    used = bias.weight if weight is None else check_weight(weight)
-    extra = np.zeros((len(asked), 1 if target == "ip" else 2), dtype=np.float32)
-    extra[:, 0] = -used / scale
-    return np.hstack([asked.rows(0, len(asked)), extra])
-
-
 def iterate_scores(
     queries: Source,
     gallery: Source,
@@ -382,27 +275,57 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
 
 
 def _published_product(raw: FloatArray, bias: Bias, is_open: npt.NDArray[np.bool_]) -> FloatArray:
-    """DualDIS as published: both factors multiplied, a closed gate's factor being the raw score.
-
-    Where both gates are open this is DualIS, given as ``s − b``. The other products have no common
-    scale (exp of hundreds), so each row is divided by its largest magnitude.
-    """
+    """DualDIS as published; where both gates are open it is DualIS, given as ``s − b``."""
     betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
-    total = sum(betas)
     corrected = raw - bias.values
-    for row in np.flatnonzero(~is_open.all(axis=0)):
-        scores = raw[row].astype(np.float64)
-        sign, exponent = np.ones_like(scores), np.zeros_like(scores)
-        with np.errstate(divide="ignore"):
-            log_scores = np.log(np.abs(scores))
-        for gate, beta, opened in zip(bias.gates, betas, is_open[:, row], strict=True):
-            if opened:
-                exponent += beta * scores - total * gate.values.astype(np.float64)
-            else:
-                sign *= np.sign(scores)
-                exponent += log_scores
-        corrected[row] = sign * np.exp(exponent - exponent.max())
+    for pattern in ((True, False), (False, True), (False, False)):
+        rows = np.flatnonzero((is_open == np.array(pattern)[:, None]).all(axis=0))
+        factors = [
+            (beta, gate.values * sum(betas))
+            for beta, gate, opened in zip(betas, bias.gates, pattern, strict=True)
+            if opened
+        ]
+        corrected[rows] = multiply_factors(raw[rows], factors, n_closed=2 - len(factors))
     return corrected
+
+
+def multiply_factors(
+    raw: FloatArray,
+    factors: Sequence[tuple[float, npt.NDArray[np.floating[Any]]]],
+    *,
+    n_closed: int,
+) -> npt.NDArray[np.float64]:
+    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one.
+
+    Such products have no common scale (exp of hundreds), so each row is divided by its largest
+    magnitude; the order within a row is that of the product.
+
+    Parameters
+    ----------
+    raw : ndarray, shape (n_rows, n_gallery)
+    factors : sequence of (β, L of shape (n_gallery,))
+        Of the open gates.
+    n_closed : int
+        Closed gates.
+
+    Returns
+    -------
+    ndarray, shape (n_rows, n_gallery), float64
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> multiply_factors(np.float32([[-0.5, 0.25]]), [], n_closed=2).tolist()
+    [[1.0, 0.25]]
+    """
+    scores = raw.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)
+    for beta, logs in factors:
+        exponents += beta * scores - np.asarray(logs, dtype=np.float64)
+    if len(scores):
+        exponents -= exponents.max(axis=1, keepdims=True)
+    return np.asarray(np.sign(scores) ** n_closed * np.exp(exponents))
 
 
 def _open_pair(queries: Source, gallery: Source) -> tuple[Embeddings, Embeddings]:
@@ -427,15 +350,3 @@ def _check_bias(bias: Bias | None, gallery: Embeddings, weight: float | None) ->
             "or fit with gate='safe'"
         )
     return check_weight(weight)
-
-
-def _check_augmentable(bias: Bias, target: str, scale: float) -> None:
-    if target not in ("ip", "cosine", "l2"):
-        raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {target!r}")
-    if check_weight(scale) <= 0:
-        raise NNNormError(f"scale must be positive; got {scale}")
-    if bias.gates:
-        raise NNNormError(
-            f"a gated bias ({bias.method}) decides per query and can't be stored as a dimension; "
-            "use search, or fit the method without its gate"
-        )

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress
 from nnnorm.search import iterate_scores
-from nnnorm.topk import DEFAULT_MEMORY_BUDGET, Progress
 from nnnorm.truth import Truth
 
 __all__ = ["Correction", "sweep_hits"]

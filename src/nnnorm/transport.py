@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.topk import DEFAULT_MEMORY_BUDGET, Progress, Scores, log_mean_exp
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress, Scores
+from nnnorm.topk import log_mean_exp
 
 __all__ = ["transport_bias"]
 
@@ -47,7 +48,7 @@ def transport_bias(
     Examples
     --------
     >>> from nnnorm.embeddings import open_matrix
-    >>> from nnnorm.topk import Matrix
+    >>> from nnnorm.scores import Matrix
     >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
     >>> transport_bias(scores, 0.01, 10).round(3).tolist()
     [0.2]
