@@ -2,8 +2,10 @@
 
 ``reference_k`` is a sixteenth of the bank, between 4 and 128. ``alpha`` is 0.75 times the bank's
 split-half reliability: m_k is a noisy measurement of an item's hub offset, and the slope on a noisy
-measurement shrinks by its reliability. So a bank of a few dozen past queries already helps, and one
-too small to tell does next to nothing instead of harm. `docs/automatic-rule.md` has the figures.
+measurement shrinks by its reliability. A handful of references may agree by luck, so it is taken as
+if eight more had been seen that agree on nothing. A bank of a few dozen past queries
+already helps, and one too small to tell does next to nothing instead of harm. The figures are in
+`docs/automatic-rule.md`.
 """
 
 import numpy as np
@@ -11,9 +13,10 @@ import numpy as np
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Scores
 from nnnorm.topk import top_k
 
-__all__ = ["choose_reference_k", "split_half_reliability"]
+__all__ = ["choose_alpha", "choose_reference_k", "split_half_reliability"]
 
-LARGEST_ALPHA = 0.75
+_LARGEST_ALPHA = 0.75
+_DOUBTFUL_REFERENCES = 8
 _N_ITEMS = 512
 _N_SPLITS = 8
 
@@ -27,6 +30,28 @@ def choose_reference_k(n_references: int) -> int:
     [2, 4, 62, 128]
     """
     return min(n_references, 128, max(4, n_references // 16))
+
+
+def choose_alpha(reliability: float, n_references: int) -> float:
+    """``0.75 · reliability · n/(n + 8)``.
+
+    Parameters
+    ----------
+    reliability : float
+        Of the bias, from `split_half_reliability`.
+    n_references : int
+        Size of the bank it was measured on.
+
+    Returns
+    -------
+    float
+
+    Examples
+    --------
+    >>> [choose_alpha(1.0, n) for n in (8, 24_992)]
+    [0.375, 0.74976]
+    """
+    return _LARGEST_ALPHA * reliability * n_references / (n_references + _DOUBTFUL_REFERENCES)
 
 
 def split_half_reliability(

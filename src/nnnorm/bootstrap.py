@@ -132,6 +132,11 @@ def binomial_half_width(proportion: float, n_queries: int) -> float:
     >>> round(100 * binomial_half_width(0.3045, 25_000), 2)
     0.57
     """
+    if not 0 <= proportion <= 1 or n_queries < 1:
+        raise NNNormError(
+            "a proportion must be from 0 to 1 (30.45 % is 0.3045), of at least 1 query; "
+            f"got {proportion} of {n_queries}"
+        )
     return float(1.96 * np.sqrt(proportion * (1 - proportion) / n_queries))
 
 
@@ -156,8 +161,8 @@ def _resample(
     values: FloatArray, clusters: npt.ArrayLike | None, n_resamples: int, seed: int
 ) -> FloatArray:
     """Means of resampled queries, shape ``(n_resamples,)``."""
-    if n_resamples < 1:
-        raise NNNormError(f"n_resamples must be at least 1; got {n_resamples}")
+    if not isinstance(n_resamples, (int, np.integer)) or n_resamples < 1:
+        raise NNNormError(f"n_resamples must be a whole number of at least 1; got {n_resamples!r}")
     rng = np.random.default_rng(seed)
     sums, sizes = _cluster_sums(values, clusters)
     n_clusters = len(sums)

@@ -125,7 +125,7 @@ def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntAr
             f"the ranking names item {indices.max() if indices.min() >= 0 else indices.min()}, "
             f"but the gallery has {n_gallery} items"
         )
-    return np.bincount(indices.ravel(), minlength=n_gallery).astype(np.int64)
+    return np.bincount(indices.ravel().astype(np.int64), minlength=n_gallery).astype(np.int64)
 
 
 def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
@@ -145,10 +145,10 @@ def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
     >>> measure_hubness([4, 0, 0, 0]).robin_hood
     0.75
     """
-    counts = np.asarray(occurrences, dtype=np.float64)
-    if counts.ndim != 1 or len(counts) == 0 or counts.sum() <= 0:
+    counts = _check_counts(occurrences, "occurrences")
+    if counts.sum() == 0:
         raise NNNormError(
-            f"occurrences must be counts per item with at least one hit; got shape {counts.shape}"
+            f"occurrences must have at least one hit; got {len(counts)} items with none"
         )
     n_gallery, total, mean = len(counts), counts.sum(), counts.mean()
     deviation = counts - mean
@@ -188,7 +188,8 @@ def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[fl
     >>> compare_occurrences([0, 1, 2], [0, 1, 2])
     (0.0, 1.0)
     """
-    first, second = (np.sort(np.asarray(counts, dtype=np.float64)) for counts in (before, after))
+    first, second = _check_counts(before, "before"), _check_counts(after, "after")
+    first, second = np.sort(first), np.sort(second)
     values = np.concatenate([first, second])
     below = [
         np.searchsorted(sample, values, side="right") / len(sample) for sample in (first, second)
@@ -231,6 +232,11 @@ def list_hubs(
     Hub(item=1, occurrences=2, wrong_share=0.5, bias_z=None)
     """
     counts = count_occurrences(ranking, n_gallery)
+    if bias is not None and len(bias) != n_gallery:
+        raise NNNormError(
+            f"this bias is for a gallery of {len(bias)} items, but n_gallery is {n_gallery}; "
+            "pass the bias of the gallery that was searched"
+        )
     order = np.lexsort((np.arange(n_gallery), -counts))[:most]
     wrong = None if truth is None else _count_wrong(ranking, n_gallery, truth)
     z = None if bias is None else robust_z(bias.values)
@@ -286,6 +292,17 @@ def robust_z(values: npt.ArrayLike) -> FloatArray:
         # More than half are alike; what differs is judged by the mean distance instead.
         spread = np.abs(deviation).mean() * 0.8453
     return np.asarray(0.6745 * deviation / spread) if spread > 0 else np.zeros_like(deviation)
+
+
+def _check_counts(occurrences: npt.ArrayLike, name: str) -> FloatArray:
+    counts = np.asarray(occurrences, dtype=np.float64)
+    if counts.ndim != 1 or len(counts) == 0:
+        raise NNNormError(f"{name} must have one count per item; got shape {counts.shape}")
+    if len(bad := np.flatnonzero(~(np.isfinite(counts) & (counts >= 0)))):
+        raise NNNormError(
+            f"{name} must be counts of at least 0; item {bad[0]} has {counts[bad[0]]:g}"
+        )
+    return counts
 
 
 def _count_wrong(ranking: Ranking, n_gallery: int, truth: Any) -> IntArray:

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.automatic import LARGEST_ALPHA, choose_reference_k, split_half_reliability
+from nnnorm.automatic import choose_alpha, choose_reference_k, split_half_reliability
 from nnnorm.bias import Bias, Gate, check_weight
 from nnnorm.embeddings import Embeddings, Source, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError
@@ -177,6 +177,29 @@ class Method(ABC):
         fitted = self._solve(Matrix(matrix), gallery_matrix, _Run(memory_budget, progress))
         return self._bias(fitted, matrix.dim)
 
+    def bias_from_values(
+        self,
+        values: FloatArray,
+        *,
+        weight: float,
+        params: Mapping[str, Any],
+        gallery: Embeddings,
+        references: Embeddings,
+    ) -> Bias:
+        """Make the `Bias` of values that were computed elsewhere for these embeddings.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> items = open_embeddings(np.eye(2))
+        >>> about = {"weight": 0.5, "params": {}, "gallery": items, "references": items}
+        >>> NNN().bias_from_values(np.zeros(2), **about).n_references
+        2
+        """
+        fingerprints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
+        fitted = _Fitted(values, weight, params)
+        return self._bias(fitted, len(references), dim=gallery.dim, fingerprints=fingerprints)
+
     def _gallery_scores(
         self, gallery: Embeddings, references: Embeddings, bank: Embeddings, memory_budget: int
     ) -> Scores:
@@ -275,7 +298,7 @@ class NNN(Method):
             reliability = split_half_reliability(
                 scores, reference_k, memory_budget=run.memory_budget
             )
-            alpha = LARGEST_ALPHA * reliability
+            alpha = choose_alpha(reliability, n_references)
             params |= {"alpha": alpha, "reliability": reliability}
         else:
             alpha = float(self.alpha)

@@ -79,7 +79,7 @@ class Evaluation:
         >>> evaluate(np.eye(2), np.eye(2), [0, 0]).hits(1).tolist()
         [1.0, 0.0]
         """
-        self._check_depth(k)
+        k = self._check_depth(k)
         above, tied, right = self._first
         hits = (above < k).astype(np.float64)
         for q in np.flatnonzero((tied > 1) & (above < k) & (above + tied > k)):
@@ -107,7 +107,7 @@ class Evaluation:
         >>> evaluate(np.eye(2), np.eye(2), [[0, 1], [1]]).fractions(1).tolist()
         [0.5, 1.0]
         """
-        self._check_depth(k)
+        k = self._check_depth(k)
         inside = np.clip((k - self.above) / self.tied, 0, 1)
         return self._per_query(inside) / self.truth.counts
 
@@ -152,7 +152,7 @@ class Evaluation:
         >>> evaluate(np.eye(2), np.eye(2), [0, 0]).ndcg(2).round(3).tolist()
         [1.0, 0.631]
         """
-        self._check_depth(k)
+        k = self._check_depth(k)
         discounts = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(k) + 2))])
         upto = discounts[np.minimum(self.above + self.tied, k)]
         gains = (upto - discounts[np.minimum(self.above, k)]) / self.tied
@@ -161,7 +161,8 @@ class Evaluation:
     def _per_query(self, pairs: FloatArray) -> FloatArray:
         return np.asarray(np.add.reduceat(pairs, self.truth.starts[:-1]))
 
-    def _check_depth(self, k: int) -> None:
+    def _check_depth(self, k: int) -> int:
+        """The first k places that there are, or raise if they are not known."""
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number of at least 1; got {k!r}")
         if min(k, self.n_gallery) > self.depth:
@@ -169,6 +170,7 @@ class Evaluation:
                 f"this needs the first {k} places, but the ranking holds {self.depth}; "
                 "search with a larger k, or evaluate the embeddings"
             )
+        return int(min(k, self.n_gallery))
 
 
 def evaluate(
@@ -245,6 +247,11 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
     0.667
     """
     n_queries, depth = ranking.indices.shape
+    if (largest := ranking.indices.max()) >= n_gallery:
+        raise NNNormError(
+            f"the ranking names item {largest}, but the gallery has {n_gallery} items; "
+            "was another gallery searched?"
+        )
     right = open_truth(truth, n_queries=n_queries, n_gallery=n_gallery)
     above = np.full(len(right.items), n_gallery, dtype=np.int64)
     found = ranking.indices[right.queries] == right.items[:, None]
@@ -310,6 +317,8 @@ def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict
     >>> mean_metrics(evaluate(np.eye(2), np.eye(2), [0, 1]), ks=(1,))["recall_at_1"]
     1.0
     """
+    if len(ks) == 0:
+        raise NNNormError("ks must name at least one k, such as (1, 5, 10); got none")
     ks = [min(k, evaluation.n_gallery) for k in ks]
     out = {f"recall_at_{k}": evaluation.recall(k) for k in ks}
     if evaluation.depth >= evaluation.n_gallery:

@@ -12,10 +12,20 @@ import numpy.typing as npt
 
 from nnnorm.threads import in_threads
 
-__all__ = ["KeepBest", "KeepBestAndLogs", "KeepBestValues", "KeepLogMeanExp", "KeepSum", "Reducer"]
+__all__ = [
+    "LEAST_EXPONENT",
+    "KeepBest",
+    "KeepBestAndLogs",
+    "KeepBestValues",
+    "KeepLogMeanExp",
+    "KeepSum",
+    "Reducer",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
+# exp of less is nothing beside the maximum's 1, and would be subnormal, which is slow.
+LEAST_EXPONENT = np.float32(-80)
 # Passes over pieces of this many scores (256 kB) stay in a core's cache.
 _CACHED_SCORES = 2**16
 
@@ -163,6 +173,7 @@ class KeepLogMeanExp:
             self._excess[small, rows] += taylor @ powers
         for number in map(int, np.flatnonzero(~small)):
             np.multiply(block, np.float32(self._betas[number]), out=scratch)
+            np.maximum(scratch, LEAST_EXPONENT, out=scratch)
             np.exp(scratch, out=scratch)
             sums = scratch.sum(axis=1).astype(np.float64)
             self._excess[number, rows] += sums - block.shape[1]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from nnnorm.embeddings import Embeddings
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress
 from nnnorm.search import iterate_scores
+from nnnorm.threads import in_threads
 from nnnorm.truth import Truth
 
 __all__ = ["Correction", "sweep_hits"]
@@ -69,17 +70,27 @@ def sweep_hits(
     >>> sweep_hits(items, items, truth, [lambda o=o: o for o in offsets]).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    hits = np.zeros((len(corrections), len(queries)), dtype=np.float32)
+    hits = np.empty((len(corrections), len(queries)), dtype=np.float32)
+    if 4 * len(corrections) * len(gallery) <= memory_budget // 4:
+        corrections = [_ready(correction()) for correction in corrections]
     means, lower, upper = _bounds(corrections, len(gallery))
     for start, scores in iterate_scores(
         queries, gallery, memory_budget=memory_budget // 2, progress=progress
     ):
         if look is not None:
             look(start, scores)
-        strip = _Strip(scores, truth, start, corrections, means)
-        strip.find_pairs(lower, upper)
-        hits[:, start : start + len(scores)] = strip.count(corrections)
+
+        def count(rows: slice, start: int = start, scores: FloatArray = scores) -> None:
+            strip = _Strip(scores[rows], truth, start + rows.start, corrections, means)
+            strip.find_pairs(lower, upper)
+            hits[:, start + rows.start : start + rows.stop] = strip.count(corrections)
+
+        in_threads(count, scores)
     return hits
+
+
+def _ready(values: FloatArray) -> Correction:
+    return lambda: values
 
 
 def _bounds(

@@ -6,13 +6,16 @@ iteration: a strip of rows settles its u, and at once adds its plan to the colum
 the next v follows. The cost ``1 − s`` differs from ``−s`` by a constant, which u absorbs.
 """
 
+import threading
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
+from nnnorm.reducers import LEAST_EXPONENT
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress, Scores
+from nnnorm.threads import in_threads
 from nnnorm.topk import log_mean_exp
 
 __all__ = ["transport_bias"]
@@ -74,19 +77,13 @@ def transport_bias(
         for start in range(0, n_rows, n_strip):
             stop = min(start + n_strip, n_rows)
             read = scores.strip(start, stop)
-            plan = buffer[: stop - start]
+            strip = buffer[: stop - start]
             for first in range(0, n_columns, n_block):
                 last = min(first + n_block, n_columns)
-                read(first, last, plan[:, first:last])
-            plan *= np.float32(1 / tau)
-            plan += shift
-            peak = plan.max(axis=1)
-            plan -= peak[:, None]
-            np.exp(plan, out=plan)
-            sums = plan.sum(axis=1)
-            row_logs[start:stop] = peak + np.log(sums)
-            plan /= sums[:, None]
-            column_sums += plan.sum(axis=0)
+                read(first, last, strip[:, first:last])
+            logs, sums = _balance_rows(strip, 1 / tau, shift)
+            row_logs[start:stop] = logs
+            column_sums += sums
             if progress is not None:
                 progress(iteration * n_rows + stop, iterations * n_rows)
         if iteration < iterations - 1:
@@ -94,3 +91,33 @@ def transport_bias(
     # Weighted so that the references' weights add up to one, -τ·log u is on a score's scale.
     log_total = log_v.max() + np.log(np.exp(log_v - log_v.max()).sum())
     return np.asarray(tau * (row_logs - log_total))
+
+
+def _balance_rows(
+    strip: npt.NDArray[np.float32], scale: float, shift: npt.NDArray[np.float32]
+) -> tuple[FloatArray, FloatArray]:
+    """Log of each row's sum of ``exp(scale·s + shift)``, and the columns' sums of balanced rows."""
+    row_logs = np.empty(len(strip))
+    column_sums = np.zeros(strip.shape[1])
+    lock = threading.Lock()
+    step = max(1, 2**16 // strip.shape[1])  # pieces that stay in a core's cache
+
+    def work(rows: slice) -> None:
+        own_sums = np.zeros(strip.shape[1])
+        for start in range(rows.start, rows.stop, step):
+            piece = strip[start : min(start + step, rows.stop)]
+            piece *= np.float32(scale)
+            piece += shift
+            peak = piece.max(axis=1)
+            piece -= peak[:, None]
+            np.maximum(piece, LEAST_EXPONENT, out=piece)
+            np.exp(piece, out=piece)
+            sums = piece.sum(axis=1)
+            row_logs[start : start + len(piece)] = peak + np.log(sums)
+            piece /= sums[:, None]  # not a BLAS product: its threads would fight with these
+            own_sums += piece.sum(axis=0)
+        with lock:
+            np.add(column_sums, own_sums, out=column_sums)
+
+    in_threads(work, strip)
+    return row_logs, column_sums

@@ -44,6 +44,13 @@ class Truth:
         """The query of each pair, shape ``(n_pairs,)``."""
         return np.repeat(np.arange(len(self)), self.counts)
 
+    def some_queries(self, queries: IntArray) -> "Truth":
+        """The truth of some queries only, numbered anew in that order."""
+        counts = self.counts[queries]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        places = np.repeat(self.starts[queries] - starts[:-1], counts) + np.arange(starts[-1])
+        return Truth(starts, self.items[places])
+
 
 def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
     """Read and check which items are right.
@@ -67,12 +74,12 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
     """
     if isinstance(truth, Truth):
         queries, items = truth.queries, truth.items
-    elif isinstance(truth, (list, tuple)) and any(np.ndim(right) for right in truth):
+    elif isinstance(truth, (list, tuple)) and any(map(_is_list, truth)):
         if len(truth) != n_queries:
             raise NNNormError(
                 f"truth must have one list per query; got {len(truth)} for {n_queries} queries"
             )
-        rows = [np.atleast_1d(np.asarray(right)) for right in truth]
+        rows = [_open_row(right, q) for q, right in enumerate(truth)]
         if empty := [q for q, right in enumerate(rows) if len(right) == 0]:
             _raise_without_truth(empty[0], len(empty))
         queries, items = (
@@ -96,6 +103,22 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
                 f"got shape {array.shape}"
             )
     return _make_truth(queries, items, n_queries, n_gallery)
+
+
+def _is_list(right: Any) -> bool:
+    return isinstance(right, (list, tuple)) or np.ndim(right) > 0
+
+
+def _open_row(right: Any, query: int) -> npt.NDArray[Any]:
+    try:
+        row = np.atleast_1d(np.asarray(right))
+    except ValueError:  # lists of several lengths
+        row = np.empty((0, 0))
+    if row.ndim > 1:
+        raise NNNormError(
+            f"truth must have one flat list of items per query; that of query {query} holds lists"
+        )
+    return row
 
 
 def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Truth:
