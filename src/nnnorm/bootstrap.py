@@ -166,6 +166,10 @@ def _resample(
     rng = np.random.default_rng(seed)
     sums, sizes = _cluster_sums(values, clusters)
     n_clusters = len(sums)
+    if n_clusters < 2:
+        raise NNNormError(
+            "an interval needs at least two queries that do not belong together; got one group"
+        )
     kinds, times = np.unique(np.stack([sums, sizes], axis=1), axis=0, return_counts=True)
     if len(kinds) <= _MANY_KINDS:
         drawn = rng.multinomial(n_clusters, times / n_clusters, size=n_resamples) @ kinds

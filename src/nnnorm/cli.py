@@ -1,77 +1,31 @@
 """The command `nnnorm`: arguments in, tables for people or JSON for programs out.
 
-Each command is one short function. Results go to stdout, progress and notes to stderr. A user's
-mistake is one sentence and exit code 1, wrong usage exit code 2; a traceback needs `--debug`.
-What a command needs beyond the core is imported inside it, so that `--help` answers at once.
+Each command is one short function; those that evaluate stand in `cli_study.py`. What a command
+needs beyond the core is imported inside it, so that `--help` answers at once.
 """
 
-import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from nnnorm.embeddings import Embeddings, Metric
-from nnnorm.methods import GateForm, MethodName
-from nnnorm.scores import Progress
-from nnnorm.search import Ranking
-
-
-class _Group(TyperGroup):
-    """Turns our errors into one sentence on stderr and exit code 1."""
-
-    def invoke(self, ctx: Any) -> Any:
-        from nnnorm.errors import MissingExtraError, NNNormError
-
-        try:
-            return super().invoke(ctx)
-        except (NNNormError, MissingExtraError, MemoryError, KeyboardInterrupt) as error:
-            if ctx.obj == "debug":
-                raise
-            message = str(error)
-            if isinstance(error, KeyboardInterrupt):
-                message = "interrupted; nothing was written"
-            elif isinstance(error, MemoryError):
-                message = f"out of memory ({error}); try a smaller --memory-budget"
-            typer.echo(f"Error: {message}", err=True)
-            raise typer.Exit(1) from error
-
-
-app = typer.Typer(
-    cls=_Group,
-    help="Make embedding search return the right item instead of the popular one.",
-    epilog="A first look: nnnorm demo",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+from nnnorm.cli_shared import (
+    SOURCE,
+    Budget,
+    Debug,
+    Gallery,
+    Json,
+    MetricOption,
+    Normalize,
+    app,
+    number_or_auto,
+    open_input,
+    print_facts,
+    print_json,
+    show_progress,
 )
-
-
-def _remember_debug(ctx: typer.Context, value: bool) -> bool:
-    if value:
-        ctx.find_root().obj = "debug"
-    return value
-
-
-_SOURCE = ".npy, .npz, .parquet or a folder of shards"
-Gallery = Annotated[Path, typer.Option(help=f"Items that are searched: {_SOURCE}.")]
-Normalize = Annotated[
-    bool, typer.Option("--normalize", help="Divide every row of every input by its norm.")
-]
-MetricOption = Annotated[
-    Metric, typer.Option(help="With cosine, rows must have unit norm (or use --normalize).")
-]
-Budget = Annotated[int, typer.Option(help="Memory to use beyond the inputs, in MB.", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug)
-]
+from nnnorm.methods import GateForm, MethodName
+from nnnorm.search import Ranking
 
 
 @app.command(
@@ -80,7 +34,7 @@ Debug = Annotated[
 )
 def fit(
     gallery: Gallery,
-    references: Annotated[Path, typer.Option(help=f"Bank of past queries: {_SOURCE}.")],
+    references: Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: Annotated[
         Path | None, typer.Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
@@ -112,8 +66,8 @@ def fit(
     from nnnorm.methods import make_method
 
     given = {
-        "reference_k": _number_or_auto("--reference-k", reference_k, int),
-        "alpha": _number_or_auto("--alpha", alpha, float),
+        "reference_k": number_or_auto("--reference-k", reference_k, int),
+        "alpha": number_or_auto("--alpha", alpha, float),
         "weight": weight,
         "beta": beta,
         "beta_query": beta_query,
@@ -124,14 +78,14 @@ def fit(
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     check_writable(output)
-    items = _open(gallery, "gallery", normalize, metric)
-    bank = _open(references, "references", normalize, metric)
+    items = open_input(gallery, "gallery", normalize, metric)
+    bank = open_input(references, "references", normalize, metric)
     gallery_bank = (
-        _open(gallery_references, "gallery_references", normalize, metric)
+        open_input(gallery_references, "gallery_references", normalize, metric)
         if gallery_references
         else None
     )
-    with _progress("Scoring the gallery against the references") as progress:
+    with show_progress("Scoring the gallery against the references") as progress:
         bias = chosen.fit(
             items,
             bank,
@@ -142,9 +96,9 @@ def fit(
     bias.save(output)
     about = {**bias.to_dict(), **_spread(bias.values), "output": str(output)}
     if as_json:
-        _print_json(about)
+        print_json(about)
         return
-    _print_facts(f"Bias of {len(bias):,} items", about, skip=("n_active",))
+    print_facts(f"Bias of {len(bias):,} items", about, skip=("n_active",))
     typer.echo(
         f"\nNext: nnnorm search --gallery {gallery} --queries QUERIES --bias {output}", err=True
     )
@@ -156,7 +110,7 @@ def fit(
 )
 def search(
     gallery: Gallery,
-    queries: Annotated[Path, typer.Option(help=f"Queries: {_SOURCE}.")],
+    queries: Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")],
     bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
     weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
@@ -176,9 +130,9 @@ def search(
     if output is not None:
         check_writable(output)
     loaded = nnnorm.Bias.load(bias) if bias else None
-    items = _open(gallery, "gallery", normalize, metric)
-    asked = _open(queries, "queries", normalize, metric)
-    with _progress("Searching") as progress:
+    items = open_input(gallery, "gallery", normalize, metric)
+    asked = open_input(queries, "queries", normalize, metric)
+    with show_progress("Searching") as progress:
         ranking = nnnorm.search(
             asked,
             items,
@@ -203,7 +157,7 @@ def search(
         if output is None:
             about["indices"] = ranking.indices.tolist()
             about["scores"] = [[float(f"{s:.7g}") for s in row] for row in ranking.scores]
-        _print_json(about)
+        print_json(about)
         return
     _print_ranking(ranking, output)
 
@@ -219,9 +173,9 @@ def info(
     """Show versions and the active BLAS, or what a file holds."""
     title, facts = ("This installation", _installation()) if file is None else _describe(file)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
-        _print_facts(title, facts)
+        print_facts(title, facts)
 
 
 @app.command(epilog="Example: nnnorm demo")
@@ -231,7 +185,7 @@ def demo(as_json: Json = False, debug: Debug = False) -> None:
 
     result = run_demo()
     if as_json:
-        _print_json(result)
+        print_json(result)
         return
     from rich.console import Console
     from rich.table import Table
@@ -275,75 +229,7 @@ def main() -> None:
     app(prog_name="nnnorm")
 
 
-# --- input -------------------------------------------------------------------------------------
-
-
-def _open(path: Path, name: str, normalize: bool, metric: Metric) -> Embeddings:
-    from nnnorm.embeddings import norm_range, open_embeddings
-
-    opened = open_embeddings(path, name=name, normalize=normalize, metric=metric)
-    if not normalize and metric == "ip":
-        low, high = norm_range(opened)
-        if high - low > 0.01:
-            typer.echo(
-                f"Note: rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are "
-                "raw inner products; for cosine use --normalize",
-                err=True,
-            )
-    return opened
-
-
-def _number_or_auto(option: str, text: str | None, kind: type) -> Any:
-    if text is None or text == "auto":
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise typer.BadParameter(f"{text!r} is neither {what} nor 'auto'", param_hint=option) from (
-            None
-        )
-
-
-@contextmanager
-def _progress(label: str) -> Iterator[Progress | None]:
-    """A bar on stderr while that is a terminal, else nothing."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 # --- output ------------------------------------------------------------------------------------
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def _print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in _flat(facts):
-        if value is not None and name not in skip:
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            table.add_row(name, shown)
-    Console().print(table)
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _print_ranking(ranking: Ranking, output: Path | None) -> None:
@@ -435,3 +321,6 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
         "norms": {"min": low, "max": high},
         "fingerprint": opened.fingerprint,
     }
+
+
+import nnnorm.cli_study  # noqa: E402, F401 - its commands come after these

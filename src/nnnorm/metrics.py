@@ -125,9 +125,12 @@ class Evaluation:
         out = 1.0 / (above + 1)
         for q in np.flatnonzero(tied > right):
             group, good = int(tied[q]), int(right[q])
-            places = range(1, group - good + 2)
-            chance = [math.comb(group - i, good - 1) / math.comb(group, good) for i in places]
-            out[q] = sum(p / (above[q] + i) for p, i in zip(chance, places, strict=True))
+            passed = np.arange(1, group - good + 1)
+            none_yet = np.cumprod((group - good - passed + 1) / (group - passed + 1))
+            first_at = (
+                np.concatenate([[1.0], none_yet]) * good / (group - np.arange(len(passed) + 1))
+            )
+            out[q] = (first_at / (above[q] + 1 + np.arange(len(first_at)))).sum()
         return np.asarray(out)
 
     def ranks(self) -> FloatArray:

@@ -22,6 +22,7 @@ __all__ = [
     "tabulate_tuning",
 ]
 
+_LEFT = ("setting", "tuned setting", "chosen by")
 _LATEX = str.maketrans(
     {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "−": "$-$", "α": r"$\alpha$", "±": r"$\pm$"}
 )
@@ -105,12 +106,20 @@ class Table:
 
     def print(self) -> None:
         """Print to the terminal."""
+        from rich import box
         from rich.console import Console
         from rich.table import Table as RichTable
 
-        table = RichTable(title=self.title, title_justify="left", title_style="bold")
+        table = RichTable(
+            title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        )
         for place, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
+            table.add_column(
+                column.strip(),
+                justify="left" if column in _LEFT or place == 0 else "right",
+                overflow="fold",
+                no_wrap=column.startswith(("R@", "gain")),
+            )
         for row in self.rows:
             table.add_row(*row)
         console = Console(highlight=False)
@@ -127,7 +136,7 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
     >>> tabulate_results([], "Nothing yet").rows
     ()
     """
-    columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "p", "max N₁", "kurtosis")
+    columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "max N₁")
     return Table(title, columns, tuple(_result_row(result) for result in results), tuple(notes))
 
 
@@ -304,9 +313,7 @@ def _result_row(result: Result) -> tuple[str, ...]:
         _percent(result.recall_at_5),
         _percent(result.recall_at_10),
         _gain(result.gain),
-        "" if result.gain is None else f"{result.gain.p_value:.2g}",
         str(result.hubness.max),
-        f"{result.hubness.kurtosis:.2f}",
     )
 
 
@@ -330,10 +337,8 @@ def _select_words(select: str) -> str:
 
 def _params(params: Mapping[str, Any]) -> str:
     short = {"reference_k": "k", "alpha": "α", "weight": "λ", "beta": "β", "tau": "τ"}
-    short |= {"beta_query": "β_query", "beta_gallery": "β_gallery"}
-    return ", ".join(
-        f"{short[name]} = {value:.4g}" for name, value in params.items() if name in short
-    )
+    short |= {"beta_query": "βq", "beta_gallery": "βg"}
+    return " ".join(f"{short[name]}={value:.4g}" for name, value in params.items() if name in short)
 
 
 def _percent(share: float) -> str:
@@ -347,4 +352,5 @@ def _points(share: float) -> str:
 def _gain(gain: Interval | None) -> str:
     if gain is None:
         return ""
-    return f"{_points(gain.mean)} [{_points(gain.low)}, {_points(gain.high)}]"
+    low, high = (_points(end).lstrip("+") for end in (gain.low, gain.high))
+    return f"{_points(gain.mean)} [{low}, {high}]"

@@ -4,15 +4,18 @@ One item per query, pairs, or lists of items all become a `Truth`. A query witho
 an error here, so that no metric can shrink its denominator by leaving such queries out.
 """
 
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, first_line
 
-__all__ = ["Truth", "clusters_of", "open_truth"]
+__all__ = ["Truth", "clusters_of", "open_truth", "read_truth"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -150,8 +153,8 @@ def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Tru
 
 def _raise_without_truth(query: int, n_queries: int) -> None:
     raise NNNormError(
-        f"query {query} has no right item ({n_queries} such queries); leave such queries out, "
-        "they would only shrink the denominator"
+        f"query {query} has no right item ({n_queries} such queries); name them, or leave the "
+        "queries out yourself"
     )
 
 
@@ -166,3 +169,35 @@ def clusters_of(truth: Truth) -> IntArray:
     [0, 0, 1]
     """
     return truth.items[truth.starts[:-1]]
+
+
+def read_truth(path: str | os.PathLike[str]) -> Any:
+    """Read a truth file: `.npy` of shape (n_queries,) or (n_pairs, 2), or `.json` with lists.
+
+    Parameters
+    ----------
+    path : str or PathLike
+
+    Returns
+    -------
+    array or list
+        What `open_truth` takes.
+
+    Examples
+    --------
+    >>> read_truth("nowhere.json")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there is no truth file nowhere.json; ...
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise NNNormError(f"there is no truth file {path}; check the path")
+    try:
+        if file.suffix == ".json":
+            return json.loads(file.read_text(encoding="utf-8"))
+        return np.load(file, allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise NNNormError(
+            f"{path} can't be read as a truth ({first_line(error)}); expected .npy with whole "
+            "numbers, or .json with a list per query"
+        ) from error
