@@ -15,7 +15,7 @@ from nnnorm.bias import Bias
 from nnnorm.bootstrap import Interval, binomial_half_width, interval_of_difference
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.grids import Grid
+from nnnorm.grids import Grid, check_grids
 from nnnorm.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.methods import NNN, MethodName, make_method
 from nnnorm.metrics import Evaluation, evaluate
@@ -209,10 +209,12 @@ def compare(
     bank = open_embeddings(references, name="references")
     gallery_bank = _open_optional(gallery_references)
     opened, checked = _open_task(test, "test"), _open_task(validation, "validation")
+    names = check_methods(methods, gallery_bank is not None)
+    check_grids(grids, ["none", *names])
     reporter = _Reporter(opened, seed, memory_budget)
     results = [reporter.uncorrected]
     n_validation = len(checked.queries)
-    for name in check_methods(methods, gallery_bank is not None):
+    for name in names:
         tuning = tune(
             checked.gallery,
             bank,
@@ -282,6 +284,11 @@ def ablate(
     >>> [row.n_references for row in ablate(task, task, {"own": bank}).rows]
     [40, 20, 8, 4]
     """
+    if not isinstance(banks, Mapping):
+        raise NNNormError(
+            "banks must be a dict of names to references, such as {'own': references}; got "
+            f"{type(banks).__name__}"
+        )
     if not banks:
         raise NNNormError("ablate needs at least one bank of references; got none")
     if not shares or not all(0 < share <= 1 for share in shares):

@@ -20,7 +20,7 @@ from nnnorm.methods import METHOD_NAMES, Method, MethodName, make_method
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress
 from nnnorm.topk import mean, scan, top_k
 
-__all__ = ["DEFAULT_GRIDS", "Bank", "Grid", "Setting", "make_settings", "scan_bank"]
+__all__ = ["DEFAULT_GRIDS", "Bank", "Grid", "Setting", "check_grids", "make_settings", "scan_bank"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Like scikit-learn's: values per parameter, all combined; or several such, one after another.
@@ -137,16 +137,26 @@ def make_settings(
     >>> len(make_settings(["nnn"], items, bank)[0])  # k = 1, 2, 4 and eleven α
     33
     """
-    if unknown := [name for name in (grids or {}) if name not in methods]:
-        raise NNNormError(
-            f"a grid was given for {unknown[0]}, which is not among the methods "
-            f"({', '.join(methods)})"
-        )
+    check_grids(grids, methods)
     cells = {name: list(_cells(name, (grids or {}).get(name), len(references))) for name in methods}
     asked = [(name, params) for name, rows in cells.items() for params in rows]
     bank = Bank(gallery, references, gallery_references)
     scan_bank(bank, asked, memory_budget=memory_budget, progress=progress)
     return [_setting(name, params, bank, memory_budget) for name, params in asked], bank
+
+
+def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName]) -> None:
+    """Raise where a grid was given for a method that was not asked for.
+
+    Examples
+    --------
+    >>> check_grids({"csls": {"reference_k": [1]}}, ["none", "csls"])
+    """
+    if unknown := [name for name in (grids or {}) if name not in methods]:
+        raise NNNormError(
+            f"a grid was given for {unknown[0]}, which is not among the methods "
+            f"({', '.join(methods)})"
+        )
 
 
 def scan_bank(
@@ -171,6 +181,11 @@ def scan_bank(
     ks = sorted({params["reference_k"] for _, params in asked if "reference_k" in params})
     betas = _wanted(asked, ("beta", "beta_query"))
     gallery_betas = _wanted(asked, ("beta_gallery",))
+    needs_bank = gallery_betas or any(name == "dualdis" for name, _ in asked)
+    if needs_bank and bank.gallery_references is None:
+        raise NNNormError(
+            "dualis and dualdis need a gallery bank: give gallery_references, or leave them out"
+        )
     scores = Products(bank.gallery, bank.references, memory_budget=memory_budget)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     if ks or betas:
@@ -183,11 +198,7 @@ def scan_bank(
                 bank.logs[beta][start:stop] = log
     if any(name == "dn" for name, _ in asked):
         bank.means["all"] = mean(scores, **options)
-    if gallery_betas:
-        if bank.gallery_references is None:
-            raise NNNormError(
-                "dualis and dualdis need a gallery bank: give gallery_references, or leave them out"
-            )
+    if gallery_betas and bank.gallery_references is not None:
         both = Products(bank.gallery, bank.gallery_references, memory_budget=memory_budget)
         bank.gallery_logs.update({beta: np.empty(n_gallery) for beta in gallery_betas})
         for start, stop, _, logs in scan(both, k=0, betas=gallery_betas, **options):
@@ -222,15 +233,12 @@ def _cells(name: MethodName, grid: Grid | None, n_references: int) -> Iterator[d
     """The parameters of every cell; the default grid leaves out k beyond the bank."""
     if name not in METHOD_NAMES:
         raise NNNormError(f"method must be one of {', '.join(METHOD_NAMES)}; got {name!r}")
-    parts = DEFAULT_GRIDS[name] if grid is None else grid
+    parts = _grid_parts(name, DEFAULT_GRIDS[name] if grid is None else grid)
     seen = set()
-    for axes in [parts] if isinstance(parts, Mapping) else parts:
-        if name != "none" and (not axes or not all(len(values) for values in axes.values())):
-            raise NNNormError(
-                f"the grid of {name} is empty; give each parameter at least one value"
-            )
-        for values in itertools.product(*axes.values()):
-            params = dict(zip(axes, values, strict=True))
+    for axes in parts:
+        for values in itertools.product(*(axes[param] for param in parts[0])):
+            params = dict(zip(parts[0], map(_plain, values), strict=True))
+            _check_cell(name, params)
             if params.get("reference_k", 0) > n_references:
                 if grid is None:
                     continue
@@ -243,8 +251,46 @@ def _cells(name: MethodName, grid: Grid | None, n_references: int) -> Iterator[d
                 yield params
 
 
+def _grid_parts(name: MethodName, grid: Grid) -> list[Mapping[str, Sequence[Any]]]:
+    """The grids that make up a grid, once each is known to give values to the same parameters."""
+    parts = [grid] if isinstance(grid, Mapping) else list(grid)
+    for axes in parts:
+        if not isinstance(axes, Mapping):
+            raise NNNormError(
+                f"the grid of {name} must be a dict of parameters to lists of values, or a list of "
+                f"such; got {axes!r}"
+            )
+        for param, values in axes.items():
+            if isinstance(values, str) or not hasattr(values, "__len__"):
+                raise NNNormError(
+                    f"the grid of {name} must give {param} a list of values; got {values!r}"
+                )
+        if set(axes) != set(parts[0]):
+            raise NNNormError(
+                f"all parts of the grid of {name} must have the same parameters; got "
+                f"{', '.join(parts[0])} and {', '.join(axes)}"
+            )
+    has_axes = name == "none" or all(parts)
+    if not parts or not has_axes or not all(len(v) for axes in parts for v in axes.values()):
+        raise NNNormError(f"the grid of {name} is empty; give each parameter at least one value")
+    return parts
+
+
+def _check_cell(name: MethodName, params: Mapping[str, Any]) -> None:
+    """Refuse what the method would refuse, and what a sweep can't do."""
+    make_method(name, **params)
+    if name == "nnn" and "auto" in (params.get(p, "auto") for p in ("reference_k", "alpha")):
+        raise NNNormError("the grid of nnn needs numbers for both reference_k and alpha, not auto")
+    if params.get("gate") == "safe":
+        raise NNNormError("dualdis can be tuned in its published form only; leave out gate 'safe'")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as Python has them, for JSON."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _setting(name: MethodName, params: dict[str, Any], bank: Bank, memory_budget: int) -> Setting:
-    make_method(name, **params)  # refuses what the method would refuse
     n_gallery = len(bank.gallery)
     if name in ("nnn", "csls"):
         weight = params["alpha"] if name == "nnn" else 0.5

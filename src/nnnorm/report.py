@@ -22,9 +22,13 @@ __all__ = [
     "tabulate_tuning",
 ]
 
-_LEFT = ("setting", "tuned setting", "chosen by")
+_LEFT = ("setting", "tuned", "chosen by")
 _LATEX = str.maketrans(
-    {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "−": "$-$", "α": r"$\alpha$", "±": r"$\pm$"}
+    {character: f"\\{character}" for character in "%&_#${}"}
+    | {character: f"${character}$" for character in "<>|"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"−": "$-$", "±": r"$\pm$", "₁": "$_1$"}
+    | {"α": r"$\alpha$", "β": r"$\beta$", "λ": r"$\lambda$", "τ": r"$\tau$"}
 )
 
 
@@ -85,9 +89,12 @@ class Table:
         """
 
         def line(cells: Sequence[str]) -> str:
-            return " & ".join(cell.translate(_LATEX) for cell in cells) + r" \\"
+            row = " & ".join(cell.translate(_LATEX) for cell in cells)
+            # After the \\ of the row above, a bracket would be taken for its argument.
+            return ("{}" if row.startswith("[") else "") + row + r" \\"
 
-        caption = " ".join([self.title, *self.notes]).translate(_LATEX)
+        title = f"{self.title}." if self.notes else self.title
+        caption = " ".join([title, *self.notes]).translate(_LATEX)
         return "\n".join(
             [
                 r"\begin{table}",
@@ -111,7 +118,12 @@ class Table:
         from rich.table import Table as RichTable
 
         table = RichTable(
-            title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+            title=self.title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
         )
         for place, column in enumerate(self.columns):
             table.add_column(
@@ -122,7 +134,8 @@ class Table:
             )
         for row in self.rows:
             table.add_row(*row)
-        console = Console(highlight=False)
+        # A name in square brackets is a name, not a style.
+        console = Console(highlight=False, markup=False, emoji=False)
         console.print(table)
         for note in self.notes:
             console.print(note)
@@ -173,8 +186,8 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     >>> tabulate_ablation(Ablation(none, (), "max", 2, 2, 2)).rows[0][3]
     '100.00'
     """
-    columns = ("bank", "references", "tuned setting", "R@1", "gain", "automatic R@1", "gain ")
-    rows = [("none", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "", "")]
+    columns = ("bank", "refs", "tuned", "R@1", "gain", "gain, automatic")
+    rows = [("none", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "")]
     for row in ablation.rows:
         rows.append(
             (
@@ -183,7 +196,6 @@ def tabulate_ablation(ablation: Ablation) -> Table:
                 _params(row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),
                 _gain(row.tuned.gain),
-                _percent(row.automatic.recall_at_1),
                 _gain(row.automatic.gain),
             )
         )
@@ -223,9 +235,9 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
         f"{tuning.n_references:,} references"
     )
-    best = tuning.best
+    best = f"{tuning.best.method} {_params(tuning.best.params)}".strip()
     notes = [
-        f"Chosen by {_select_words(tuning.select)}: {best.method} {_params(best.params)}, "
+        f"Chosen by {_select_words(tuning.select)}: {best}, "
         f"gain {_gain(tuning.gain)} points of R@1 on these queries "
         f"(p = {tuning.gain.p_value:.3g})."
     ]
@@ -338,7 +350,11 @@ def _select_words(select: str) -> str:
 def _params(params: Mapping[str, Any]) -> str:
     short = {"reference_k": "k", "alpha": "α", "weight": "λ", "beta": "β", "tau": "τ"}
     short |= {"beta_query": "βq", "beta_gallery": "βg"}
-    return " ".join(f"{short[name]}={value:.4g}" for name, value in params.items() if name in short)
+    return " ".join(
+        f"{short[name]}={value if isinstance(value, int) else f'{value:.4g}'}"
+        for name, value in params.items()
+        if name in short
+    )
 
 
 def _percent(share: float) -> str:

@@ -6,13 +6,13 @@ that runs tomorrow.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Source, open_embeddings
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.truth import Truth, clusters_of
 
@@ -43,7 +43,7 @@ def split_items(
     >>> [len(part) for part in split_items(500)]
     [250, 100, 150]
     """
-    if any(share <= 0 for share in shares) or sum(shares) > 1 + 1e-9:
+    if not all(share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
         raise NNNormError(f"shares must be positive and add up to at most 1; got {tuple(shares)}")
     edges = np.round(np.cumsum([0.0, *shares]) * n_items).astype(int)
     if (np.diff(edges) == 0).any():
@@ -77,6 +77,11 @@ def split_queries(truth: Truth, share: float = 0.5, *, seed: int = 0) -> tuple[I
     groups = clusters_of(truth)
     items = np.unique(groups)
     (chosen,) = split_items(len(items), (share,), seed=seed)
+    if len(chosen) == len(items):
+        raise NNNormError(
+            f"a share of {share} of {len(items)} items leaves no query for test; "
+            "give a smaller share or more items"
+        )
     is_validation = np.isin(groups, items[chosen])
     return np.flatnonzero(is_validation), np.flatnonzero(~is_validation)
 
@@ -90,10 +95,12 @@ def count_overlap(references: Source, queries: Source) -> int:
     >>> count_overlap(np.eye(3), np.eye(3)[:2])
     2
     """
-    asked = {
-        row.tobytes()
-        for _, block in open_embeddings(queries, name="queries").blocks()
-        for row in block
-    }
+    asked = set(_bytes_of_rows(open_embeddings(queries, name="queries")))
     bank = open_embeddings(references, name="references")
-    return sum(row.tobytes() in asked for _, block in bank.blocks() for row in block)
+    return sum(row in asked for row in _bytes_of_rows(bank))
+
+
+def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:
+    for _, block in embeddings.blocks():
+        for row in block + np.float32(0):  # makes -0 the 0 that it equals
+            yield row.tobytes()

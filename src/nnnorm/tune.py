@@ -8,7 +8,7 @@ k = a sixteenth of the bank; elsewhere the one in the middle of those cells).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from nnnorm.embeddings import Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.gated import GateWatch
 from nnnorm.grids import Bank, Grid, Setting, find_active, make_settings
-from nnnorm.methods import METHOD_NAMES, MethodName, make_method
+from nnnorm.methods import METHOD_NAMES, MethodName, Sinkhorn, make_method
 from nnnorm.metrics import Evaluation, count_above, evaluate
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress
 from nnnorm.sweep import sweep_hits
@@ -32,6 +32,7 @@ __all__ = ["Cell", "Select", "Tuning", "check_methods", "tune"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Select = Literal["one-standard-error", "max"]
 _UNGATED = {"qbnorm": "is", "dualdis": "dualis"}
+_TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,7 @@ def tune(
     )
     check_same_dim(asked, items)
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
+    groups = _open_clusters(clusters, right)
     names = check_methods(methods, gallery_bank is not None)
     settings, bank = make_settings(
         ("none", *names),
@@ -194,7 +196,6 @@ def tune(
         progress=progress,
     )
     hits, raw = _sweep(settings, bank, asked, right, memory_budget, progress)
-    groups = clusters_of(right) if clusters is None else np.asarray(clusters)
     recalls = hits.mean(axis=1, dtype=np.float64)
     by_maximum = int(recalls.argmax())
     by_rule = _choose(settings, hits, groups, len(bank_rows))
@@ -239,6 +240,15 @@ def check_methods(
     if not methods:
         raise NNNormError("methods is empty; name at least one, or 'all'")
     return [name for name in dict.fromkeys(methods) if name != "none"]
+
+
+def _open_clusters(clusters: npt.ArrayLike | None, truth: Truth) -> npt.NDArray[Any]:
+    groups = clusters_of(truth) if clusters is None else np.asarray(clusters)
+    if groups.shape != (len(truth),):
+        raise NNNormError(
+            f"clusters must have one number per query; got {groups.shape} for {len(truth)}"
+        )
+    return groups
 
 
 def _sweep(
@@ -359,21 +369,27 @@ def _is_near(best: FloatArray, other: FloatArray, clusters: npt.NDArray[Any]) ->
 
 
 def _bias_of(setting: Setting, bank: Bank, memory_budget: int) -> Bias:
+    """What fitting the setting would give, without another pass where the values are there."""
     method = make_method(setting.method, **setting.params)
+    gallery_bank = bank.gallery_references if setting.method in _TWO_BANKS else None
     if setting.method in _UNGATED:
         return method.fit(
             bank.gallery,
             bank.references,
-            gallery_references=bank.gallery_references if setting.method == "dualdis" else None,
+            gallery_references=gallery_bank,
             memory_budget=memory_budget,
         )
-    return method.bias_from_values(
+    bias = method.bias_from_values(
         setting.values(),
         weight=setting.weight,
-        params=setting.params,
+        params=asdict(method) if isinstance(method, Sinkhorn) else setting.params,
         gallery=bank.gallery,
         references=bank.references,
     )
+    if gallery_bank is None:
+        return bias
+    prints = {**bias.fingerprints, "gallery_references": gallery_bank.fingerprint}
+    return replace(bias, fingerprints=prints)
 
 
 def _with_recalls(cell: Cell, evaluation: Evaluation) -> Cell:
