@@ -160,7 +160,8 @@ class KeepLogMeanExp:
 
     def _add(self, block: FloatArray, scratch: FloatArray, rows: slice) -> None:
         block -= self._peak[rows, None]
-        small = self._betas * -float(block.min()) <= self._SMALL
+        reach = self._betas * -float(block.min())
+        small = reach <= self._SMALL
         if small.any():
             powers = np.empty((self._N_POWERS, len(block)))
             scratch[...] = block
@@ -173,7 +174,8 @@ class KeepLogMeanExp:
             self._excess[small, rows] += taylor @ powers
         for number in map(int, np.flatnonzero(~small)):
             np.multiply(block, np.float32(self._betas[number]), out=scratch)
-            np.maximum(scratch, LEAST_EXPONENT, out=scratch)
+            if reach[number] > -LEAST_EXPONENT:
+                np.maximum(scratch, LEAST_EXPONENT, out=scratch)
             np.exp(scratch, out=scratch)
             sums = scratch.sum(axis=1).astype(np.float64)
             self._excess[number, rows] += sums - block.shape[1]

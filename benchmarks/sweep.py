@@ -1,0 +1,153 @@
+"""What a whole grid costs, in units of one fit and one evaluation.
+
+Synthetic clustered embeddings at the size of COCO (25,000 queries, 5,000 items, 113,000 references,
+22,600 gallery-side references, 512 dimensions; `--small` for a tenth of each). NNN's 110
+settings are compared with one NNN fit + one evaluation, DBNorm's 441 with one DualIS fit + one
+evaluation, in interleaved runs; the ratio of medians is what counts. "Naive" is what fitting and
+evaluating every setting by itself would take, counted from the same medians.
+
+    python benchmarks/sweep.py [--small] [--runs 3] [--output FILE.json]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import nnnorm
+from nnnorm.grids import DEFAULT_GRIDS
+from nnnorm.metrics import evaluate
+from nnnorm.tune import tune
+
+Floats = npt.NDArray[np.float32]
+RESULTS = Path(__file__).parent / "results" / "sweep.json"
+
+
+def make_problem(scale: float, dim: int, seed: int) -> dict[str, Any]:
+    """Items in 400 clusters; queries and references lean towards one direction, hubs do too."""
+    rng = np.random.default_rng(seed)
+    n_items, n_references, n_bank = (int(n * scale) for n in (5000, 113_000, 22_600))
+    centres, lean = rng.normal(size=(400, dim)), 0.8 * rng.normal(size=(1, dim))
+
+    def items(n: int) -> npt.NDArray[np.float64]:
+        return centres[rng.integers(0, 400, n)] + 0.7 * rng.normal(size=(n, dim))
+
+    def unit(rows: npt.NDArray[np.float64], noise: float) -> Floats:
+        rows = rows + noise * rng.normal(size=rows.shape)
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    def pull(n: int) -> npt.NDArray[np.float64]:
+        return lean * rng.gamma(2.0, 0.2, size=(n, 1))
+
+    meaning = items(n_items)
+    arrays = {
+        "gallery": unit(meaning + pull(n_items), 0.8),
+        "queries": unit(np.repeat(meaning, 5, axis=0) + 0.6 * lean, 4.0),
+        "references": unit(items(n_references) + 0.6 * lean, 4.0),
+        "gallery_references": unit(items(n_bank) + pull(n_bank), 0.8),
+    }
+    opened = {name: nnnorm.open_embeddings(rows, name=name) for name, rows in arrays.items()}
+    return {**opened, "truth": np.repeat(np.arange(n_items), 5)}
+
+
+def jobs(problem: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    gallery, references = problem["gallery"], problem["references"]
+    bank = {"gallery_references": problem["gallery_references"]}
+    asked = problem["queries"], gallery, problem["truth"]
+    dual = nnnorm.DualSoftmax(beta_query=50.0, beta_gallery=5.0)
+    coarse = {"dualis": DEFAULT_GRIDS["dualis"][0]}  # type: ignore[index]
+    tuned = gallery, references, problem["queries"], problem["truth"]
+    return {
+        "nnn fit": lambda: nnnorm.NNN.paper().fit(gallery, references),
+        "nnn evaluation": lambda: evaluate(*asked, nnnorm.NNN.paper().fit_scores(_flat(gallery))),
+        "nnn grid": lambda: tune(*tuned),
+        "dualis fit": lambda: dual.fit(gallery, references, **bank),
+        "dualis grid": lambda: tune(*tuned, ["dualis"], grids=coarse, **bank),
+    }
+
+
+def _flat(gallery: nnnorm.Embeddings) -> Floats:
+    """Scores that cost nothing to fit, so that only the evaluation is timed."""
+    return np.zeros((len(gallery), 128), dtype=np.float32)
+
+
+def measure(problem: dict[str, Any], n_runs: int) -> tuple[dict[str, list[float]], dict[str, int]]:
+    times: dict[str, list[float]] = {name: [] for name in jobs(problem)}
+    n_settings: dict[str, int] = {}
+    for run in range(n_runs):
+        for name, job in jobs(problem).items():
+            started = time.perf_counter()
+            result = job()
+            times[name].append(round(time.perf_counter() - started, 3))
+            if name.endswith("grid"):
+                n_settings[name] = len(result.grid)
+            print(f"run {run + 1}: {name} {times[name][-1]:.2f} s", file=sys.stderr)
+    return times, n_settings
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown table of the stored results."""
+    median = {name: statistics.median(times) for name, times in results["seconds"].items()}
+    lines = [
+        "| grid | settings | one fit + one evaluation, s | whole grid, s | ratio | naive loop, s |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    for method, label in (("nnn", "NNN"), ("dualis", "DBNorm (DualIS)")):
+        once = median[f"{method} fit"] + median["nnn evaluation"]
+        grid, n_settings = median[f"{method} grid"], results["n_settings"][f"{method} grid"]
+        lines.append(
+            f"| {label} | {n_settings} | {once:.2f} | {grid:.2f} | {grid / once:.2f} "
+            f"| {n_settings * once:,.0f} |"
+        )
+    sizes = results["sizes"]
+    lines += [
+        "",
+        f"{sizes['queries']:,} queries, {sizes['gallery']:,} items, {sizes['references']:,} "
+        f"references, {sizes['gallery_references']:,} gallery-side references, {sizes['dim']} "
+        f"dimensions; medians of {results['runs']} runs, {results['machine']}, "
+        f"numpy {results['numpy']}.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="a tenth of each size")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--output", type=Path, help=f"JSON, such as {RESULTS.name}")
+    parser.add_argument("--tables", action="store_true", help="print the stored results")
+    options = parser.parse_args()
+    if options.tables:
+        print(tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
+        return 0
+    problem = make_problem(0.1 if options.small else 1.0, 512, seed=0)
+    seconds, n_settings = measure(problem, options.runs)
+    names = ("queries", "gallery", "references", "gallery_references")
+    results = {
+        "sizes": {**{name: len(problem[name]) for name in names}, "dim": problem["gallery"].dim},
+        "runs": options.runs,
+        "seconds": seconds,
+        "n_settings": n_settings,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "nnnorm": nnnorm.__version__,
+        "seed": 0,
+    }
+    print(tables(results))
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
