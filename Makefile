@@ -33,5 +33,5 @@ $(VENV)/core: pyproject.toml
 	touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/core
-	$(PIP) --constraint constraints.txt --editable ".[parquet,dev]"
+	$(PIP) --constraint constraints.txt --editable ".[parquet,plots,dev]"
 	touch $@
