@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,11 +15,11 @@ from nnnorm.datasets.captions import split_words, word_pairs
 class ImageTower(nn.Module):
     """Four convolutions that keep where things stand, then two layers."""
 
-    def __init__(self, dim: int, resolution: int, width: int = 32) -> None:
+    def __init__(self, dim: int, resolution: int, width: int = 16) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 3 * width, 3 * width]
         layers: list[nn.Module] = []
-        for place, (n_in, n_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for place, (n_in, n_out) in enumerate(pairwise(sizes)):
             stride = 2 if place < 3 else 1
             layers += [nn.Conv2d(n_in, n_out, 3, stride, 1), nn.BatchNorm2d(n_out), nn.ReLU()]
         self.convolutions = nn.Sequential(*layers)
@@ -47,7 +48,9 @@ class TextTower(nn.Module):
         """Unit vectors of texts, given as their features one after another."""
         counts = torch.diff(starts, append=torch.tensor([len(features)]))
         summed = self.features(features, starts) / counts.sqrt()[:, None] + self.bias
-        return functional.normalize(self.last(functional.relu(self.middle(functional.relu(summed)))))
+        return functional.normalize(
+            self.last(functional.relu(self.middle(functional.relu(summed))))
+        )
 
 
 def find_features(texts: list[str], least: int) -> list[str]:
@@ -85,7 +88,6 @@ def train(
     epochs: int = 10,
     batch: int = 256,
     rate: float = 2e-3,
-    per_picture: int = 3,
     seed: int = 0,
 ) -> tuple[ImageTower, TextTower]:
     """Train both towers on pictures and their five captions each (in order)."""
@@ -106,25 +108,22 @@ def train(
         for step in range(steps):
             chosen = order[step * batch : (step + 1) * batch]
             seen = image(torch.from_numpy(pictures[chosen]))
-            # Several captions per picture cost little: the picture's tower is the slow one.
-            slots = np.argsort(rng.random((len(chosen), 5)), axis=1)[:, :per_picture]
-            said = text(*as_bags([captions[5 * p + c] for p, s in zip(chosen, slots) for c in s]))
-            said = said.reshape(len(chosen), per_picture, dim)
+            slots = rng.integers(5, size=len(chosen))  # another caption in every epoch
+            said = text(*as_bags([captions[row] for row in 5 * chosen + slots]))
+            logits = scale.exp().clamp(max=100) * seen @ said.T
             truth = torch.arange(len(chosen))
-            loss = torch.zeros(())
-            for slot in range(per_picture):
-                logits = scale.exp().clamp(max=100) * seen @ said[:, slot].T
-                both = functional.cross_entropy(logits, truth) + functional.cross_entropy(
-                    logits.T, truth
-                )
-                loss = loss + both / (2 * per_picture)
+            loss = functional.cross_entropy(logits, truth) / 2
+            loss = loss + functional.cross_entropy(logits.T, truth) / 2
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             optimizer.step()
             schedule.step()
-            total += float(loss)
+            total += loss.item()
         seconds = time.perf_counter() - began
-        print(f"epoch {epoch + 1:2d} of {epochs}: loss {total / steps:.3f}, {seconds:.1f} s", flush=True)
+        print(
+            f"epoch {epoch + 1:2d} of {epochs}: loss {total / steps:.3f}, {seconds:.1f} s",
+            flush=True,
+        )
     return image.eval(), text.eval()
 
 

@@ -9,6 +9,7 @@ both; as references for the first, the second are out of distribution.
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from random import Random
 
 import numpy.typing as npt
@@ -114,7 +115,7 @@ def word_pairs(words: Sequence[str]) -> list[str]:
     ['star above', 'above ring']
     """
     heavy = [word for word in words if word not in _LIGHT]
-    return [f"{first} {second}" for first, second in zip(heavy, heavy[1:], strict=False)]
+    return [f"{first} {second}" for first, second in pairwise(heavy)]
 
 
 # --- the grammar of captions ---------------------------------------------------------------------
@@ -219,7 +220,7 @@ def _relation(first: Thing, second: Thing, rng: Random) -> str:
 def _is_between(thing: Thing, named: Iterable[Thing]) -> bool:
     first, second = (other for other in named if other != thing)
     places = [divmod(other.cell, 3) for other in (first, thing, second)]
-    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(places, places[1:], strict=False)]
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(places)]
     return steps[0] == steps[1]
 
 

@@ -318,7 +318,7 @@ def _widen(inside: _Inside, x: Floats, y: Floats, width: float) -> npt.NDArray[n
     return mask
 
 
-# --- shapes: is a point inside? x to the right, y up, all within about one unit of the middle ------
+# --- shapes: is a point inside? x to the right, y up, all within about one of the middle ---------
 
 
 def _circle(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
