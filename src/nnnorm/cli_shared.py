@@ -127,7 +127,7 @@ def show_steps() -> Iterator[Callable[[str], None] | None]:
 
 
 def print_story(parts: Iterable[Any]) -> None:
-    """Print tables and paragraphs in turn; a paragraph that opens with a blank is a heading."""
+    """Print tables and paragraphs in turn."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from nnnorm.compare import Result
 from nnnorm.datasets.scenes import read_scene
-from nnnorm.demo import Demo, Example
+from nnnorm.demo import HUB, Demo, Example, find_hubs
 from nnnorm.report import Table, tabulate_comparison
 
 __all__ = ["tell_demo"]
@@ -39,8 +39,8 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     yield (
         f"A fair picture comes first for {before.mean:.0f} captions. The worst hub comes first for "
         f"{hub.occurrences}, for {wrong} of them wrongly, and {diagnosis.n_antihubs} pictures "
-        f"never do (excess kurtosis {before.kurtosis:.1f}). The hub is\n"
-        f"  picture {hub.item}: {shapes.describe(hub.item)}"
+        f"never do (excess kurtosis {before.kurtosis:.1f}). The hub "
+        f"shows: {shapes.describe(hub.item)}."
     )
     best = demo.tuning.best
     setting = ", ".join(f"{name} = {value:g}" for name, value in best.params.items())
@@ -63,10 +63,15 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     )
     yield _title("4. Compare")
     yield tabulate_comparison(demo.comparison)
+    yield "All methods and whole grids: nnnorm compare."
     yield _title("5. Look")
-    yield "✓ is the picture that the caption was written for, ● the worst hub."
+    hubs = find_hubs(diagnosis)
+    yield (
+        "Two captions that a hub took, and one that the correction costs. ✓ is the picture that "
+        f"the caption was written for, ● a hub: first {HUB} times as often as is fair, or more."
+    )
     for example in demo.examples:
-        yield _tell_example(demo, example, hub.item)
+        yield _tell_example(demo, example, hubs)
     yield _title("6. Files")
     yield "\n".join(f"  {demo.output / name}" for name in demo.files)
     yield from demo.notes
@@ -79,12 +84,12 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
 
 
 def _title(text: str) -> str:
-    return f"\n{text}"
+    return f"\n{text}\n{'─' * len(text)}"
 
 
 def _table_of_results(demo: Demo) -> Table:
     rows = tuple(
-        _row(name, result)
+        _row(name, result, len(demo.shapes.gallery))
         for name, result in (
             ("uncorrected", demo.uncorrected),
             ("NNN, untuned", demo.untuned),
@@ -99,9 +104,9 @@ def _table_of_results(demo: Demo) -> Table:
     return Table("", columns, rows, notes)
 
 
-def _row(name: str, result: Result) -> tuple[str, ...]:
+def _row(name: str, result: Result, n_gallery: int) -> tuple[str, ...]:
     recalls = (result.recall_at_1, result.recall_at_5, result.recall_at_10)
-    never = round(result.hubness.antihub_share * 1000)
+    never = round(result.hubness.antihub_share * n_gallery)
     gain = result.gain
     return (
         name,
@@ -114,11 +119,11 @@ def _row(name: str, result: Result) -> tuple[str, ...]:
     )
 
 
-def _tell_example(demo: Demo, example: Example, hub: int) -> str:
-    lines = [f"\n“{example.caption}”" + ("" if example.helped else "  (here it costs)")]
+def _tell_example(demo: Demo, example: Example, hubs: frozenset[int]) -> str:
+    lines = [f"\n“{example.caption}”{'' if example.helped else ' (here it costs)'}"]
     for label, items in (("before", example.before), ("after", example.after)):
         for place, item in enumerate(items):
-            mark = "✓" if item == example.right else "●" if item == hub else " "
+            mark = "✓" if item == example.right else "●" if item in hubs else " "
             head = label if place == 0 else ""
             lines.append(f"  {head:6} {place + 1} {mark} {_name(demo, item)}")
     return "\n".join(lines)

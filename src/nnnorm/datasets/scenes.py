@@ -72,6 +72,7 @@ _RIM = 0.05  # white, round every thing, as on a sticker: seen on any background
 _SHADOW = 0.22
 _FINER = 4  # samples per pixel and side
 _RESOLUTIONS = range(12, 2049)
+_REPEATS = 1000  # known scenes in a row, after which there seem to be no others
 
 
 class Thing(NamedTuple):
@@ -122,7 +123,7 @@ def make_scenes(
     rng = np.random.default_rng(seed)
     kinds = _numbers(shapes, SHAPES, "shape"), _numbers(colours, COLOURS, "colour")
     made: dict[bytes, Bytes] = {}
-    tries = 0
+    repeats = 0
     while len(made) < n_scenes:
         scene = np.zeros(10, dtype=np.uint8)
         scene[0] = rng.integers(len(BACKGROUNDS))
@@ -130,9 +131,9 @@ def make_scenes(
         shape, colour = (rng.choice(allowed, size=len(cells)) for allowed in kinds)
         size = rng.integers(len(SIZES), size=len(cells))
         scene[1 + cells] = 1 + (shape * len(COLOURS) + colour) * len(SIZES) + size
-        made.setdefault(scene.tobytes(), scene)
-        tries += 1
-        if tries > 100 * n_scenes + 1000:
+        is_new = made.setdefault(scene.tobytes(), scene) is scene
+        repeats = 0 if is_new else repeats + 1
+        if repeats == _REPEATS:
             raise NNNormError(f"there are not {n_scenes:,} different scenes of this kind")
     return np.stack(list(made.values())) if made else np.zeros((0, 10), dtype=np.uint8)
 

@@ -1,6 +1,6 @@
 """Contact sheets: rows of pictures with a line of text, and frames round some, with numpy alone.
 
-The letters are a 5×7 bitmap font of lower case, digits and a few marks: enough to say what a row
+The letters are a 5×9 bitmap font of lower case, digits and a few marks: enough to say what a row
 shows where no font library is installed.
 """
 
@@ -23,50 +23,50 @@ GREY: Colour = (110, 110, 110)
 GREEN: Colour = (0, 158, 115)
 ORANGE: Colour = (213, 94, 0)
 
-# Seven rows of five bits each, from the top, the leftmost pixel first.
+# Nine rows of five bits each, the last two below the line; the leftmost pixel first.
 _GLYPHS = {
-    "a": "00000e010f110f",
-    "b": "1010161911111e",
-    "c": "00000e1010110e",
-    "d": "01010d1311110f",
-    "e": "00000e111f100e",
-    "f": "0609081c080808",
-    "g": "000f11110f010e",
-    "h": "10101619111111",
-    "i": "04000c0404040e",
-    "j": "0200060202120c",
-    "k": "10101214181412",
-    "l": "0c04040404040e",
-    "m": "00001a15151111",
-    "n": "00001619111111",
-    "o": "00000e1111110e",
-    "p": "00001e111e1010",
-    "q": "00000d130f0101",
-    "r": "00001619101010",
-    "s": "00000e100e011e",
-    "t": "08081c08080906",
-    "u": "0000111111130d",
-    "v": "00001111110a04",
-    "w": "0000111115150a",
-    "x": "0000110a040a11",
-    "y": "000011110f010e",
-    "z": "00001f0204081f",
-    "0": "0e11131519110e",
-    "1": "040c040404040e",
-    "2": "0e11010204081f",
-    "3": "1f02040201110e",
-    "4": "02060a121f0202",
-    "5": "1f101e0101110e",
-    "6": "0608101e11110e",
-    "7": "1f010204080808",
-    "8": "0e11110e11110e",
-    "9": "0e11110f01020c",
-    ",": "00000000060408",
-    ".": "00000000000c0c",
-    ":": "000c0c000c0c00",
-    "-": "0000001f000000",
-    "%": "18190204081303",
-    " ": "00000000000000",
+    "a": "00000e010f110f0000",
+    "b": "1010161911111e0000",
+    "c": "00000e1010110e0000",
+    "d": "01010d1311110f0000",
+    "e": "00000e111f100e0000",
+    "f": "0609081c0808080000",
+    "g": "00000d1311130d010e",
+    "h": "101016191111110000",
+    "i": "04000c0404040e0000",
+    "j": "02000602020202120c",
+    "k": "101012141814120000",
+    "l": "0c04040404040e0000",
+    "m": "00001a151511110000",
+    "n": "000016191111110000",
+    "o": "00000e1111110e0000",
+    "p": "0000161911111e1010",
+    "q": "00000d1311110f0101",
+    "r": "000016191010100000",
+    "s": "00000e100e011e0000",
+    "t": "08081c080809060000",
+    "u": "0000111111130d0000",
+    "v": "00001111110a040000",
+    "w": "0000111115150a0000",
+    "x": "0000110a040a110000",
+    "y": "0000111111130d010e",
+    "z": "00001f0204081f0000",
+    "0": "0e11131519110e0000",
+    "1": "040c040404040e0000",
+    "2": "0e11010204081f0000",
+    "3": "1f02040201110e0000",
+    "4": "02060a121f02020000",
+    "5": "1f101e0101110e0000",
+    "6": "0608101e11110e0000",
+    "7": "1f0102040808080000",
+    "8": "0e11110e11110e0000",
+    "9": "0e11110f01020c0000",
+    ",": "000000000006060408",
+    ".": "00000000000c0c0000",
+    ":": "000c0c000c0c000000",
+    "-": "0000001f0000000000",
+    "%": "181902040813030000",
+    " ": "000000000000000000",
 }
 _GAP = 10
 _FRAME = 4
@@ -91,18 +91,18 @@ class Row(NamedTuple):
 
 
 def draw_text(text: str, *, scale: int = _LETTER, colour: Colour = INK) -> Bytes:
-    """Write a line, ``(7·scale, 6·scale·len(text), 3)``; a letter the font lacks is a blank.
+    """Write a line, ``(9·scale, 6·scale·len(text), 3)``; a letter the font lacks is a blank.
 
     Examples
     --------
     >>> draw_text("a red star").shape
-    (14, 120, 3)
+    (18, 120, 3)
     """
     if not text:
         raise NNNormError("text is empty; give at least one letter")
     rows = [bytes.fromhex(_GLYPHS.get(letter, _GLYPHS[" "])) for letter in text.lower()]
     bits = np.unpackbits(np.array([list(row) for row in rows], dtype=np.uint8)[:, :, None], axis=2)
-    dots = np.pad(bits[:, :, 3:], ((0, 0), (0, 0), (0, 1))).transpose(1, 0, 2).reshape(7, -1)
+    dots = np.pad(bits[:, :, 3:], ((0, 0), (0, 0), (0, 1))).transpose(1, 0, 2).reshape(9, -1)
     dots = np.kron(dots, np.ones((scale, scale), dtype=np.uint8))
     ink, paper = (np.array(tone, dtype=np.uint8) for tone in (colour, PAPER))
     return np.where(dots[:, :, None] == 1, ink, paper)
