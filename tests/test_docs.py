@@ -23,10 +23,25 @@ def benchmark(monkeypatch):
     return load
 
 
-def test_the_tables_of_the_automatic_rule_are_those_of_its_results(benchmark):
-    stored = (ROOT / "benchmarks" / "results" / "automatic_rule.json").read_text(encoding="utf-8")
-    page = (ROOT / "docs" / "automatic-rule.md").read_text(encoding="utf-8")
-    assert benchmark("automatic_rule").tables(json.loads(stored)).strip() in page
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [
+        ("automatic_rule", "automatic-rule.md"),
+        ("choosing", "choosing.md"),
+        ("flickr8k", "flickr8k.md"),
+    ],
+)
+def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):
+    stored = (ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert benchmark(name).tables(json.loads(stored)).strip() in text
+
+
+@pytest.mark.parametrize("name", ["automatic_rule", "choosing", "flickr8k"])
+def test_a_benchmark_without_its_data_says_so(benchmark, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path)])
+    assert benchmark(name).main() == 1
+    assert f"there is no flickr8k and no unsplash500 in {tmp_path}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

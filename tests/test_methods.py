@@ -187,6 +187,17 @@ def test_dual_dis_as_published_does_not_overflow(rng):
     assert np.isfinite(dense).all()
 
 
+def test_dual_dis_as_published_survives_a_query_that_scores_zero_everywhere():
+    gallery = np.array([[1.0, 0.0, 0.0], [2.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+    references = np.array([[1.0, 0.0, 0.0]])
+    bias = DualSoftmax(5.0, 2.0, gate="paper").fit(
+        gallery, references, gallery_references=references
+    )
+    found = nnnorm.search(np.array([[0.0, 0.0, 1.0]]), gallery, bias, k=3)
+    assert found.indices.tolist() == [[0, 1, 2]]
+    assert np.isfinite(found.scores).all()
+
+
 def test_dual_dis_in_its_safe_form_leaves_out_the_closed_gates_term(rng):
     gallery, references, queries, bank = gated_problem(rng)
     raw = scores_of(queries, gallery)

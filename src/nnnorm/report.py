@@ -191,7 +191,7 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     for row in ablation.rows:
         rows.append(
             (
-                f"{row.bank} {100 * row.share:.0f} %",
+                f"{row.bank} {100 * row.share:.3g} %",
                 f"{row.n_references:,}",
                 _params(row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),

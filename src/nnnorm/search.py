@@ -324,7 +324,9 @@ def multiply_factors(
     for beta, logs in factors:
         exponents += beta * scores - np.asarray(logs, dtype=np.float64)
     if len(scores):
-        exponents -= exponents.max(axis=1, keepdims=True)
+        peaks = exponents.max(axis=1, keepdims=True)
+        # A query that scores 0 with every item has only zero products: nothing to divide by.
+        exponents -= np.where(np.isneginf(peaks), 0, peaks)
     return np.asarray(np.sign(scores) ** n_closed * np.exp(exponents))
 
 

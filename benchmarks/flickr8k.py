@@ -1,0 +1,284 @@
+"""The paper's experiment on Flickr8k: methods side by side, banks of all sizes, its four trends.
+
+Everything is tuned on the validation split and reported on the test split, 1,000 photos each, with
+the train split as the bank, or (image retrieval only) captions of COCO: a bank of another kind.
+Then the grid of NNN is laid open, cell by cell, to see which of the paper's trends in k and α hold
+for this small encoder.
+
+    python benchmarks/flickr8k.py                             # measure, write JSON, print tables
+    python benchmarks/flickr8k.py --tables                    # print the tables of the stored JSON
+    python benchmarks/flickr8k.py --write-splits ../splits    # only write the files of each split
+
+The embeddings are read from `../shared/data` beside the repository (or `--data`), never copied.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import flickr8k_trends as trends
+import numpy as np
+import numpy.typing as npt
+from real_sets import (
+    DATA,
+    RESULTS,
+    Direction,
+    Flickr8k,
+    Floats,
+    machine,
+    points,
+    read_unsplash500,
+    table,
+    what_is_missing,
+)
+
+import nnnorm
+from nnnorm.bootstrap import interval_of_difference
+from nnnorm.compare import Task, ablate, make_result
+from nnnorm.files import check_writable, write_whole
+from nnnorm.methods import METHOD_NAMES, make_method
+from nnnorm.metrics import evaluate
+from nnnorm.truth import clusters_of
+from nnnorm.tune import Select, tune
+
+Record: TypeAlias = dict[str, Any]
+
+OUTPUT = RESULTS / "flickr8k.json"
+SELECTS: tuple[Select, ...] = ("one-standard-error", "max")
+METHODS = [name for name in METHOD_NAMES if name != "none"]
+# Sinkhorn can use a gallery bank too, but would then take longer than all others together.
+TWO_BANKS = ("dualis", "dualdis")
+
+TITLES = {
+    "image": "Image retrieval, bank of train captions",
+    "image-coco": "Image retrieval, bank of COCO captions (out of distribution)",
+    "text": "Text retrieval, bank of train photos",
+}
+
+
+class Setup(NamedTuple):
+    """One retrieval task with its banks."""
+
+    name: str
+    test: Task
+    validation: Task
+    references: Floats
+    gallery_references: Floats
+
+
+def make_setups(flickr8k: Flickr8k) -> list[Setup]:
+    splits = {s: flickr8k.pairs.some(flickr8k.images(s)) for s in ("train", "val", "test")}
+    train = splits["train"]
+
+    def setup(name: str, direction: Direction, references: Floats, others: Floats) -> Setup:
+        test, validation = (splits[split].task(direction) for split in ("test", "val"))
+        return Setup(name, test, validation, references, others)
+
+    return [
+        setup("image", "image", train.text, train.image),
+        setup("image-coco", "image", flickr8k.coco, train.image),
+        setup("text", "text", train.image, train.text),
+    ]
+
+
+def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
+    """The files that `nnnorm compare` and `nnnorm ablate` take."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, npt.NDArray[Any]] = {"coco_captions": flickr8k.coco}
+    for split in ("train", "val", "test"):
+        pairs = flickr8k.pairs.some(flickr8k.images(split))
+        arrays |= {f"{split}_images": pairs.image, f"{split}_captions": pairs.text}
+        if split != "train":
+            arrays[f"{split}_photo_of_caption"] = pairs.task("image").truth
+            arrays[f"{split}_captions_of_photo"] = pairs.task("text").truth
+    for name, array in arrays.items():
+        path = folder / f"{name}.npy"
+        write_whole(path, partial(np.save, arr=array))
+        print(f"{path}  {array.shape}")
+
+
+# --- methods and banks -------------------------------------------------------------------------
+
+
+def compare_methods(setup: Setup) -> list[Record]:
+    """What `nnnorm.compare.compare` says for both ways of choosing, tuning each method once."""
+    name, test, validation, references, others = setup
+    raw = evaluate(*test)
+    clusters = clusters_of(raw.truth)
+    results = {select: [make_result("none", {}, raw, None)] for select in SELECTS}
+    for method in METHODS:
+        second = others if method in TWO_BANKS else None
+        queries, gallery, truth = validation
+        tuning = tune(gallery, references, queries, truth, (method,), gallery_references=second)
+        cells = (tuning.best_by_rule, tuning.best_by_maximum)
+        for select, cell in zip(SELECTS, cells, strict=True):
+            chosen = make_method(cell.method, **cell.params)
+            bank = second if cell.params else None  # no correction was the best
+            bias = chosen.fit(test.gallery, references, gallery_references=bank)
+            corrected = evaluate(*test, bias)
+            gain = interval_of_difference(corrected.hits(1), raw.hits(1), clusters)
+            results[select].append(make_result(method, cell.params, corrected, gain))
+    sizes = {"n_queries": len(raw), "n_gallery": raw.n_gallery, "n_references": len(references)}
+    return [
+        {"task": name, "select": select, **sizes, "results": [r.to_dict() for r in some]}
+        for select, some in results.items()
+    ]
+
+
+def ablate_banks(name: str, setups: list[Setup], select: Select) -> Record:
+    """NNN with 100, 50, 20 and 10 % of each bank."""
+    banks = {"coco" if setup.name == "image-coco" else "flickr8k": setup for setup in setups}
+    first = setups[0]
+    ablation = ablate(
+        first.test,
+        first.validation,
+        {bank: setup.references for bank, setup in banks.items()},
+        select=select,
+    )
+    return {"task": name, **ablation.to_dict()}
+
+
+def run(data: Path) -> Record:
+    started = time.perf_counter()
+    flickr8k = Flickr8k(data / "flickr8k")
+    setups = make_setups(flickr8k)
+    directions = {"image": setups[:2], "text": setups[2:]}
+    results: Record = {"comparisons": [], "ablations": [], "grids": [], "galleries": []}
+    for setup in setups:
+        results["comparisons"] += compare_methods(setup)
+        tasks = (setup.validation, setup.test)
+        results["grids"].append(trends.lay_open(setup.name, *tasks, setup.references))
+        print(f"{TITLES[setup.name]}  {time.perf_counter() - started:.0f} s", file=sys.stderr)
+    for name, some in directions.items():
+        results["ablations"] += [ablate_banks(name, some, select) for select in SELECTS]
+    results["galleries"] += trends.vary_gallery(flickr8k)
+    results["galleries"] += trends.vary_model(read_unsplash500(data / "unsplash500"))
+    return {**machine(), "seconds": round(time.perf_counter() - started), **results}
+
+
+# --- the tables --------------------------------------------------------------------------------
+
+
+def tables(results: Record) -> str:
+    """The Markdown of `docs/flickr8k.md`, from the results alone."""
+    parts = ["## Methods side by side"]
+    for task in TITLES:
+        parts.append(comparison_table([c for c in results["comparisons"] if c["task"] == task]))
+    parts.append("## Smaller banks, and banks of another kind")
+    for task, words in (("image", "Image retrieval"), ("text", "Text retrieval")):
+        some = [ablation for ablation in results["ablations"] if ablation["task"] == task]
+        parts.append(f"### {words}\n\n{ablation_table(some)}")
+    parts.append("## NNN's grid, laid open")
+    parts.append(trends.tables(results["grids"], results["galleries"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def comparison_table(comparisons: list[Record]) -> str:
+    rule, maximum = comparisons
+    columns = ["method", "one standard error", "R@1", "R@5", "R@10", "gain in R@1", "max N₁"]
+    columns += ["maximum", "R@1", "R@5", "R@10", "gain in R@1"]
+    rows = []
+    for first, second in zip(rule["results"], maximum["results"], strict=True):
+        hubs = str(first["hubness"]["max"])
+        rows.append([first["method"], *result_columns(first), hubs, *result_columns(second)])
+    sizes = (
+        f"{rule['n_queries']:,} test queries, {rule['n_gallery']:,} items, "
+        f"{rule['n_references']:,} references."
+    )
+    return f"### {TITLES[rule['task']]}\n\n{sizes}\n\n{table(columns, rows)}"
+
+
+def result_columns(result: Record) -> list[str]:
+    recalls = (f"{100 * result[f'recall_at_{k}']:.2f}" for k in (1, 5, 10))
+    setting = setting_words(result["params"])
+    if not setting and result["gain"] is not None:
+        setting = "no correction"
+    return [setting, *recalls, interval_words(result["gain"])]
+
+
+def setting_words(params: Mapping[str, Any]) -> str:
+    short = {"reference_k": "k", "alpha": "α", "weight": "λ", "beta": "β", "tau": "τ"}
+    short |= {"beta_query": "β_q", "beta_gallery": "β_g"}
+    return ", ".join(f"{short[n]} = {v:.4g}" for n, v in params.items() if n in short)
+
+
+def interval_words(gain: Record | None) -> str:
+    if gain is None:
+        return ""
+    mean, low, high = (points(100 * gain[name]) for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def ablation_table(ablations: list[Record]) -> str:
+    columns = ["bank", "references", "one standard error", "R@1", "gain"]
+    columns += ["maximum", "R@1", "gain", "automatic R@1", "gain"]
+    none = f"{100 * ablations[0]['uncorrected']['recall_at_1']:.2f}"
+    rows = [["none", "0", "", none, "", "", none, "", none, ""]]
+    for rule, maximum in zip(*(ablation["rows"] for ablation in ablations), strict=True):
+        row = [f"{rule['bank']} {100 * rule['share']:.0f} %", f"{rule['n_references']:,}"]
+        for result in (rule["tuned"], maximum["tuned"]):
+            row += [setting_words(result["params"]) or "no correction", *recall_and_gain(result)]
+        rows.append([*row, *recall_and_gain(rule["automatic"])])
+    return table(columns, rows)
+
+
+def recall_and_gain(result: Record) -> list[str]:
+    return [f"{100 * result['recall_at_1']:.2f}", interval_words(result["gain"])]
+
+
+def to_json(results: Record) -> str:
+    """One line per comparison, ablation, grid and gallery."""
+    lists = ("comparisons", "ablations", "grids", "galleries")
+    head = {key: value for key, value in results.items() if key not in lists}
+    parts = [json.dumps(head, indent=1)[:-2]]
+    for name in lists:
+        lines = ",\n".join("  " + json.dumps(r, separators=(",", ":")) for r in results[name])
+        parts.append(f' "{name}": [\n{lines}\n ]')
+    return ",\n".join(parts) + "\n}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The paper's experiment on Flickr8k.")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
+    parser.add_argument(
+        "--tables", action="store_true", help="measure nothing: print the tables of --output"
+    )
+    parser.add_argument(
+        "--write-splits",
+        type=Path,
+        metavar="DIR",
+        help="measure nothing: write the .npy files that `nnnorm compare` and `ablate` take",
+    )
+    arguments = parser.parse_args()
+    if arguments.tables:
+        if not arguments.output.is_file():
+            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
+            return 1
+        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+        return 0
+    if missing := what_is_missing(arguments.data, "flickr8k", "unsplash500"):
+        print(missing, file=sys.stderr)
+        return 1
+    if arguments.write_splits is not None:
+        write_splits(Flickr8k(arguments.data / "flickr8k"), arguments.write_splits)
+        return 0
+    try:
+        check_writable(arguments.output)
+    except nnnorm.NNNormError as error:
+        print(error, file=sys.stderr)
+        return 1
+    results = run(arguments.data)
+    text = to_json(results)
+    write_whole(arguments.output, lambda file: file.write(text.encode()))
+    print(tables(json.loads(text)), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

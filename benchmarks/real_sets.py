@@ -1,0 +1,209 @@
+"""The two real embedding sets, read for the benchmarks: splits, tasks, and whole grids on subsets.
+
+The embeddings stay where they are (`../shared/data` beside the repository, or `--data`). Flickr8k
+has five captions per photo and a split into train, validation and test; Unsplash has one text per
+photo and no split. "Image retrieval" means that captions ask for photos, "text retrieval" that
+photos ask for captions.
+"""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+import nnnorm
+from nnnorm.compare import Task
+from nnnorm.grids import Setting, make_settings
+from nnnorm.sweep import sweep_hits
+from nnnorm.truth import open_truth
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Direction = Literal["image", "text"]
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def what_is_missing(data: Path, *names: str) -> str | None:
+    """A sentence for people whose data folder lacks a set; None where all are there."""
+    missing = [name for name in names if not (data / name).is_dir()]
+    if not missing:
+        return None
+    return (
+        f"there is no {' and no '.join(missing)} in {data}; give the folder of the embedding sets "
+        "with --data, or print the stored tables with --tables"
+    )
+
+
+def rows_of(images: Ints, per_image: int) -> Ints:
+    """Rows of some images where image i has the rows ``per_image·i`` and following.
+
+    >>> rows_of(np.array([0, 2]), 5).tolist()
+    [0, 1, 2, 3, 4, 10, 11, 12, 13, 14]
+    """
+    return (per_image * images[:, None] + np.arange(per_image)).ravel()
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Photos and their texts, the same number of texts for each photo, in order.
+
+    Attributes
+    ----------
+    image : ndarray, shape (n_images, dim)
+    text : ndarray, shape (n_images · n_texts, dim)
+    """
+
+    image: Floats
+    text: Floats
+
+    @property
+    def n_texts(self) -> int:
+        """Texts per photo."""
+        return len(self.text) // len(self.image)
+
+    def some(self, images: Ints) -> "Pairs":
+        """Some photos with their texts, numbered anew."""
+        return Pairs(self.image[images], self.text[rows_of(images, self.n_texts)])
+
+    def task(self, direction: Direction) -> Task:
+        """Texts ask for photos ("image"), or photos for texts ("text")."""
+        photo_of_text = np.repeat(np.arange(len(self.image)), self.n_texts)
+        if direction == "image":
+            return Task(self.text, self.image, photo_of_text)
+        pairs = np.stack([photo_of_text, np.arange(len(self.text))], axis=1)
+        return Task(self.image, self.text, pairs)
+
+
+@dataclass(frozen=True)
+class Flickr8k:
+    """8,091 photos, 40,455 captions, and 25,014 COCO captions through the same encoder."""
+
+    folder: Path
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """All photos and captions."""
+        return Pairs(_load(self.folder / "image.npy"), _load(self.folder / "caption.npy"))
+
+    @cached_property
+    def coco(self) -> Floats:
+        """Captions of another set of photos."""
+        return _load(self.folder / "coco_caption.npy")
+
+    def images(self, *splits: Literal["train", "val", "test"]) -> Ints:
+        """Numbers of the photos in some splits."""
+        return np.concatenate([np.load(self.folder / f"{split}_images.npy") for split in splits])
+
+
+def read_unsplash500(folder: Path) -> Pairs:
+    return Pairs(_load(folder / "image.npy"), _load(folder / "text.npy"))
+
+
+def _load(path: Path) -> Floats:
+    return np.load(path).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class GridOnPool:
+    """Every cell of NNN's grid for a pool of photos, from one pass over the bank.
+
+    An item's bias does not depend on what else is in the gallery, so any part of the pool can be
+    made a gallery afterwards.
+
+    Attributes
+    ----------
+    pool : Pairs
+    direction : str
+    settings : list of Setting
+        "none" comes first.
+    corrections : ndarray, shape (n_settings, n_items)
+    """
+
+    pool: Pairs
+    direction: Direction
+    settings: list[Setting]
+    corrections: Floats
+
+    @classmethod
+    def scan(cls, pool: Pairs, direction: Direction, references: Floats) -> "GridOnPool":
+        """Scan the bank once."""
+        gallery = nnnorm.open_embeddings(pool.task(direction).gallery)
+        bank = nnnorm.open_embeddings(references)
+        settings, _ = make_settings(("none", "nnn"), gallery, bank)
+        return cls(pool, direction, settings, np.stack([s.correction() for s in settings]))
+
+    def hits(self, images: Ints, more: Sequence[Floats] = ()) -> Floats:
+        """Whether each query of a gallery of these photos has a right item in first place.
+
+        Parameters
+        ----------
+        images : ndarray
+            Numbers within the pool; all their queries are asked.
+        more : sequence of ndarray, shape (n_gallery,)
+            Further corrections of this gallery.
+
+        Returns
+        -------
+        ndarray, shape (n_settings + n_more, n_queries)
+        """
+        queries, gallery, truth = self.pool.some(images).task(self.direction)
+        items = images if self.direction == "image" else rows_of(images, self.pool.n_texts)
+        opened = nnnorm.open_embeddings(queries), nnnorm.open_embeddings(gallery)
+        right = open_truth(truth, n_queries=len(opened[0]), n_gallery=len(opened[1]))
+        rows = [*self.corrections[:, items], *more]
+        return sweep_hits(*opened, right, [partial(np.asarray, row) for row in rows])
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "nnnorm": nnnorm.__version__,
+        },
+    }
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, the first column to the left and the others to the right.
+
+    >>> print(table(("k", "gain"), [("8", "+1.20")]))
+    | k | gain |
+    |:--|--:|
+    | 8 | +1.20 |
+    """
+    rule = "|".join(":--" if place == 0 else "--:" for place in range(len(columns)))
+    return "\n".join([f"| {' | '.join(columns)} |", f"|{rule}|", *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def points(gain: float) -> str:
+    """A difference in points, with its sign.
+
+    >>> points(-0.254), points(0.001)
+    ('−0.25', '0.00')
+    """
+    return f"{gain:+.2f}".replace("-", "−").replace("+0.00", "0.00").replace("−0.00", "0.00")
