@@ -139,7 +139,8 @@ def test_the_readme_maps_every_module():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for path in SOURCE.rglob("*.py"):
         if not path.stem.startswith("__"):
-            assert f"`{path.name}`" in readme, f"README's map has no {path.name}"
+            name = path.relative_to(SOURCE).as_posix()
+            assert f"`{name}`" in readme, f"README's map has no {name}"
 
 
 @pytest.mark.slow

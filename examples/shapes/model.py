@@ -11,6 +11,8 @@ from torch.nn import functional
 
 from nnnorm.datasets.captions import split_words, word_pairs
 
+TEMPERATURE = 0.07
+
 
 class ImageTower(nn.Module):
     """Four convolutions that keep where things stand, then two layers."""
@@ -94,8 +96,7 @@ def train(
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     image, text = ImageTower(dim, pictures.shape[-1]), TextTower(n_features, hidden, dim)
-    scale = nn.Parameter(torch.tensor(np.log(1 / 0.07), dtype=torch.float32))
-    parameters = [*image.parameters(), *text.parameters(), scale]
+    parameters = [*image.parameters(), *text.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.02)
     n_pictures = len(pictures)
     steps = max(1, n_pictures // batch)
@@ -110,7 +111,7 @@ def train(
             seen = image(torch.from_numpy(pictures[chosen]))
             slots = rng.integers(5, size=len(chosen))  # another caption in every epoch
             said = text(*as_bags([captions[row] for row in 5 * chosen + slots]))
-            logits = scale.exp().clamp(max=100) * seen @ said.T
+            logits = seen @ said.T / TEMPERATURE
             truth = torch.arange(len(chosen))
             loss = functional.cross_entropy(logits, truth) / 2
             loss = loss + functional.cross_entropy(logits.T, truth) / 2

@@ -15,6 +15,14 @@ _NEXT = """\
   nnnorm search --gallery GALLERY.npy --queries QUERIES.npy \\
                 --bias bias.safetensors"""
 
+_ABOUT = {
+    "contact-sheet.png": "these captions and their pictures; hubs framed orange",
+    "bias.safetensors": "the tuned correction, ready for nnnorm search",
+    "occurrences.png": "how often pictures come first, before and after",
+    "grid.png": "R@1 of every setting that was tried",
+    "gains.png": "the methods' gains with their intervals",
+}
+
 
 def tell_demo(demo: Demo) -> Iterator[Table | str]:
     """The story of a demo, part by part, each a table or a paragraph.
@@ -73,7 +81,8 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     for example in demo.examples:
         yield _tell_example(demo, example, hubs)
     yield _title("6. Files")
-    yield "\n".join(f"  {demo.output / name}" for name in demo.files)
+    yield f"In {demo.output}:"
+    yield "\n".join(f"  {name:17} {_ABOUT[name]}" for name in demo.files)
     yield from demo.notes
     yield _title("Now yours")
     yield _NEXT
