@@ -154,8 +154,9 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     raw = evaluate(shapes.queries, shapes.gallery, shapes.truth)
     bias = NNN().fit(shapes.gallery, shapes.references)
     done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
-    assert count_occurrences(raw.top1, 1000).max() >= 20
-    assert count_occurrences(done.top1, 1000).max() <= 19
+    most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
+    assert most[0] >= 30
+    assert most[1] <= 25
     assert done.recall(1) > raw.recall(1) + 0.01
 
 

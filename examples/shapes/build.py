@@ -121,8 +121,8 @@ def say(text: str, began: float) -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--train", type=int, default=14_000, help="training scenes")
     parser.add_argument("--test", type=int, default=1_000, help="scenes of test, of validation")
     parser.add_argument("--bank", type=int, default=4_000, help="training scenes in the bank")

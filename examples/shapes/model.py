@@ -87,7 +87,7 @@ def train(
     *,
     dim: int,
     hidden: int = 256,
-    epochs: int = 10,
+    epochs: int = 5,
     batch: int = 256,
     rate: float = 2e-3,
     seed: int = 0,
