@@ -22,6 +22,7 @@ lint: $(VENV)/dev ## ruff and mypy
 
 bench: $(VENV)/dev ## the short benchmarks; each prints a table and writes JSON
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/sweep.py --small
 	$(BIN)/python benchmarks/automatic_rule.py
 
 clean:

@@ -262,7 +262,8 @@ def main() -> int:
             return 1
         print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
         return 0
-    if missing := what_is_missing(arguments.data, "flickr8k", "unsplash500"):
+    needed = ["flickr8k"] if arguments.write_splits else ["flickr8k", "unsplash500"]
+    if missing := what_is_missing(arguments.data, *needed):
         print(missing, file=sys.stderr)
         return 1
     if arguments.write_splits is not None:

@@ -277,6 +277,32 @@ def test_an_output_that_can_t_be_written_is_found_before_the_work(files, monkeyp
         assert_fails(fit("-o", output), words)
 
 
+def test_an_output_never_replaces_an_input_and_says_its_kind(files):
+    (files / "gallery.safetensors").symlink_to(files / "gallery.npy")
+    before = (files / "gallery.npy").read_bytes()
+    assert_fails(fit("-o", "gallery.npy"), "is one of the inputs and would be lost")
+    assert_fails(fit("-o", "bias"), "the output must end in .safetensors; got bias")
+    assert_fails(fit("-o", "gallery.safetensors"), "is one of the inputs and would be lost")
+    assert_fails(search("-o", "ranking.csv"), "the output must end in .npz; got ranking.csv")
+    assert (files / "gallery.npy").read_bytes() == before
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are(files):
+    result = fit("-o", "b[red]c.safetensors")
+    assert result.exit_code == 0, result.output
+    assert "b[red]c.safetensors" in result.stdout
+
+
+def test_names_beyond_what_a_file_system_takes_are_one_sentence(files):
+    assert_fails(run("info", "x" * 300 + ".safetensors"), "there is no bias file")
+    assert_fails(run("info", "x" * 300 + ".npz"), "xxx")
+
+
+def test_help_is_plain_ascii_for_old_terminals():
+    for name in ("fit", "search", "info", "demo", "evaluate", "diagnose", "tune", "compare"):
+        assert run(name, "--help").stdout.isascii(), name
+
+
 def test_a_full_disk_leaves_the_old_file(files):
     fit("--reference-k", 5)
     old = (files / "bias.safetensors").read_bytes()

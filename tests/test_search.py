@@ -230,6 +230,13 @@ def test_the_published_dual_dis_takes_no_weight(small):
         search(small.queries, small.gallery, bias, weight=0.5)
 
 
+def test_a_bias_must_be_one(small):
+    with pytest.raises(NNNormError, match=r"must be a Bias, .* Bias\.load\(path\); got str"):
+        search(small.queries, small.gallery, "bias.safetensors")
+    with pytest.raises(NNNormError, match="weight must be between -1e6 and 1e6; got 1e"):
+        search(small.queries, small.gallery, Bias(np.zeros(23), 1.0, "nnn"), weight=1e39)
+
+
 def test_unknown_targets_and_scales_are_refused(small, bias):
     with pytest.raises(NNNormError, match="target must be 'ip', 'cosine' or 'l2'; got 'dot'"):
         augment_gallery(small.gallery, bias, target="dot")

@@ -13,7 +13,7 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets import load_shapes
-from nnnorm.datasets.scenes import write_png
+from nnnorm.datasets.scenes import COLOURS, SHAPES, write_png
 from nnnorm.datasets.shapes import _FILE
 from nnnorm.datasets.sheet import GREEN, Row, draw_sheet, draw_text
 
@@ -118,10 +118,16 @@ def test_stored_embeddings_are_those_of_the_stored_texts(shapes):
         assert np.abs(shapes.encode_texts(texts[some]) - stored[some]).max() < 1e-3
 
 
-def test_a_new_query_finds_what_it_asks_for(shapes):
-    (scores,) = shapes.encode_texts(["a big red star at the top left"]) @ shapes.gallery.T
-    best = [shapes.describe(int(item)) for item in np.argsort(-scores)[:10]]
-    assert sum("red star" in words for words in best) >= 3
+def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
+    described = [shapes.describe(item) for item in range(len(shapes.gallery))]
+    shares = []
+    for name in (f"{colour} {shape}" for colour in COLOURS for shape in SHAPES):
+        right = np.array([name in words for words in described])
+        text = f"{'an' if name.startswith('o') else 'a'} {name}"
+        (scores,) = shapes.encode_texts([text]) @ shapes.gallery.T
+        shares.append((scores[right][:, None] > scores[~right]).mean())
+    assert np.mean(shares) > 0.85  # 0.5 by chance
+    assert np.min(shares) > 0.7
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -178,6 +177,7 @@ class Bias:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "bias.safetensors"
         >>> Bias(np.array([0.1, 0.2]), 0.5, "nnn").save(path)
         >>> Bias.load(path).weight
@@ -205,10 +205,10 @@ class Bias:
         """
         from safetensors import SafetensorError, safe_open
 
-        if not Path(path).exists():
-            raise NNNormError(f"there is no bias file {path}; make one with: nnnorm fit")
-        if Path(path).is_dir():
+        if os.path.isdir(path):
             raise NNNormError(f"{path} is a folder; expected a bias file (.safetensors)")
+        if not os.path.exists(path):
+            raise NNNormError(f"there is no bias file {path}; make one with: nnnorm fit")
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
@@ -250,6 +250,8 @@ def check_weight(weight: float) -> float:
         raise NNNormError(f"weight must be a number; got {weight!r}")
     if not math.isfinite(weight):
         raise NNNormError(f"weight must be finite; got {weight}")
+    if abs(weight) > 1e6:
+        raise NNNormError(f"weight must be between -1e6 and 1e6; got {weight:g}")
     return float(weight)
 
 

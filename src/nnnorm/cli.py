@@ -4,6 +4,7 @@ Each command is one short function; those that evaluate stand in `cli_study.py`.
 needs beyond the core is imported inside it, so that `--help` answers at once.
 """
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from nnnorm.cli_shared import (
     MetricOption,
     Normalize,
     app,
+    check_output,
     number_or_auto,
     open_input,
     print_facts,
@@ -46,13 +48,14 @@ def fit(
         str | None, typer.Option(help="References averaged: a number or auto (nnn, csls).")
     ] = None,
     alpha: Annotated[str | None, typer.Option(help="Weight: a number or auto (nnn).")] = None,
-    weight: Annotated[float | None, typer.Option(help="λ (dn).")] = None,
+    weight: Annotated[float | None, typer.Option(help="Weight of the mean (dn).")] = None,
     beta: Annotated[float | None, typer.Option(help="Inverse temperature (is, qbnorm).")] = None,
     beta_query: Annotated[
-        float | None, typer.Option(help="β of the references (dualis, dualdis).")
+        float | None, typer.Option(help="Inverse temperature of the references (dualis, dualdis).")
     ] = None,
     beta_gallery: Annotated[
-        float | None, typer.Option(help="β of the gallery bank (dualis, dualdis).")
+        float | None,
+        typer.Option(help="Inverse temperature of the gallery bank (dualis, dualdis)."),
     ] = None,
     gate: Annotated[GateForm | None, typer.Option(help="Form of the gate (dualdis).")] = None,
     tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
@@ -64,7 +67,6 @@ def fit(
     debug: Debug = False,
 ) -> None:
     """Compute the bias of every gallery item from a bank of past queries."""
-    from nnnorm.files import check_writable
     from nnnorm.methods import make_method
 
     given = {
@@ -79,7 +81,7 @@ def fit(
         "iterations": iterations,
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
-    check_writable(output)
+    check_output(output, ".safetensors", [gallery, references, gallery_references])
     items = open_input(gallery, "gallery", normalize, metric)
     bank = open_input(references, "references", normalize, metric)
     gallery_bank = (
@@ -102,7 +104,9 @@ def fit(
         return
     print_facts(f"Bias of {len(bias):,} items", about, skip=("n_active",))
     typer.echo(
-        f"\nNext: nnnorm search --gallery {gallery} --queries QUERIES --bias {output}", err=True
+        f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
+        f"--bias {shlex.quote(str(output))}",
+        err=True,
     )
 
 
@@ -127,10 +131,9 @@ def search(
 ) -> None:
     """Search a gallery exactly, corrected by a bias."""
     import nnnorm
-    from nnnorm.files import check_writable
 
     if output is not None:
-        check_writable(output)
+        check_output(output, ".npz", [gallery, queries, bias])
     loaded = nnnorm.Bias.load(bias) if bias else None
     items = open_input(gallery, "gallery", normalize, metric)
     asked = open_input(queries, "queries", normalize, metric)

@@ -26,7 +26,16 @@ class _Group(TyperGroup):
 
         try:
             return super().invoke(ctx)
-        except (NNNormError, MissingExtraError, MemoryError, KeyboardInterrupt) as error:
+        except BrokenPipeError:
+            raise  # the reader went away: not ours to explain
+        except (
+            NNNormError,
+            MissingExtraError,
+            MemoryError,
+            OSError,
+            UnicodeEncodeError,
+            KeyboardInterrupt,
+        ) as error:
             if ctx.obj == "debug":
                 raise
             message = str(error)
@@ -34,6 +43,10 @@ class _Group(TyperGroup):
                 message = "interrupted; nothing was written"
             elif isinstance(error, MemoryError):
                 message = f"out of memory ({error}); try a smaller --memory-budget"
+            elif isinstance(error, OSError):
+                message = f"{error}; check the path, its permissions and the space there is"
+            elif isinstance(error, UnicodeEncodeError):
+                message = f"this terminal can't show a character ({error}); set PYTHONUTF8=1"
             typer.echo(f"Error: {message}", err=True)
             raise typer.Exit(1) from error
 
@@ -78,13 +91,25 @@ def open_input(path: Path, name: str, normalize: bool, metric: Metric) -> Embedd
     opened = open_embeddings(path, name=name, normalize=normalize, metric=metric)
     if not normalize and metric == "ip":
         low, high = norm_range(opened)
-        if high - low > 0.01:
+        if high - low > 0.01 * high:
             typer.echo(
                 f"Note: rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are "
                 "raw inner products; for cosine use --normalize",
                 err=True,
             )
     return opened
+
+
+def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
+    """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
+    from nnnorm.errors import NNNormError
+    from nnnorm.files import check_writable
+
+    target = check_writable(output)
+    if any(path is not None and path.resolve() == target for path in inputs):
+        raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
+    if output.suffix != suffix:
+        raise NNNormError(f"the output must end in {suffix}; got {output}")
 
 
 def number_or_auto(option: str, text: str | None, kind: type) -> Any:
@@ -149,10 +174,12 @@ def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_header=False)
+    from rich.markup import escape
+
     for name, value in _flat(facts):
         if value is not None and name not in skip:
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            table.add_row(name, shown)
+            table.add_row(escape(name), escape(shown))
     Console().print(table)
 
 

@@ -19,6 +19,7 @@ from nnnorm.cli_shared import (
     MetricOption,
     Normalize,
     app,
+    check_output,
     open_input,
     print_json,
     show_progress,
@@ -223,14 +224,14 @@ def tune(
     debug: Debug = False,
 ) -> None:
     """Try a whole grid on queries with known answers, and choose a setting."""
-    from nnnorm.files import check_writable
     from nnnorm.report import tabulate_tuning
     from nnnorm.truth import read_truth
     from nnnorm.tune import tune as try_all
 
     check_outputs(markdown, plots)
     if output is not None:
-        check_writable(output)
+        inputs = [gallery, references, queries, truth, gallery_references]
+        check_output(output, ".safetensors", inputs)
     items = open_input(gallery, "gallery", normalize, metric)
     bank = open_input(references, "references", normalize, metric)
     asked = open_input(queries, "queries", normalize, metric)

@@ -507,8 +507,11 @@ class Sinkhorn(Method):
 
     def __post_init__(self) -> None:
         _check_number("tau", self.tau)
-        if not 1 / _LARGEST_BETA <= self.tau <= _LARGEST_BETA:
-            raise NNNormError(f"tau must be between 1e-9 and 1e9; got {self.tau}")
+        if not 1e-6 <= self.tau <= 100:
+            raise NNNormError(
+                "tau must be between 1e-6 and 100 (beyond that float32 loses the bias); "
+                f"got {self.tau}"
+            )
         _check_count("iterations", self.iterations)
 
     @property
@@ -532,7 +535,7 @@ class Sinkhorn(Method):
     def _solve(self, scores: Scores, gallery_scores: Scores | None, run: _Run) -> _Fitted:
         places = scores if gallery_scores is None else gallery_scores
         values = transport_bias(places, float(self.tau), self.iterations, **run.options)
-        params = {"tau": float(self.tau), "iterations": self.iterations}
+        params = {"tau": float(self.tau), "iterations": int(self.iterations)}
         return _Fitted(values[: scores.shape[0]], 1.0, params)
 
 

@@ -82,7 +82,8 @@ class KeepBest:
             _partition(cut, self._k)
             wanted &= block >= cut[:, -self._k, None]
             self._thin_out_ties(block, wanted, cut[:, -self._k])
-        rows, columns = np.nonzero(wanted)
+        # Much faster than nonzero on two dimensions.
+        rows, columns = np.divmod(np.flatnonzero(wanted), n_columns)
         values = block[rows, columns]
         rows = np.concatenate([self._rows, rows])
         columns = np.concatenate([self._columns, columns + first_column])

@@ -117,8 +117,9 @@ class Matrix:
     def strip(self, start: int, stop: int) -> Strip:
         """Read rows ``start:stop`` once; the function cuts columns out of them."""
         if self._is_transposed:
-            blocks = [block[:, start:stop].T for _, block in self._scores.blocks()]
-            rows = np.concatenate(blocks, axis=1)
+            rows = np.empty((stop - start, self.shape[1]), dtype=np.float32)
+            for first_row, block in self._scores.blocks():
+                rows[:, first_row : first_row + len(block)] = block[:, start:stop].T
         else:
             rows = self._scores.rows(start, stop)
 

@@ -7,7 +7,6 @@ import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,6 +51,7 @@ class Ranking:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "ranking.npz"
         >>> search(np.eye(2), np.eye(2), k=1).save(path)
         >>> Ranking.load(path).indices.tolist()
@@ -69,11 +69,14 @@ class Ranking:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
         """
-        if not Path(path).is_file():
+        if not os.path.isfile(path):
             raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
         try:
             with np.load(path, allow_pickle=False) as archive:
-                return cls(archive["scores"], archive["indices"])
+                scores, indices = archive["scores"], archive["indices"]
+            if scores.ndim != 2 or scores.shape != indices.shape:
+                raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
+            return cls(scores, indices)
         except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise NNNormError(
                 f"{path} can't be read as a ranking ({first_line(error)}); "
@@ -297,8 +300,8 @@ def multiply_factors(
 ) -> npt.NDArray[np.float64]:
     """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one.
 
-    Such products have no common scale (exp of hundreds), so each row is divided by its largest
-    magnitude; the order within a row is that of the product.
+    Such products have no common scale (exp of hundreds), so what is given is their order: the log
+    of a positive product over the row's largest, and below all of those the negative ones.
 
     Parameters
     ----------
@@ -316,18 +319,22 @@ def multiply_factors(
     --------
     >>> import numpy as np
     >>> multiply_factors(np.float32([[-0.5, 0.25]]), [], n_closed=2).tolist()
-    [[1.0, 0.25]]
+    [[0.0, -1.386]]
     """
     scores = raw.astype(np.float64)
     with np.errstate(divide="ignore"):
         exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)
     for beta, logs in factors:
         exponents += beta * scores - np.asarray(logs, dtype=np.float64)
-    if len(scores):
-        peaks = exponents.max(axis=1, keepdims=True)
-        # A query that scores 0 with every item has only zero products: nothing to divide by.
-        exponents -= np.where(np.isneginf(peaks), 0, peaks)
-    return np.asarray(np.sign(scores) ** n_closed * np.exp(exponents))
+    sign = np.sign(scores) ** n_closed
+    is_positive, is_negative = sign > 0, sign < 0
+    exponents = np.where(sign == 0, 0.0, exponents)
+    exponents -= exponents.max(axis=1, keepdims=True, initial=-np.inf, where=sign != 0).clip(-1e300)
+    # From the top: positive products, zeros, then negative ones with the smallest first.
+    least = np.where(is_positive, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
+    smallest = np.where(is_negative, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
+    negative = least - 2 - (exponents - smallest)
+    return np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))
 
 
 def _open_pair(queries: Source, gallery: Source) -> tuple[Embeddings, Embeddings]:
@@ -343,6 +350,11 @@ def _check_bias(bias: Bias | None, gallery: Embeddings, weight: float | None) ->
         if weight is not None:
             raise NNNormError("weight needs a bias; pass one, or leave out weight")
         return 0.0
+    if not isinstance(bias, Bias):
+        raise NNNormError(
+            "bias must be a Bias, from a method's fit or Bias.load(path); got "
+            f"{type(bias).__name__}"
+        )
     bias.check_gallery(gallery)
     if weight is None:
         return bias.weight

@@ -52,3 +52,8 @@ def count_threads() -> int:
 @lru_cache(maxsize=1)
 def _pool(n_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm")
+
+
+# A forked child inherits the pool without its threads: it must make its own.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)

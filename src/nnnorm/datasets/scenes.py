@@ -144,7 +144,7 @@ def read_scene(scene: npt.ArrayLike) -> tuple[str, tuple[Thing, ...]]:
     Examples
     --------
     >>> read_scene([1, 0, 0, 0, 0, 84, 0, 0, 0, 0])
-    ('sand', (Thing(shape='star', colour='green'..., cell=4),))
+    ('sand', (Thing(shape='star', colour='orange', size='big', cell=4),))
     """
     codes = _check_scene(scene)
     things = []
@@ -162,7 +162,7 @@ def describe_scene(scene: npt.ArrayLike) -> str:
     Examples
     --------
     >>> describe_scene([1, 0, 0, 0, 0, 84, 0, 0, 0, 0])
-    'big green star (middle), on sand'
+    'big orange star (middle), on sand'
     """
     background, things = read_scene(scene)
     listed = [f"{t.size} {t.colour} {t.shape} ({PLACES[t.cell]})" for t in things]
