@@ -2,10 +2,11 @@ import dataclasses
 import itertools
 import json
 
+import made
 import numpy as np
 import pytest
 
-from nnnorm import NNN, NNNormError, demo
+from nnnorm import NNN, NNNormError
 from nnnorm import compare as compare_module
 from nnnorm.bootstrap import binomial_half_width, interval_of_difference
 from nnnorm.compare import Ablation, Comparison, Task, ablate, compare, make_result
@@ -26,7 +27,7 @@ GRIDS = {
 
 def part_of(seed, items):
     """Some items of a made gallery with their queries; what is left over is the bank."""
-    gallery, queries, references = demo.make_embeddings(n_items=120, n_past=40, dim=16, seed=seed)
+    gallery, queries, references = made.make_embeddings(n_items=120, n_past=40, dim=16, seed=seed)
     asked = np.concatenate([queries[5 * item : 5 * item + 5] for item in items])
     return Task(asked, gallery[items], np.repeat(np.arange(len(items)), 5)), references, gallery
 

@@ -1,11 +1,12 @@
 import json
 
+import made
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnnorm import NNN, Bias, InvertedSoftmax, NNNormError, demo, search
+from nnnorm import NNN, Bias, InvertedSoftmax, NNNormError, search
 from nnnorm.diagnose import diagnose
 from nnnorm.hubness import (
     compare_occurrences,
@@ -20,7 +21,7 @@ from nnnorm.hubness import (
 @pytest.fixture(scope="module")
 def hubs():
     """Made embeddings with hubs: gallery (60, 16), queries (300, 16), references (200, 16)."""
-    return demo.make_embeddings(n_items=60, n_past=40, dim=16)
+    return made.make_embeddings(n_items=60, n_past=40, dim=16)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
 import dataclasses
 import re
 
+import made
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import Bias, demo
+from nnnorm import Bias
 from nnnorm.bootstrap import Interval
 from nnnorm.compare import Ablation, AblationRow, Comparison, Result
 from nnnorm.diagnose import diagnose
@@ -64,13 +65,13 @@ def ablation():
 
 @pytest.fixture(scope="module")
 def tuning():
-    gallery, queries, references = demo.make_embeddings(n_items=40, n_past=30, dim=16)
+    gallery, queries, references = made.make_embeddings(n_items=40, n_past=30, dim=16)
     return tune(gallery, references, queries, np.arange(200) // 5, ["nnn", "csls"])
 
 
 @pytest.fixture(scope="module")
 def diagnosis():
-    gallery, queries, references = demo.make_embeddings(n_items=40, n_past=30, dim=16)
+    gallery, queries, references = made.make_embeddings(n_items=40, n_past=30, dim=16)
     values = (gallery @ references.T).mean(axis=1)
     values[[3, 8]] = [9.0, -7.0]
     truth = np.arange(200) // 5

@@ -2,12 +2,13 @@ import json
 import math
 from types import SimpleNamespace
 
+import made
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnnorm import NNNormError, demo, open_embeddings
+from nnnorm import NNNormError, open_embeddings
 from nnnorm import tune as tune_module
 from nnnorm.bootstrap import interval_of_difference
 from nnnorm.grids import DEFAULT_GRIDS, Setting
@@ -58,7 +59,7 @@ def normal_numbers(rng, shape):
 
 def hubs(seed, n_items=40, n_past=30):
     """Made embeddings with hubs, five queries per item, where a correction helps."""
-    gallery, queries, references = demo.make_embeddings(
+    gallery, queries, references = made.make_embeddings(
         n_items=n_items, n_past=n_past, dim=16, seed=seed
     )
     lists = [[q // 5] for q in range(len(queries))]
