@@ -166,14 +166,53 @@ def test_the_version_is_printed():
     assert run("--version").stdout.strip() == nnnorm.__version__
 
 
-def test_the_demo_says_that_its_data_is_made_and_shows_a_gain():
-    result = run("demo", "--json")
-    printed = json.loads(result.stdout)
-    assert "made on the fly" in printed["about"]
-    before, after = printed["rows"]
-    assert after["recall_at_1"] > before["recall_at_1"] + 5
-    assert after["max_n1"] < before["max_n1"]
-    assert "The same queries, before and after" in run("demo").stdout
+def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    told = run("demo", "--output", str(folder))
+    assert told.exit_code == 0
+    for words in (
+        "1. Hubs",
+        "2. Tune",
+        "3. Correct and test",
+        "4. Compare",
+        "5. Look",
+        "Now yours",
+    ):
+        assert words in told.stdout
+    assert "here it costs" in told.stdout
+    for name in ("bias.safetensors", "contact-sheet.png"):
+        assert (folder / name).stat().st_size > 0
+        assert name in told.stdout
+    bias = nnnorm.Bias.load(folder / "bias.safetensors")
+    assert len(bias) == 1000
+
+
+def test_the_demo_prints_all_figures_as_json(tmp_path):
+    printed = json.loads(run("demo", "--json", "-o", str(tmp_path)).stdout)
+    assert printed["tuned"]["recall_at_1"] > printed["uncorrected"]["recall_at_1"] + 0.01
+    assert printed["tuned"]["gain"]["low"] > 0
+    assert printed["tuned"]["hubness"]["max"] < printed["uncorrected"]["hubness"]["max"]
+    assert [result["method"] for result in printed["comparison"]["results"]][:2] == ["none", "nnn"]
+    assert printed["n_gained"] > printed["n_lost"]
+    assert len(printed["examples"]) == 3
+    right = [e["right"] == e["after"][0] for e in printed["examples"]]
+    assert right == [e["helped"] for e in printed["examples"]]
+
+
+def test_the_demo_says_how_to_get_plots_where_there_are_none(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("demo", "--output", str(tmp_path))
+    assert result.exit_code == 0
+    assert "pip install 'nnnorm[plots]'" in " ".join(result.stdout.split())
+    assert not (tmp_path / "grid.png").exists()
+
+
+def test_the_demo_refuses_a_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = run("demo", "--output", str(tmp_path / "file"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: cannot make the folder")
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ from nnnorm.cli_shared import (
     open_input,
     print_facts,
     print_json,
+    print_story,
     show_progress,
+    show_steps,
 )
 from nnnorm.methods import GateForm, MethodName
 from nnnorm.search import Ranking
@@ -181,39 +183,25 @@ def info(
         print_facts(title, facts)
 
 
-@app.command(epilog="Example: nnnorm demo")
-def demo(as_json: Json = False, debug: Debug = False) -> None:
-    """Run the main job on embeddings made on the fly: fit, search, before and after."""
+@app.command(epilog="Example: nnnorm demo --output demo-output")
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the bias, pictures and plots.")
+    ] = Path("demo-output"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the main job on data that ships with the package: hubs, before and after."""
     from nnnorm.demo import run_demo
 
-    result = run_demo()
+    with show_steps() as step:
+        done = run_demo(output, step=step)
     if as_json:
-        print_json(result)
+        print_json(done.to_dict())
         return
-    from rich.console import Console
-    from rich.table import Table
+    from nnnorm.demo_story import tell_demo
 
-    console = Console()
-    console.print(result["about"], style="dim")
-    table = Table(title="The same queries, before and after", title_justify="left")
-    for column in ("", "R@1 %", "R@5 %", "R@10 %", "most retrieved item", "items never first"):
-        table.add_column(column, justify="left" if column == "" else "right")
-    for row in result["rows"]:
-        recalls = [f"{row[f'recall_at_{k}']:.1f}" for k in (1, 5, 10)]
-        table.add_row(row["search"], *recalls, f"{row['max_n1']} times", f"{row['n_antihubs']}")
-    console.print(table)
-    console.print(
-        f"NNN chose reference_k = {result['params']['reference_k']} and alpha = "
-        f"{result['params']['alpha']:.2f} from {result['n_references']:,} past queries, "
-        "without labels."
-    )
-    console.print(
-        "\nNow yours:\n"
-        "  nnnorm fit --gallery GALLERY.npy --references PAST_QUERIES.npy -o bias.safetensors\n"
-        "  nnnorm search --gallery GALLERY.npy --queries QUERIES.npy --bias bias.safetensors",
-        highlight=False,
-        soft_wrap=True,
-    )
+    print_story(tell_demo(done))
 
 
 @app.callback(invoke_without_command=True)

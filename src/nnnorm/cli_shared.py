@@ -6,7 +6,7 @@ A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a tra
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -137,6 +137,30 @@ def show_progress(label: str) -> Iterator[Progress | None]:
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def show_steps() -> Iterator[Callable[[str], None] | None]:
+    """What is being done, on stderr while that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Starting") as status:
+        yield lambda text: status.update(f"{text} …")
+
+
+def print_story(parts: Iterable[Any]) -> None:
+    """Print tables and paragraphs in turn."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part)
+        else:
+            part.print()
 
 
 def print_json(value: Any) -> None:

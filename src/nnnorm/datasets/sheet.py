@@ -1,0 +1,157 @@
+"""Contact sheets: rows of pictures with a line of text, and frames round some, with numpy alone.
+
+The letters are a 5×9 bitmap font of lower case, digits and a few marks: enough to say what a row
+shows where no font library is installed.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError
+
+__all__ = ["GREEN", "GREY", "ORANGE", "Row", "draw_sheet", "draw_text"]
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Colour: TypeAlias = tuple[int, int, int]
+
+PAPER: Colour = (255, 255, 255)
+INK: Colour = (34, 34, 34)
+GREY: Colour = (110, 110, 110)
+GREEN: Colour = (0, 158, 115)
+ORANGE: Colour = (213, 94, 0)
+
+# Nine rows of five bits each, the last two below the line; the leftmost pixel first.
+_GLYPHS = {
+    "a": "00000e010f110f0000",
+    "b": "1010161911111e0000",
+    "c": "00000e1010110e0000",
+    "d": "01010d1311110f0000",
+    "e": "00000e111f100e0000",
+    "f": "0609081c0808080000",
+    "g": "00000d1311130d010e",
+    "h": "101016191111110000",
+    "i": "04000c0404040e0000",
+    "j": "02000602020202120c",
+    "k": "101012141814120000",
+    "l": "0c04040404040e0000",
+    "m": "00001a151511110000",
+    "n": "000016191111110000",
+    "o": "00000e1111110e0000",
+    "p": "0000161911111e1010",
+    "q": "00000d1311110f0101",
+    "r": "000016191010100000",
+    "s": "00000e100e011e0000",
+    "t": "08081c080809060000",
+    "u": "0000111111130d0000",
+    "v": "00001111110a040000",
+    "w": "0000111115150a0000",
+    "x": "0000110a040a110000",
+    "y": "0000111111130d010e",
+    "z": "00001f0204081f0000",
+    "0": "0e11131519110e0000",
+    "1": "040c040404040e0000",
+    "2": "0e11010204081f0000",
+    "3": "1f02040201110e0000",
+    "4": "02060a121f02020000",
+    "5": "1f101e0101110e0000",
+    "6": "0608101e11110e0000",
+    "7": "1f0102040808080000",
+    "8": "0e11110e11110e0000",
+    "9": "0e11110f01020c0000",
+    ",": "000000000006060408",
+    ".": "00000000000c0c0000",
+    ":": "000c0c000c0c000000",
+    "-": "0000001f0000000000",
+    "%": "181902040813030000",
+    " ": "000000000000000000",
+}
+_GAP = 10
+_FRAME = 4
+_LETTER = 2  # pixels per dot of the font
+
+
+class Row(NamedTuple):
+    """One row of a sheet: a heading, or pictures with a label.
+
+    Attributes
+    ----------
+    label : str
+        Before the pictures; a row without pictures is a heading of this text.
+    pictures : sequence of ndarray, shape (resolution, resolution, 3)
+    frames : sequence of colour or None
+        One per picture.
+    """
+
+    label: str
+    pictures: Sequence[Bytes] = ()
+    frames: Sequence[Colour | None] = ()
+
+
+def draw_text(text: str, *, scale: int = _LETTER, colour: Colour = INK) -> Bytes:
+    """Write a line, ``(9·scale, 6·scale·len(text), 3)``; a letter the font lacks is a blank.
+
+    Examples
+    --------
+    >>> draw_text("a red star").shape
+    (18, 120, 3)
+    """
+    if not text:
+        raise NNNormError("text is empty; give at least one letter")
+    rows = [bytes.fromhex(_GLYPHS.get(letter, _GLYPHS[" "])) for letter in text.lower()]
+    bits = np.unpackbits(np.array([list(row) for row in rows], dtype=np.uint8)[:, :, None], axis=2)
+    dots = np.pad(bits[:, :, 3:], ((0, 0), (0, 0), (0, 1))).transpose(1, 0, 2).reshape(9, -1)
+    dots = np.kron(dots, np.ones((scale, scale), dtype=np.uint8))
+    ink, paper = (np.array(tone, dtype=np.uint8) for tone in (colour, PAPER))
+    return np.where(dots[:, :, None] == 1, ink, paper)
+
+
+def draw_sheet(rows: Sequence[Row]) -> Bytes:
+    """Lay out rows of pictures and headings, one below the other.
+
+    Parameters
+    ----------
+    rows : sequence of Row
+
+    Returns
+    -------
+    ndarray, shape (height, width, 3), uint8
+
+    Examples
+    --------
+    >>> picture = np.zeros((24, 24, 3), dtype=np.uint8)
+    >>> draw_sheet([Row("two of a kind"), Row("all", [picture, picture], [GREEN, None])]).ndim
+    3
+    """
+    if not rows:
+        raise NNNormError("a sheet needs at least one row; got none")
+    labels = [row.label for row in rows if len(row.pictures)]
+    indent = 6 * _LETTER * max((len(label) for label in labels), default=0) + _GAP
+    strips = [_draw_row(row, indent) for row in rows]
+    width = max(strip.shape[1] for strip in strips) + 2 * _GAP
+    whole = []
+    for strip in strips:
+        right = width - strip.shape[1] - _GAP
+        whole.append(np.pad(strip, ((_GAP, 0), (_GAP, right), (0, 0)), constant_values=PAPER[0]))
+    return np.pad(np.concatenate(whole), ((0, _GAP), (0, 0), (0, 0)), constant_values=PAPER[0])
+
+
+def _draw_row(row: Row, indent: int) -> Bytes:
+    if not len(row.pictures):
+        # Some air above a heading, so that it stands with what follows.
+        return np.pad(draw_text(row.label), ((_GAP, 0), (0, 0), (0, 0)), constant_values=PAPER[0])
+    framed = []
+    for picture, frame in zip(row.pictures, row.frames or [None] * len(row.pictures), strict=True):
+        height, width = picture.shape[:2]
+        tile = np.empty((height + 2 * _FRAME, width + 2 * _FRAME, 3), dtype=np.uint8)
+        tile[:] = PAPER if frame is None else frame
+        tile[_FRAME:-_FRAME, _FRAME:-_FRAME] = picture
+        framed.append(np.pad(tile, ((0, 0), (0, _GAP), (0, 0)), constant_values=PAPER[0]))
+    strip = np.concatenate(framed, axis=1)
+    margin = np.full((strip.shape[0], indent, 3), PAPER[0], dtype=np.uint8)
+    label = draw_text(row.label, colour=GREY)
+    top = (len(margin) - len(label)) // 2
+    margin[top : top + len(label), : label.shape[1]] = label
+    return np.concatenate([margin, strip], axis=1)

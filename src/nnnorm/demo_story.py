@@ -1,0 +1,144 @@
+"""What the demo found, in words and tables for a terminal of 80 columns."""
+
+from collections.abc import Iterator
+
+from nnnorm.compare import Result
+from nnnorm.datasets.scenes import read_scene
+from nnnorm.demo import HUB, Demo, Example, find_hubs
+from nnnorm.report import Table, tabulate_comparison
+
+__all__ = ["tell_demo"]
+
+_NEXT = """\
+  nnnorm fit    --gallery GALLERY.npy --references PAST_QUERIES.npy \\
+                -o bias.safetensors
+  nnnorm search --gallery GALLERY.npy --queries QUERIES.npy \\
+                --bias bias.safetensors"""
+
+_ABOUT = {
+    "contact-sheet.png": "these captions and their pictures; hubs framed orange",
+    "bias.safetensors": "the tuned correction, ready for nnnorm search",
+    "occurrences.png": "how often pictures come first, before and after",
+    "grid.png": "R@1 of every setting that was tried",
+    "gains.png": "the methods' gains with their intervals",
+}
+
+
+def tell_demo(demo: Demo) -> Iterator[Table | str]:
+    """The story of a demo, part by part, each a table or a paragraph.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from nnnorm.demo import run_demo
+    >>> parts = list(tell_demo(run_demo(tempfile.mkdtemp())))
+    >>> any(isinstance(part, Table) for part in parts)
+    True
+    """
+    shapes, diagnosis = demo.shapes, demo.diagnosis
+    yield (
+        f"A search for {len(shapes.gallery):,} pictures of shapes by {len(shapes.queries):,} "
+        f"captions, embedded by a small dual encoder of our own; {len(shapes.references):,} "
+        "captions of other pictures are the bank of past queries. All of it ships with nnnorm."
+    )
+    before, hub = diagnosis.before, diagnosis.hubs[0]
+    wrong = round((hub.wrong_share or 0) * hub.occurrences)
+    yield _title("1. Hubs")
+    yield (
+        f"A fair picture comes first for {before.mean:.0f} captions. The worst hub comes first for "
+        f"{hub.occurrences}, for {wrong} of them wrongly, and {diagnosis.n_antihubs} pictures "
+        f"never do (excess kurtosis {before.kurtosis:.1f}). The hub "
+        f"shows: {shapes.describe(hub.item)}."
+    )
+    best = demo.tuning.best
+    setting = ", ".join(f"{name} = {value:g}" for name, value in best.params.items())
+    gain = demo.tuning.gain
+    yield _title("2. Tune")
+    yield (
+        f"{len(demo.tuning.grid)} settings on {demo.tuning.n_queries:,} captions of other "
+        f"pictures: {setting or 'no correction'}, R@1 {100 * gain.mean:+.1f} points there."
+    )
+    yield _title("3. Correct and test")
+    yield _table_of_results(demo)
+    yield (
+        f"The right picture came first for {demo.n_gained} captions only with the correction, for "
+        f"{demo.n_lost} only without it. "
+        + (
+            f"The worst hub: {hub.occurrences} firsts before, {diagnosis.hubs_after[0]} after."
+            if diagnosis.hubs_after
+            else ""
+        )
+    )
+    yield _title("4. Compare")
+    yield tabulate_comparison(demo.comparison)
+    yield "All methods and whole grids: nnnorm compare."
+    yield _title("5. Look")
+    hubs = find_hubs(diagnosis)
+    yield (
+        "Two captions that a hub took, and one that the correction costs. ✓ is the picture that "
+        f"the caption was written for, ● a hub: first {HUB} times as often as is fair, or more."
+    )
+    for example in demo.examples:
+        yield _tell_example(demo, example, hubs)
+    yield _title("6. Files")
+    yield f"In {demo.output}:"
+    yield "\n".join(f"  {name:17} {_ABOUT[name]}" for name in demo.files)
+    yield from demo.notes
+    yield _title("Now yours")
+    yield _NEXT
+    yield (
+        "Does it help there? nnnorm evaluate, tune and compare tell; "
+        "nnnorm diagnose needs no labels."
+    )
+
+
+def _title(text: str) -> str:
+    return f"\n{text}\n{'─' * len(text)}"
+
+
+def _table_of_results(demo: Demo) -> Table:
+    rows = tuple(
+        _row(name, result, len(demo.shapes.gallery))
+        for name, result in (
+            ("uncorrected", demo.uncorrected),
+            ("NNN, untuned", demo.untuned),
+            ("NNN, tuned", demo.tuned),
+        )
+    )
+    columns = ("", "R@1 %", "R@5 %", "R@10 %", "gain in R@1", "most", "never")
+    notes = (
+        "Gains in points with 95 % intervals (paired, five captions of a picture together). "
+        "most: firsts of the most retrieved picture; never: pictures that never come first.",
+    )
+    return Table("", columns, rows, notes)
+
+
+def _row(name: str, result: Result, n_gallery: int) -> tuple[str, ...]:
+    recalls = (result.recall_at_1, result.recall_at_5, result.recall_at_10)
+    never = round(result.hubness.antihub_share * n_gallery)
+    gain = result.gain
+    return (
+        name,
+        *(f"{100 * recall:.1f}" for recall in recalls),
+        ""
+        if gain is None
+        else f"{100 * gain.mean:+.1f} [{100 * gain.low:.1f}, {100 * gain.high:.1f}]",
+        str(result.hubness.max),
+        str(never),
+    )
+
+
+def _tell_example(demo: Demo, example: Example, hubs: frozenset[int]) -> str:
+    lines = [f"\n“{example.caption}”{'' if example.helped else ' (here it costs)'}"]
+    for label, items in (("before", example.before), ("after", example.after)):
+        for place, item in enumerate(items):
+            mark = "✓" if item == example.right else "●" if item in hubs else " "
+            head = label if place == 0 else ""
+            lines.append(f"  {head:6} {place + 1} {mark} {_name(demo, item)}")
+    return "\n".join(lines)
+
+
+def _name(demo: Demo, item: int) -> str:
+    background, things = read_scene(demo.shapes.scenes[item])
+    names = [f"{thing.colour} {thing.shape}" for thing in things]
+    return f"{', '.join(names)}; {background}"

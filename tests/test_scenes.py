@@ -1,0 +1,134 @@
+"""Scenes are ten bytes, no two alike; pictures are smooth, the same at every size, and PNG."""
+
+import numpy as np
+import pytest
+
+from nnnorm import NNNormError
+from nnnorm.datasets.scenes import (
+    BACKGROUNDS,
+    COLOURS,
+    PLACES,
+    SHAPES,
+    SIZES,
+    describe_scene,
+    draw_scene,
+    make_scenes,
+    read_scene,
+    write_png,
+)
+
+
+def one_thing(shape, colour="red", size="big", cell=4, background="white"):
+    code = list(SHAPES).index(shape) * len(COLOURS) + list(COLOURS).index(colour)
+    scene = np.zeros(10, dtype=np.uint8)
+    scene[0] = list(BACKGROUNDS).index(background)
+    scene[1 + cell] = 1 + code * len(SIZES) + SIZES.index(size)
+    return scene
+
+
+def test_there_are_enough_kinds_of_things_and_each_fits_a_byte():
+    assert len(SHAPES) >= 10
+    assert (len(COLOURS), len(SIZES), len(BACKGROUNDS), len(PLACES)) == (10, 2, 4, 9)
+    assert len(SHAPES) * len(COLOURS) * len(SIZES) < 256
+
+
+def test_scenes_have_two_to_four_things_and_no_two_are_alike():
+    scenes = make_scenes(500, seed=1)
+    assert scenes.shape == (500, 10)
+    assert scenes.dtype == np.uint8
+    assert set((scenes[:, 1:] > 0).sum(axis=1)) == {2, 3, 4}
+    assert len(np.unique(scenes, axis=0)) == 500
+
+
+def test_the_same_seed_makes_the_same_scenes_and_another_others():
+    assert np.array_equal(make_scenes(20, seed=1), make_scenes(20, seed=1))
+    assert not np.array_equal(make_scenes(20, seed=1), make_scenes(20, seed=2))
+
+
+def test_scenes_of_few_kinds_hold_only_those():
+    scenes = make_scenes(50, shapes=["star", "ring"], colours=["blue"], counts=(2,))
+    things = [thing for scene in scenes for thing in read_scene(scene)[1]]
+    assert len(things) == 100
+    assert {(thing.shape, thing.colour) for thing in things} == {("star", "blue"), ("ring", "blue")}
+
+
+def test_a_scene_is_read_as_it_was_written():
+    for shape in SHAPES:
+        for cell in (0, 8):
+            background, (thing,) = read_scene(one_thing(shape, "pink", cell=cell))
+            assert (background, thing.shape, thing.colour, thing.size, thing.cell) == (
+                ("white", shape, "pink", "big", cell)
+            )
+
+
+def test_a_scene_is_described_in_words():
+    scene = one_thing("heart", "blue", "small", cell=2, background="sand")
+    assert describe_scene(scene) == "small blue heart (top right), on sand"
+
+
+@pytest.mark.parametrize("resolution", [24, 48, 64, 97])
+def test_a_picture_has_its_thing_in_its_cell_and_background_elsewhere(resolution):
+    for cell in range(9):
+        picture = draw_scene(one_thing("square", "blue", cell=cell), resolution)
+        assert picture.shape == (resolution, resolution, 3)
+        row, column = divmod(cell, 3)
+        middle = [int((place + 0.5) * resolution / 3) for place in (row, column)]
+        assert tuple(picture[middle[0], middle[1]]) == COLOURS["blue"]
+        outside = np.ones((resolution, resolution), dtype=bool)
+        edges = [round(place * resolution / 3) for place in range(4)]
+        outside[edges[row] : edges[row + 1], edges[column] : edges[column + 1]] = False
+        assert (picture[outside] == BACKGROUNDS["white"]).all()
+
+
+def test_every_shape_looks_different_and_big_is_bigger_than_small():
+    drawn = {shape: draw_scene(one_thing(shape), 48).astype(int) for shape in SHAPES}
+    names = list(drawn)
+    for place, name in enumerate(names):
+        for other in names[place + 1 :]:
+            assert np.abs(drawn[name] - drawn[other]).sum() > 5000, (name, other)
+        small = draw_scene(one_thing(name, size="small"), 48)
+        body = [(p == COLOURS["red"]).all(axis=2).sum() for p in (small, drawn[name])]
+        assert 0 < body[0] < body[1]
+
+
+def test_edges_are_smooth():
+    """Between body, rim and background there are pixels that are none of the three."""
+    picture = draw_scene(one_thing("circle", background="navy"), 48).reshape(-1, 3)
+    assert len(np.unique(picture, axis=0)) > 20
+
+
+def test_a_larger_picture_shows_the_same():
+    scene = make_scenes(1, seed=5)[0]
+    small, large = draw_scene(scene, 48).astype(float), draw_scene(scene, 192).astype(float)
+    shrunk = large.reshape(48, 4, 48, 4, 3).mean(axis=(1, 3))
+    assert np.abs(small - shrunk).mean() < 1.5
+
+
+def test_a_png_holds_the_pixels_that_were_written(tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    picture = draw_scene(make_scenes(1, seed=2)[0], 60)[:, :50]
+    write_png(tmp_path / "scene.png", picture)
+    read = image.imread(tmp_path / "scene.png")
+    assert np.array_equal(np.rint(read * 255).astype(np.uint8), picture)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: read_scene([1, 2]), "a scene must be ten whole numbers.*got int64 \\(2,\\)"),
+        (lambda: read_scene([9] + [0] * 9), "background must be below 4 and its cells at most 240"),
+        (
+            lambda: draw_scene([0] * 10, 5),
+            "resolution must be a whole number from 12 to 2048; got 5",
+        ),
+        (lambda: make_scenes(3, shapes=["blob"]), "'blob' is no shape; there are circle, square"),
+        (
+            lambda: make_scenes(9999, shapes=["star"], colours=["red"], counts=(1,)),
+            "there are not 9,999 different scenes",
+        ),
+        (lambda: write_png("x.png", np.zeros((4, 4))), "a picture must be uint8 .*got float64"),
+    ],
+)
+def test_mistakes_are_named(call, words):
+    with pytest.raises(NNNormError, match=words):
+        call()
