@@ -43,9 +43,7 @@ from real_sets import (
 import nnnorm
 from nnnorm.files import check_writable, write_whole
 from nnnorm.metrics import evaluate
-
-# The rule itself, on hits that are already there: `tune` would scan the bank anew for each size.
-from nnnorm.tune import _choose
+from nnnorm.tune import choose
 
 Cell: TypeAlias = dict[str, Any]
 
@@ -150,7 +148,7 @@ def measure(name: str, splits: Iterator[Split]) -> Cell:
         for size in (size for size in SIZES if size <= len(order)):
             seen = np.sort(order[:size])
             some = np.ascontiguousarray(hits[:, seen])
-            rows[f"rule {size}"] = _choose(settings, some, photo[seen], split.n_references)
+            rows[f"rule {size}"] = choose(settings, some, photo[seen], split.n_references)
             rows[f"maximum {size}"] = int(some.mean(axis=1, dtype=np.float64).argmax())
         for label, row in rows.items():
             gains.setdefault(label, []).append(100 * float(test[row] - test[0]))

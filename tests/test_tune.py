@@ -223,7 +223,10 @@ def naive_choice(cells, hits, clusters, n_references):
     choices = []
     for method in dict.fromkeys(method for method, _ in cells if method != "none"):
         rows = [row for row, cell in enumerate(cells) if cell[0] in ("none", method)]
-        best = max(rows, key=lambda row: (hits[row].mean(), -row))
+        best = max(rows[1:], key=lambda row: (hits[row].mean(), -row))
+        if hits[0].mean() > hits[best].mean():
+            choices.append(0)
+            continue
         near = []
         for row in rows:
             difference = hits[best] - hits[row]
@@ -231,9 +234,6 @@ def naive_choice(cells, hits, clusters, n_references):
             limit = standard_error(difference, clusters) * (1 + 1e-6)
             if difference.mean() <= limit and row != 0:
                 near.append(row)
-        if not near:
-            choices.append(0)
-            continue
         if method == "nnn":
             k = min(n_references, 128, max(4, n_references // 16))
             steps = [
@@ -301,7 +301,7 @@ def test_the_rule_is_the_naive_rule_on_any_hits(data):
     hits = np.float32(common + level + spread * rng.normal(size=(len(cells), n_queries)) > 0.6)
     clusters = rng.integers(0, data.draw(st.integers(1, 30)), size=n_queries)
     laid_out = [Setting(method, params, 1.0, lambda: None) for method, params in cells]
-    chosen = tune_module._choose(laid_out, hits, clusters, n_references)
+    chosen = tune_module.choose(laid_out, hits, clusters, n_references)
     expected = naive_choice(cells, hits.astype(float), clusters, n_references) if methods else 0
     assert chosen == expected
 

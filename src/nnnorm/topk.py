@@ -198,7 +198,7 @@ def scan(
     for start, stop, (best, logs) in reduce_rows(
         scores,
         lambda n: KeepBestAndLogs(n, k, betas),
-        bytes_per_score=5,
+        bytes_per_score=6,
         bytes_per_row=4 * 6 * k + 24 * (len(betas) + 2),
         memory_budget=memory_budget,
         progress=progress,
@@ -269,7 +269,7 @@ def log_mean_exp(
     for start, stop, logs in reduce_rows(
         scores,
         lambda n: KeepLogMeanExp(n, betas),
-        bytes_per_score=1,
+        bytes_per_score=2,
         bytes_per_row=24 * (len(betas) + 2),
         memory_budget=memory_budget,
         progress=progress,

@@ -4,7 +4,8 @@
 that. "No correction" is always among the cells. Two ways to choose are always reported: the maximum
 (the paper's way), and the one-standard-error rule, which does not chase noise: of all cells within
 one paired standard error of the best it takes the most sensible (for NNN the nearest to α = 0.6 and
-k = a sixteenth of the bank; elsewhere the one in the middle of those cells).
+k = a sixteenth of the bank; elsewhere the one in the middle of those cells), and "no correction"
+where that beats every cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress
 from nnnorm.sweep import sweep_hits
 from nnnorm.truth import Truth, clusters_of, open_truth
 
-__all__ = ["Cell", "Select", "Tuning", "check_methods", "tune"]
+__all__ = ["Cell", "Select", "Tuning", "check_methods", "choose", "tune"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Select = Literal["one-standard-error", "max"]
@@ -198,7 +199,7 @@ def tune(
     hits, raw = _sweep(settings, bank, asked, right, memory_budget, progress)
     recalls = hits.mean(axis=1, dtype=np.float64)
     by_maximum = int(recalls.argmax())
-    by_rule = _choose(settings, hits, groups, len(bank_rows))
+    by_rule = choose(settings, hits, groups, len(bank_rows))
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias = _bias_of(settings[chosen], bank, memory_budget)
     cells = [
@@ -310,10 +311,35 @@ def _ungated_key(setting: Setting) -> tuple[Any, ...]:
     return _UNGATED.get(setting.method, setting.method), *sorted(setting.params.items())
 
 
-def _choose(
+def choose(
     settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any], n_references: int
 ) -> int:
-    """The one-standard-error rule, method by method; then the best of the methods' choices."""
+    """The one-standard-error rule, method by method; then the best of the methods' choices.
+
+    Where no correction did better than every cell of a method, it is that method's choice.
+
+    Parameters
+    ----------
+    settings : sequence of Setting
+        The first is no correction.
+    hits : ndarray, shape (n_settings, n_queries)
+        As `sweep_hits` gives them.
+    clusters : ndarray, shape (n_queries,)
+    n_references : int
+
+    Returns
+    -------
+    int
+        The number of the chosen setting.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> none = Setting("none", {}, 0.0, np.empty)
+    >>> csls = Setting("csls", {"reference_k": 10}, 0.5, np.empty)
+    >>> choose([none, csls], np.float32([[1, 0, 0], [1, 1, 0]]), np.arange(3), 100)
+    1
+    """
     choices = []
     for method in dict.fromkeys(setting.method for setting in settings):
         if method == "none" and len(settings) > 1:
@@ -330,11 +356,12 @@ def _choose_within(
     rows: Sequence[int],
     n_references: int,
 ) -> int:
-    best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), -row))
+    # On a tie with no correction the cells stand in for the best: few queries tie easily.
+    best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), row > 0, -row))
+    if best == 0:
+        return 0
     near = [row for row in rows if _is_near(hits[best], hits[row], clusters)]
     corrected = [row for row in near if settings[row].method != "none"]
-    if not corrected:
-        return 0
     if settings[corrected[0]].method == "nnn":
         k0 = choose_reference_k(n_references)
 
