@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import open_matrix
 from nnnorm.errors import NNNormError
 from nnnorm.reducers import LEAST_EXPONENT
-from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress, Scores
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Matrix, Products, Progress, Scores
 from nnnorm.threads import in_threads
 from nnnorm.topk import log_mean_exp
 
@@ -57,6 +58,11 @@ def transport_bias(
     [0.2]
     """
     n_rows, n_columns = scores.shape
+    to_hold = n_rows * (4 * n_columns + scores.row_bytes) + n_columns * scores.column_bytes
+    if isinstance(scores, Products) and to_hold <= memory_budget // 4:
+        # Every iteration reads all scores: where they fit, they are multiplied once.
+        scores = _hold(scores)
+        memory_budget -= to_hold
     # Two arrays of a strip's scores (the block, and what exp and numpy's sums need in passing).
     n_strip = memory_budget * 3 // 4 // (12 * n_columns + scores.row_bytes)
     if n_strip == 0:
@@ -91,6 +97,12 @@ def transport_bias(
     # Weighted so that the references' weights add up to one, -τ·log u is on a score's scale.
     log_total = log_v.max() + np.log(np.exp(log_v - log_v.max()).sum())
     return np.asarray(tau * (row_logs - log_total))
+
+
+def _hold(scores: Scores) -> Matrix:
+    held = np.empty(scores.shape, dtype=np.float32)
+    scores.strip(0, len(held))(0, held.shape[1], held)
+    return Matrix(open_matrix(held, name="scores"))
 
 
 def _balance_rows(
