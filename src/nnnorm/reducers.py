@@ -43,20 +43,65 @@ class Reducer(Protocol):
 
 
 class KeepBestValues:
-    """The k best values of each row, best first: ``(n_rows, k)``."""
+    """The k best values of each row, best first: ``(n_rows, k)``.
+
+    After the first columns few scores beat the k-th best so far of their row. Those few go on a
+    shelf beside the best, and only when it is full are the k best found anew.
+    """
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._k = k
-        self._best = np.empty((n_rows, 0), dtype=np.float32)
+        self._shelf = np.full((n_rows, 3 * k + 64), -np.inf, dtype=np.float32)
+        self._filled = np.full(n_rows, k)
+        self._floor = np.full(n_rows, -np.inf, dtype=np.float32)
 
     def update(self, block: FloatArray, first_column: int) -> None:
-        _partition(block, self._k)
-        self._best = np.concatenate([self._best, block[:, -self._k :]], axis=1)
-        _partition(self._best, self._k)
-        self._best = self._best[:, -self._k :]
+        in_threads(lambda rows: self._add(block[rows], rows), block)
+
+    def _add(self, block: FloatArray, rows: slice) -> None:
+        k, room = self._k, self._shelf.shape[1]
+        better = block > self._floor[rows, None]
+        if np.count_nonzero(better) > k * len(block):
+            self._merge(block, rows)
+            return
+        found = np.flatnonzero(better)  # much faster than nonzero on two dimensions
+        places, columns = np.divmod(found, block.shape[1])
+        counts = np.bincount(places, minlength=len(block))
+        if counts.max() > room - k:
+            self._merge(block, rows)
+            return
+        self._tidy(rows.start + np.flatnonzero(self._filled[rows] + counts > room))
+        starts = self._filled[rows] - (np.cumsum(counts) - counts)
+        slots = np.arange(len(found)) + starts[places]
+        self._shelf[places + rows.start, slots] = block[places, columns]
+        self._filled[rows] += counts
+
+    def _merge(self, block: FloatArray, rows: slice) -> None:
+        """Where many are better, as in the first columns, the best of the block are found first."""
+        k = self._k
+        if block.shape[1] > k:
+            block = np.partition(block, -k, axis=1)[:, -k:]
+        both = np.concatenate([self._shelf[rows], block], axis=1)
+        both.partition(both.shape[1] - k, axis=1)
+        self._shelf[rows, :k] = both[:, -k:]
+        self._shelf[rows, k:] = -np.inf
+        self._filled[rows] = k
+        self._floor[rows] = both[:, -k]
+
+    def _tidy(self, rows: IntArray) -> None:
+        """Bring the k best of some shelves to their front, and raise what it takes to join them."""
+        if len(rows) == 0:
+            return
+        k = self._k
+        best = np.partition(self._shelf[rows], -k, axis=1)[:, -k:]
+        self._shelf[rows, :k] = best
+        self._shelf[rows, k:] = -np.inf
+        self._filled[rows] = k
+        self._floor[rows] = best[:, 0]
 
     def finish(self) -> FloatArray:
-        best = np.array(self._best)
+        self._tidy(np.arange(len(self._shelf)))
+        best = self._shelf[:, : self._k].copy()
         best.sort(axis=1)
         return best[:, ::-1]
 
@@ -240,7 +285,7 @@ class KeepBestAndLogs:
 
     def update(self, block: FloatArray, first_column: int) -> None:
         if self._values is not None:
-            self._values.update(block.copy() if self._logs else block, first_column)
+            self._values.update(block, first_column)
         if self._logs is not None:
             self._logs.update(block, first_column)
 

@@ -138,8 +138,8 @@ def top_values(
     return reduce_rows(
         scores,
         lambda n: KeepBestValues(n, k),
-        bytes_per_score=0,
-        bytes_per_row=4 * 6 * k,
+        bytes_per_score=5,  # the first block is partitioned in a copy; the mask
+        bytes_per_row=4 * (10 * k + 128),
         memory_budget=memory_budget,
         progress=progress,
         narrowest=k,
@@ -199,7 +199,7 @@ def scan(
         scores,
         lambda n: KeepBestAndLogs(n, k, betas),
         bytes_per_score=6,
-        bytes_per_row=4 * 6 * k + 24 * (len(betas) + 2),
+        bytes_per_row=4 * (10 * k + 128) + 24 * (len(betas) + 2),
         memory_budget=memory_budget,
         progress=progress,
         narrowest=max(1, k),
