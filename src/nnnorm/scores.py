@@ -4,6 +4,7 @@
 time and never held whole. What is done with the blocks is `topk.py`'s matter.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
@@ -71,6 +72,7 @@ class Products:
         fits = 4 * len(columns) * columns.dim <= memory_budget // 4
         self._keeps_widened = fits and not columns.in_memory
         self._widened: FloatArray | None = None
+        self._lock = threading.Lock()
         # Reading a block that is not in memory makes the stored piece and the float32 one.
         self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
         self.column_bytes = 0 if columns.in_memory or fits else 8 * columns.dim
@@ -99,8 +101,9 @@ class Products:
     def _columns(self, first: int, last: int) -> FloatArray:
         if not self._keeps_widened:
             return self.columns.rows(first, last)
-        if self._widened is None:
-            self._widened = self.columns.rows(0, len(self.columns))
+        with self._lock:  # the first thread widens, the others wait for it
+            if self._widened is None:
+                self._widened = self.columns.rows(0, len(self.columns))
         return self._widened[first:last]
 
 

@@ -1,16 +1,26 @@
-"""Threads of our own for what numpy does on one core, as many as BLAS would take."""
+"""Threads of our own: for what numpy does on one core, and for whole strips of work.
+
+BLAS and we take turns. `in_threads` spreads one numpy pass over the cores between two products that
+BLAS spread itself. `strips_in_order` is the better way where there are rows enough: every thread
+takes strips of its own, multiplies them with a BLAS held to one thread, and reduces them while they
+are in its cache; nobody waits for anybody.
+"""
 
 import itertools
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["count_threads", "in_threads"]
+__all__ = ["count_threads", "in_threads", "strips_in_order"]
+
+_here = threading.local()
 
 
 def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
@@ -23,7 +33,7 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
     >>> float(block.sum())
     24.0
     """
-    n_threads = count_threads()
+    n_threads = 1 if getattr(_here, "is_worker", False) else count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:
         work(slice(0, len(block)))
         return
@@ -31,6 +41,46 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
     slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
     for _ in _pool(n_threads).map(work, slices):
         pass
+
+
+def strips_in_order(
+    work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event
+) -> Iterator[tuple[int, int, Any]]:
+    """Yield ``(start, stop, work(start, stop))`` of all strips, worked on by all threads.
+
+    Parameters
+    ----------
+    work : callable
+        Should look at `stop` now and then, and end early when it is set.
+    n_rows, n_strip : int
+    stop : threading.Event
+        Set when the caller goes away before the end.
+
+    Examples
+    --------
+    >>> list(strips_in_order(lambda start, stop: stop - start, 5, 2, threading.Event()))
+    [(0, 2, 2), (2, 4, 2), (4, 5, 1)]
+    """
+
+    def run(first: int, last: int) -> Any:
+        _here.is_worker = True
+        try:
+            return None if stop.is_set() else work(first, last)
+        finally:
+            _here.is_worker = False
+
+    strips = [(start, min(start + n_strip, n_rows)) for start in range(0, n_rows, n_strip)]
+    n_threads = count_threads()
+    with _one_blas_thread(), ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm") as pool:
+        futures: list[Future[Any]] = []
+        try:
+            for number, (start, end) in enumerate(strips):
+                # A few strips ahead of the reader, so that waiting answers stay few.
+                while len(futures) < min(len(strips), number + 2 * n_threads):
+                    futures.append(pool.submit(run, *strips[len(futures)]))
+                yield start, end, futures[number].result()
+        finally:
+            stop.set()
 
 
 def count_threads() -> int:
@@ -49,11 +99,47 @@ def count_threads() -> int:
     return os.cpu_count() or 1
 
 
+class _Limit:
+    """How many hold BLAS to one thread now, and what lets it go again."""
+
+    lock = threading.Lock()
+    holders = 0
+    release: Any = None
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Hold BLAS to one thread until the last who asked for it is done."""
+    with _Limit.lock:
+        _Limit.holders += 1
+        if _Limit.holders == 1:
+            _Limit.release = _blas().limit(limits=1, user_api="blas")
+    try:
+        yield
+    finally:
+        with _Limit.lock:
+            _Limit.holders -= 1
+            if _Limit.holders == 0:
+                _Limit.release.restore_original_limits()
+
+
+@lru_cache(maxsize=1)
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
 @lru_cache(maxsize=1)
 def _pool(n_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm")
 
 
-# A forked child inherits the pool without its threads: it must make its own.
+def _start_anew() -> None:
+    """A forked child inherits pools without their threads, and limits that nobody will lift."""
+    _pool.cache_clear()
+    _Limit.lock, _Limit.holders = threading.Lock(), 0
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_start_anew)

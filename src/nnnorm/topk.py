@@ -9,11 +9,12 @@
 
 `scores.py` hands out blocks, `reduce_rows` walks them so that memory stays under a budget, and a
 reducer (`reducers.py`) keeps what is asked for: the k best of each row (`top_k`), their means
-(`top_means`), the log-mean-exp for many β (`log_mean_exp`). Blocks are multiplied by the threads of
-BLAS and reduced by as many threads of our own. Results do not depend on block size, threads or
-budget beyond the last bit of a float32 product.
+(`top_means`), the log-mean-exp for many β (`log_mean_exp`). Every thread takes strips of its own;
+where there are too few rows for that, BLAS shares each block out among its threads. Results do not
+depend on block size, threads or budget beyond the last bit of a float32 product.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +31,7 @@ from nnnorm.reducers import (
     Reducer,
 )
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores
+from nnnorm.threads import count_threads, strips_in_order
 
 __all__ = [
     "TopK",
@@ -48,6 +50,8 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 # Blocks of this many scores (32 MB) run at the full speed of BLAS; larger ones gain nothing.
 _BLOCK_SCORES = 8 * 2**20
 _SMALLEST_BUDGET = 2**20
+# A thread with less than this does better to help with the strip of another.
+_WORKER_BUDGET = 16 * 2**20
 
 
 class TopK(NamedTuple):
@@ -321,29 +325,60 @@ def reduce_rows(
     [[3.0, 7.0]]
     """
     n_rows, n_columns = scores.shape
-    n_strip, n_block = _plan(scores, 4 + bytes_per_score, bytes_per_row, memory_budget, narrowest)
-    buffer = np.empty(n_strip * n_block, dtype=np.float32)
-    for start in range(0, n_rows, n_strip):
-        stop = min(start + n_strip, n_rows)
-        read = scores.strip(start, stop)
-        reducer = make_reducer(stop - start)
+    if memory_budget < _SMALLEST_BUDGET:
+        raise NNNormError(
+            f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"
+        )
+    n_workers = count_threads()
+    if n_rows < 128 * n_workers or memory_budget < _WORKER_BUDGET * n_workers:
+        n_workers = 1  # one strip at a time, by the threads of BLAS
+    needs = 4 + bytes_per_score, bytes_per_row, memory_budget // n_workers, narrowest
+    n_strip, n_block = _plan(scores, *needs)
+    if n_workers > 1:
+        n_strip = _even_strips(n_rows, n_strip, n_workers, scores.column_bytes == 0)
+    stop, done = threading.Event(), _Done(progress, n_rows * n_columns)
+
+    def reduce(first_row: int, last_row: int) -> Any:
+        n = last_row - first_row
+        buffer = np.empty(n * min(n_block, n_columns), dtype=np.float32)
+        read = scores.strip(first_row, last_row)
+        reducer = make_reducer(n)
         for first in range(0, n_columns, n_block):
+            if stop.is_set():
+                return None
             last = min(first + n_block, n_columns)
-            out = buffer[: (stop - start) * (last - first)].reshape(stop - start, last - first)
+            out = buffer[: n * (last - first)].reshape(n, last - first)
             reducer.update(read(first, last, out), first)
-            if progress is not None:
-                progress(start * n_columns + (stop - start) * last, n_rows * n_columns)
-        yield start, stop, reducer.finish()
+            done.add(out.size)
+        return reducer.finish()
+
+    if n_workers > 1:
+        yield from strips_in_order(reduce, n_rows, n_strip, stop)
+        return
+    for start in range(0, n_rows, n_strip):
+        end = min(start + n_strip, n_rows)
+        yield start, end, reduce(start, end)
+
+
+class _Done:
+    """Counts the scores that were looked at, whichever thread did."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._lock, self._done = threading.Lock(), 0
+
+    def add(self, n_scores: int) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += n_scores
+            self._progress(self._done, self._total)
 
 
 def _plan(
     scores: Scores, bytes_per_score: int, bytes_per_row: int, memory_budget: int, narrowest: int
 ) -> tuple[int, int]:
     """Rows per strip and columns per block, so that all that is allocated fits the budget."""
-    if memory_budget < _SMALLEST_BUDGET:
-        raise NNNormError(
-            f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"
-        )
     n_rows, n_columns = scores.shape
     # A quarter is left to a widened bank (`Products`) and to what numpy allocates in passing.
     free = memory_budget * 3 // 4
@@ -358,6 +393,13 @@ def _plan(
     if scores.column_bytes == 0:
         n_block = min(n_columns, max(n_block, min(wider)))
     return n_strip, n_block
+
+
+def _even_strips(n_rows: int, n_strip: int, n_workers: int, columns_are_free: bool) -> int:
+    """Strips of one size, as many for each thread; larger where columns are widened every time."""
+    n_strip = min(n_strip, 1280 if columns_are_free else 4096)
+    n_strips = -(-n_rows // n_strip)
+    return -(-n_rows // (-(-n_strips // n_workers) * n_workers))
 
 
 def _check_k(k: int, n_columns: int) -> None:
