@@ -20,7 +20,7 @@ lint: $(VENV)/dev ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/dev ## the short benchmarks; each prints a table and writes JSON
+bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/sweep.py --small
 	$(BIN)/python benchmarks/automatic_rule.py

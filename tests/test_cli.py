@@ -253,6 +253,28 @@ def test_numbers_that_do_not_fit_say_both(files):
     assert_fails(fit("--method", "is", "--beta", "inf"), "it would overflow")
 
 
+@pytest.mark.parametrize(
+    ("options", "n_references", "words"),
+    [
+        ((), 1, "1 references can't tell the hubs of 23 items from noise, so the weight is 0;"),
+        (("--alpha", 0), 57, "the weight is 0"),
+        (("--method", "none"), 57, "the method is none"),
+        (("--method", "is", "--beta", 0), 57, "every item's value is 0"),
+    ],
+    ids=["tiny-bank", "alpha-0", "none", "beta-0"],
+)
+def test_a_bias_that_corrects_nothing_says_so(files, options, n_references, words):
+    spoil("references", lambda array: array[:n_references])
+    result = fit(*options)
+    assert result.exit_code == 0, result.output
+    assert f"Note: nothing will be corrected: {words}" in result.stderr
+
+
+def test_a_bias_that_corrects_says_nothing_of_the_kind(files):
+    assert "nothing will be corrected" not in fit("--alpha", 0.5).stderr
+    assert "nothing will be corrected" not in fit("--method", "qbnorm").stderr
+
+
 def test_a_parameter_of_another_method_is_refused(files):
     assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha; got beta")
 
@@ -265,7 +287,7 @@ def test_missing_and_foreign_files_are_named(files):
     assert_fails(search("--bias", "gone.safetensors"), "there is no bias file gone.safetensors")
     assert_fails(search("--bias", "gallery.npy"), "gallery.npy can't be read as a bias")
     assert_fails(search("--bias", files), "is a folder; expected a bias file")
-    assert_fails(run("info", files), "is a folder without .npy or .parquet shards")
+    assert_fails(run("info", files), "whose files have no numbers (such as gallery.npy)")
 
 
 def test_an_output_that_can_t_be_written_is_found_before_the_work(files, monkeypatch):
