@@ -136,9 +136,20 @@ class Table:
             table.add_row(*row)
         # A name in square brackets is a name, not a style.
         console = Console(highlight=False, markup=False, emoji=False)
-        console.print(table)
+        unlimited = console.options.update(max_width=10_000)
+        if console.measure(table, options=unlimited).minimum <= console.width:
+            console.print(table)
+        else:  # words would be cut into letters: one line per figure is easier to read
+            console.print(f"{self.title}\n{self._one_figure_per_line()}")
         for note in self.notes:
             console.print(note)
+
+    def _one_figure_per_line(self) -> str:
+        lines = []
+        for name, *cells in self.rows:
+            figures = zip(self.columns[1:], cells, strict=True)
+            lines += [name, *(f"  {column}: {cell}" for column, cell in figures if cell), ""]
+        return "\n".join(lines)
 
 
 def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str] = ()) -> Table:
