@@ -13,9 +13,9 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets import load_shapes
-from nnnorm.datasets.scenes import COLOURS, SHAPES, write_png
+from nnnorm.datasets.scenes import COLOURS, SHAPES
 from nnnorm.datasets.shapes import _FILE
-from nnnorm.datasets.sheet import GREEN, Row, draw_sheet, draw_text
+from nnnorm.datasets.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "src" / "nnnorm" / "datasets" / _FILE
@@ -136,8 +136,9 @@ def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
         (["a purpel elephant"], r"not 'purpel' \(did you mean 'purple'\?\), 'elephant'"),
         (["a red star", ""], "text 1 has no words: ''"),
         ([], "texts is empty"),
-        ("a red star", "texts must be a list of strings"),
-        ([3], "texts must be a list of strings"),
+        ("a red star", "texts must be a list of strings.*; got 'a red star'"),
+        ([3], r"texts must be a list of strings.*; got \[3\]"),
+        (None, "texts must be a list of strings.*; got None"),
         ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; `load_shapes"),
     ],
 )
@@ -169,11 +170,11 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
 # --- contact sheets ------------------------------------------------------------------------------
 
 
-def test_a_sheet_frames_the_right_picture(shapes, tmp_path):
+def test_a_sheet_frames_the_right_picture_and_gives_the_others_an_edge(shapes):
     picture = shapes.draw(0, 48)
     sheet = draw_sheet([Row("a heading, 12"), Row("now", [picture, picture], [None, GREEN])])
     assert (sheet == GREEN).all(axis=2).sum() == 56 * 56 - 48 * 48
-    write_png(tmp_path / "sheet.png", sheet)
+    assert (sheet == HAIRLINE).all(axis=2).sum() == 50 * 50 - 48 * 48
 
 
 def test_text_is_legible_ink_on_paper():

@@ -223,14 +223,14 @@ def draw_examples(
     """The contact sheet: the right picture framed green, hubs orange."""
     rows = []
     for example in examples:
-        rows.append(Row(example.caption))
+        rows.append(Row(example.caption + ("" if example.helped else " - here it costs")))
         for label, items in (("before", example.before), ("after", example.after)):
             frames = [
                 GREEN if item == example.right else ORANGE if item in hubs else None
                 for item in items
             ]
             rows.append(Row(label, [shapes.draw(item, _PIXELS) for item in items], frames))
-    return draw_sheet(rows)
+    return draw_sheet([*rows, Row("green: the right picture, orange: a hub")])
 
 
 def _make_folder(output: str | Path) -> Path:
