@@ -180,7 +180,13 @@ def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
     ):
         assert words in told.stdout
     assert "here it costs" in told.stdout
-    for name in ("bias.safetensors", "contact-sheet.png"):
+    for name in (
+        "bias.safetensors",
+        "contact-sheet.png",
+        "occurrences.png",
+        "grid.png",
+        "gains.png",
+    ):
         assert (folder / name).stat().st_size > 0
         assert name in told.stdout
     bias = nnnorm.Bias.load(folder / "bias.safetensors")

@@ -65,8 +65,8 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
         "all its scores by α times that mean: the more a picture scores with everyone, the more it "
         f"loses. Of {len(demo.tuning.grid)} settings (one is no correction), tried on "
         f"{demo.tuning.n_queries:,} captions of still other pictures: {setting or 'no correction'},"
-        f" which there brings {100 * gain.mean:+.1f} points of R@1, the captions whose picture "
-        "comes first."
+        f" which there brings {100 * gain.mean:+.1f} points of R@1, the share of captions "
+        "whose picture comes first."
     )
     yield _title("3. Correct and test")
     yield _table_of_results(demo)
