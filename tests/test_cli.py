@@ -331,6 +331,20 @@ def test_help_is_plain_ascii_for_old_terminals():
         assert run(name, "--help").stdout.isascii(), name
 
 
+def test_a_terminal_without_the_letters_is_told_in_one_line(files):
+    (files / "gallery.npy").rename(files / "größe.npy")
+    done = subprocess.run(
+        [*COMMAND, "info", "größe.npy"],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: this terminal can't show a character ('ascii' codec")
+    assert line.endswith("set PYTHONUTF8=1")
+
+
 def test_a_full_disk_leaves_the_old_file(files):
     fit("--reference-k", 5)
     old = (files / "bias.safetensors").read_bytes()

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _LEFT = ("setting", "tuned", "chosen by")
+_COLUMNS = 80  # of the narrowest terminal that tables are made for
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
     | {character: f"${character}$" for character in "<>|"}
@@ -136,10 +137,10 @@ class Table:
             table.add_row(*row)
         # A name in square brackets is a name, not a style.
         console = Console(highlight=False, markup=False, emoji=False)
-        unlimited = console.options.update(max_width=10_000)
-        if console.measure(table, options=unlimited).minimum <= console.width:
+        whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        if console.width >= min(whole, _COLUMNS):
             console.print(table)
-        else:  # words would be cut into letters: one line per figure is easier to read
+        else:  # words would be cut into letters
             console.print(f"{self.title}\n{self._one_figure_per_line()}")
         for note in self.notes:
             console.print(note)
