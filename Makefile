@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-fast lint bench clean
 
-demo: $(VENV)/core ## the main job on data that ships with the package
+demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
 
 test: lint ## everything: lint, types, the whole suite
@@ -20,7 +20,7 @@ lint: $(VENV)/dev ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/dev ## the short benchmarks; each prints a table and writes JSON
+bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/sweep.py --small
 	$(BIN)/python benchmarks/automatic_rule.py
@@ -28,11 +28,11 @@ bench: $(VENV)/dev ## the short benchmarks; each prints a table and writes JSON
 clean:
 	rm -rf $(VENV) demo-output
 
-$(VENV)/core: pyproject.toml
+$(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable ".[plots]"
 	touch $@
 
-$(VENV)/dev: pyproject.toml constraints.txt $(VENV)/core
+$(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable ".[parquet,plots,dev]"
 	touch $@

@@ -1,4 +1,6 @@
+import copy
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -47,6 +49,27 @@ def test_a_bias_can_t_be_changed(small):
         bias.weight = 2.0
     with pytest.raises(ValueError, match="read-only"):
         bias.values[0] = 1.0
+    for about in (bias.params, bias.fingerprints):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            about["alpha"] = 2.0
+
+
+def test_a_bias_keeps_its_own_copy_of_what_it_was_told():
+    params = {"alpha": 0.5}
+    bias = Bias(np.zeros(2), 0.5, "nnn", params=params)
+    params["alpha"] = 9.0
+    assert bias.params == {"alpha": 0.5}
+
+
+def test_a_copy_of_a_bias_is_whole_and_can_t_be_changed_either(small):
+    for bias in fitted(small):
+        for other in (copy.deepcopy(bias), pickle.loads(pickle.dumps(bias))):
+            assert other.to_dict() == bias.to_dict()
+            np.testing.assert_array_equal(other.values, bias.values)
+            assert not other.values.flags.writeable
+            for first, second in zip(other.gates, bias.gates, strict=True):
+                np.testing.assert_array_equal(first.values, second.values)
+                np.testing.assert_array_equal(first.active, second.active)
 
 
 def test_the_values_are_copied_from_the_caller_s_array():
@@ -78,6 +101,11 @@ def test_a_gate_must_fit_the_values():
     gate = Gate(np.zeros(3), np.zeros(3, dtype=bool))
     with pytest.raises(NNNormError, match=r"one entry per item, \(2,\); got \(3,\) and \(3,\)"):
         Bias(np.zeros(2), 1.0, "is", gates=(gate,))
+
+
+def test_a_gate_must_be_finite():
+    with pytest.raises(NNNormError, match="gate values must be finite; item 1 has nan"):
+        Gate(np.array([0.0, np.nan]), np.ones(2, dtype=bool))
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):

@@ -180,7 +180,13 @@ def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
     ):
         assert words in told.stdout
     assert "here it costs" in told.stdout
-    for name in ("bias.safetensors", "contact-sheet.png"):
+    for name in (
+        "bias.safetensors",
+        "contact-sheet.png",
+        "occurrences.png",
+        "grid.png",
+        "gains.png",
+    ):
         assert (folder / name).stat().st_size > 0
         assert name in told.stdout
     bias = nnnorm.Bias.load(folder / "bias.safetensors")
@@ -253,6 +259,28 @@ def test_numbers_that_do_not_fit_say_both(files):
     assert_fails(fit("--method", "is", "--beta", "inf"), "it would overflow")
 
 
+@pytest.mark.parametrize(
+    ("options", "n_references", "words"),
+    [
+        ((), 1, "1 references can't tell the hubs of 23 items from noise, so the weight is 0;"),
+        (("--alpha", 0), 57, "the weight is 0"),
+        (("--method", "none"), 57, "the method is none"),
+        (("--method", "is", "--beta", 0), 57, "every item's value is 0"),
+    ],
+    ids=["tiny-bank", "alpha-0", "none", "beta-0"],
+)
+def test_a_bias_that_corrects_nothing_says_so(files, options, n_references, words):
+    spoil("references", lambda array: array[:n_references])
+    result = fit(*options)
+    assert result.exit_code == 0, result.output
+    assert f"Note: nothing will be corrected: {words}" in result.stderr
+
+
+def test_a_bias_that_corrects_says_nothing_of_the_kind(files):
+    assert "nothing will be corrected" not in fit("--alpha", 0.5).stderr
+    assert "nothing will be corrected" not in fit("--method", "qbnorm").stderr
+
+
 def test_a_parameter_of_another_method_is_refused(files):
     assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha; got beta")
 
@@ -265,7 +293,7 @@ def test_missing_and_foreign_files_are_named(files):
     assert_fails(search("--bias", "gone.safetensors"), "there is no bias file gone.safetensors")
     assert_fails(search("--bias", "gallery.npy"), "gallery.npy can't be read as a bias")
     assert_fails(search("--bias", files), "is a folder; expected a bias file")
-    assert_fails(run("info", files), "is a folder without .npy or .parquet shards")
+    assert_fails(run("info", files), "whose files have no numbers (such as gallery.npy)")
 
 
 def test_an_output_that_can_t_be_written_is_found_before_the_work(files, monkeypatch):
@@ -301,6 +329,20 @@ def test_names_beyond_what_a_file_system_takes_are_one_sentence(files):
 def test_help_is_plain_ascii_for_old_terminals():
     for name in ("fit", "search", "info", "demo", "evaluate", "diagnose", "tune", "compare"):
         assert run(name, "--help").stdout.isascii(), name
+
+
+def test_a_terminal_without_the_letters_is_told_in_one_line(files):
+    (files / "gallery.npy").rename(files / "größe.npy")
+    done = subprocess.run(
+        [*COMMAND, "info", "größe.npy"],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: this terminal can't show a character ('ascii' codec")
+    assert line.endswith("set PYTHONUTF8=1")
 
 
 def test_a_full_disk_leaves_the_old_file(files):

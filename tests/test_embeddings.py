@@ -719,16 +719,24 @@ def test_a_zero_row_is_refused_by_number():
     rows = VALUES.copy()
     rows[[3, 5]] = 0
     assert refusal(rows) == (
-        "gallery row 3 is all zeros (2 such of 7 rows); a failed encoding? "
-        "An item of zeros wins every corrected search: remove it"
+        "gallery row 3 is all zeros (2 such of 7 rows) and scores 0 with everything; "
+        "a failed encoding? Remove or re-encode such rows"
     )
+
+
+@pytest.mark.parametrize("role", ["queries", "references"])
+def test_a_zero_row_of_queries_is_not_called_an_item(role):
+    with pytest.raises(NNNormError) as error:
+        open_embeddings(np.zeros((1, 3)), name=role)
+    assert str(error.value).startswith(f"{role} row 0 is all zeros (1 such of 1 rows) and scores 0")
+    assert "item" not in str(error.value)
 
 
 def test_a_zero_row_in_a_late_block_is_refused_by_number():
     rows = np.ones((1000, 3), dtype=np.float32)
     rows[987] = -0.0
     with small_blocks():
-        assert refusal(rows).startswith("gallery row 987 is all zeros (1 such of 1000 rows); ")
+        assert refusal(rows).startswith("gallery row 987 is all zeros (1 such of 1000 rows) ")
 
 
 def test_a_row_whose_squares_underflow_is_no_zero_row():
@@ -1022,7 +1030,16 @@ def test_a_folder_without_shards_is_refused(tmp_path, inside):
         (tmp_path / entry).mkdir()
     assert refusal(tmp_path) == (
         "is a folder without .npy or .parquet shards; "
-        "expected a file, or a folder such as img_emb/ with img_emb_0.npy"
+        "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
+    )
+
+
+def test_a_folder_of_files_without_numbers_says_what_names_it_expects(tmp_path):
+    for name in ("photos.npy", "more.npy", "notes.txt"):
+        np.save(tmp_path / name, VALUES) if name.endswith("npy") else (tmp_path / name).touch()
+    assert refusal(tmp_path) == (
+        "is a folder whose files have no numbers (such as more.npy); "
+        "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import check_writable, write_whole
+from nnnorm.files import check_writable, make_folder, write_whole
 
 OLD, NEW = b"the old bytes", b"the new bytes, which are more"
 
@@ -357,3 +357,27 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
     write_whole(target, lambda file: file.write(b"new"))
     assert target.read_bytes() == b"new"
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+# --- folders ------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_made_with_those_above_it_and_may_be_there_already(tmp_path):
+    folder = tmp_path / "a" / "b"
+    assert make_folder(folder) == make_folder(folder) == folder
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(target):
+    with pytest.raises(NNNormError) as error:
+        make_folder(target)
+    expected = f"cannot make the folder {target}: it is a file; choose another place"
+    assert str(error.value) == expected
+
+
+@posix_only
+def test_a_folder_that_takes_no_files_is_refused(closed_folder):
+    with ordinary_user(), pytest.raises(NNNormError, match="no permission to write in"):
+        make_folder(closed_folder)
+    with ordinary_user(), pytest.raises(NNNormError, match=r"cannot make the folder .*new: Perm"):
+        make_folder(closed_folder / "new")

@@ -272,7 +272,7 @@ def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
         ("nnn", {"reference_k": ["auto"], "alpha": [0.5]}, "needs numbers for both .* not auto"),
         ("nnn", {"reference_k": [0], "alpha": [1]}, "a whole number of at least 1; got 0"),
         ("nnn", {"reference_k": [2.5], "alpha": [1]}, "a whole number of at least 1; got 2.5"),
-        ("nnn", {"reference_k": [1], "alpha": [np.nan]}, "weight must be finite; got nan"),
+        ("nnn", {"reference_k": [1], "alpha": [np.nan]}, "alpha must be finite; got nan"),
         ("nnn", {"reference_k": 4, "alpha": [1]}, "give reference_k a list of values; got 4"),
         ("dualdis", {"beta_query": [1], "beta_gallery": [1], "gate": "paper"},
          "give gate a list of values; got 'paper'"),

@@ -355,8 +355,8 @@ def test_dualdis_by_name_is_the_published_form_unless_told():
     [
         (lambda: NNN(reference_k=0), "reference_k must be a whole number of at least 1; got 0"),
         (lambda: NNN(reference_k=2.5), "reference_k must be a whole number of at least 1; got 2.5"),
-        (lambda: NNN(alpha=float("nan")), "weight must be finite; got nan"),
-        (lambda: NNN(alpha="much"), "weight must be a number; got 'much'"),
+        (lambda: NNN(alpha=float("nan")), "alpha must be finite; got nan"),
+        (lambda: NNN(alpha="much"), "alpha must be a number; got 'much'"),
         (lambda: DN(weight=float("inf")), "weight must be finite; got inf"),
         (lambda: InvertedSoftmax(beta=-1), "beta must be between 0 and 1e9 .* got -1"),
         (lambda: InvertedSoftmax(beta=float("inf")), "it would overflow.* got inf"),

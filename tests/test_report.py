@@ -402,6 +402,27 @@ def test_a_terminal_of_80_columns_loses_no_figure(comparison, ablation, capsys, 
                 assert "".join(cell.split()) in whole
 
 
+@pytest.mark.parametrize("columns", ["50", "60", "70"])
+def test_a_terminal_too_narrow_for_the_columns_gets_one_figure_per_line(
+    comparison, capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    table = tabulate_comparison(comparison)
+    table.print()
+    lines = capsys.readouterr().out.splitlines()
+    for name, *cells in table.rows:
+        start = lines.index(name)
+        figures = zip(table.columns[1:], cells, strict=True)
+        expected = [f"  {column}: {cell}" for column, cell in figures if cell]
+        assert lines[start + 1 : start + 1 + len(expected)] == expected
+
+
+def test_a_small_table_stays_one_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    Table("Gains", ("method", "R@1"), (("nnn", "21.5"),)).print()
+    assert " nnn     21.5" in capsys.readouterr().out
+
+
 def test_the_terminal_shows_title_and_notes(comparison, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = tabulate_comparison(comparison)

@@ -242,6 +242,8 @@ def test_unknown_targets_and_scales_are_refused(small, bias):
         augment_gallery(small.gallery, bias, target="dot")
     with pytest.raises(NNNormError, match="scale must be positive; got 0"):
         augment_queries(small.queries, bias, scale=0)
+    with pytest.raises(NNNormError, match="scale must be finite; got nan"):
+        augment_queries(small.queries, bias, scale=float("nan"))
 
 
 def test_a_bias_from_ready_scores_fits_any_gallery_of_its_size(small):

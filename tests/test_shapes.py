@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError
+from nnnorm import NNN, NNNormError
 from nnnorm.datasets import load_shapes
-from nnnorm.datasets.scenes import COLOURS, SHAPES, write_png
+from nnnorm.datasets.scenes import COLOURS, SHAPES
 from nnnorm.datasets.shapes import _FILE
-from nnnorm.datasets.sheet import GREEN, Row, draw_sheet, draw_text
+from nnnorm.datasets.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
+from nnnorm.hubness import count_occurrences
+from nnnorm.metrics import evaluate
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "src" / "nnnorm" / "datasets" / _FILE
@@ -57,9 +59,9 @@ def test_embeddings_are_unit_rows_that_cannot_be_changed(shapes):
 
 
 def test_no_scene_is_in_two_parts(shapes):
-    seen = [{scene.tobytes() for scene in getattr(shapes, name)} for name in PARTS[:3]]
-    assert [len(part) for part in seen] == [1000, 1000, 4000]
-    assert len(set.union(*seen)) == 6000
+    seen = [{scene.tobytes() for scene in getattr(shapes, name)} for name in PARTS]
+    assert [len(part) for part in seen] == [1000, 1000, 4000, 1000]
+    assert len(set.union(*seen)) == 7000
 
 
 def test_the_file_is_small_and_holds_nothing_that_runs():
@@ -136,8 +138,9 @@ def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
         (["a purpel elephant"], r"not 'purpel' \(did you mean 'purple'\?\), 'elephant'"),
         (["a red star", ""], "text 1 has no words: ''"),
         ([], "texts is empty"),
-        ("a red star", "texts must be a list of strings"),
-        ([3], "texts must be a list of strings"),
+        ("a red star", "texts must be a list of strings.*; got 'a red star'"),
+        ([3], r"texts must be a list of strings.*; got \[3\]"),
+        (None, "texts must be a list of strings.*; got None"),
         ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; `load_shapes"),
     ],
 )
@@ -153,10 +156,6 @@ def test_a_picture_that_is_not_there_is_refused(shapes, item):
 
 
 def test_hubs_are_real_and_a_correction_helps(shapes):
-    from nnnorm import NNN
-    from nnnorm.hubness import count_occurrences
-    from nnnorm.metrics import evaluate
-
     raw = evaluate(shapes.queries, shapes.gallery, shapes.truth)
     bias = NNN().fit(shapes.gallery, shapes.references)
     done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
@@ -166,14 +165,30 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     assert done.recall(1) > raw.recall(1) + 0.01
 
 
+def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
+    asked = set(shapes.captions)
+    kept = [place for place, text in enumerate(shapes.reference_captions) if text not in asked]
+    among = np.isin(shapes.captions, shapes.reference_captions).mean()
+    assert 100 * among == pytest.approx(3.4, abs=0.1)
+    bias = NNN().fit(shapes.gallery, shapes.references[kept])
+    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    assert 100 * done.recall(1) == pytest.approx(22.8, abs=0.1)
+
+
+def test_the_bank_out_of_distribution_does_harm_untuned(shapes):
+    bias = NNN().fit(shapes.gallery, shapes.other_references)
+    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.1)
+
+
 # --- contact sheets ------------------------------------------------------------------------------
 
 
-def test_a_sheet_frames_the_right_picture(shapes, tmp_path):
+def test_a_sheet_frames_the_right_picture_and_gives_the_others_an_edge(shapes):
     picture = shapes.draw(0, 48)
     sheet = draw_sheet([Row("a heading, 12"), Row("now", [picture, picture], [None, GREEN])])
     assert (sheet == GREEN).all(axis=2).sum() == 56 * 56 - 48 * 48
-    write_png(tmp_path / "sheet.png", sheet)
+    assert (sheet == HAIRLINE).all(axis=2).sum() == 50 * 50 - 48 * 48
 
 
 def test_text_is_legible_ink_on_paper():
@@ -207,15 +222,17 @@ def test_nothing_but_the_examples_needs_torch():
 
 
 @pytest.mark.slow
-def test_the_rebuild_runs_from_drawing_to_file(tmp_path):
+def test_the_rebuild_from_nothing_is_as_good_as_what_ships(shapes, tmp_path):
     pytest.importorskip("torch")
     build = ROOT / "examples" / "shapes" / "build.py"
-    sizes = ["--train", "600", "--test", "40", "--bank", "50", "--other", "20", "--epochs", "1"]
-    command = [sys.executable, str(build), *sizes, "--threads", "1", "-o", "small.npz"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert "uncorrected" in done.stdout
-    with np.load(STORED) as shipped, np.load(tmp_path / "small.npz") as built:
+    command = [sys.executable, str(build), "-o", "rebuilt.npz"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=600)
+    with np.load(STORED) as shipped, np.load(tmp_path / "rebuilt.npz") as built:
         assert set(built.files) == set(shipped.files)
-        assert all(built[name].dtype == shipped[name].dtype for name in built.files)
-        assert len(built["gallery"]) == 40
-        assert len(built["references"]) == 250
+        for name in ("gallery", "queries", "references", "scenes", "tower_middle"):
+            assert (built[name].dtype, built[name].shape) == (
+                (shipped[name].dtype, shipped[name].shape)
+            )
+        again = evaluate(built["queries"], built["gallery"], shapes.truth).recall(1)
+    shown = evaluate(shapes.queries, shapes.gallery, shapes.truth).recall(1)
+    assert again == pytest.approx(shown, abs=0.015)

@@ -56,7 +56,7 @@ class TextTower(nn.Module):
 
 
 def find_features(texts: list[str], least: int) -> list[str]:
-    """All words, and the word pairs that come at least `least` times, the most common first."""
+    """All words, then the word pairs that come at least `least` times, in alphabetical order."""
     words = Counter(word for text in texts for word in split_words(text))
     pairs = Counter(pair for text in texts for pair in word_pairs(split_words(text)))
     return sorted(words) + sorted(pair for pair, count in pairs.items() if count >= least)
@@ -87,10 +87,10 @@ def train(
     *,
     dim: int,
     hidden: int = 256,
-    epochs: int = 5,
+    epochs: int,
     batch: int = 256,
     rate: float = 2e-3,
-    seed: int = 0,
+    seed: int,
 ) -> tuple[ImageTower, TextTower]:
     """Train both towers on pictures and their five captions each (in order)."""
     torch.manual_seed(seed)

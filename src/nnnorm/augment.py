@@ -119,7 +119,7 @@ def augment_queries(
 def _check_augmentable(bias: Bias, target: str, scale: float) -> None:
     if target not in ("ip", "cosine", "l2"):
         raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {target!r}")
-    if check_weight(scale) <= 0:
+    if check_weight(scale, "scale") <= 0:
         raise NNNormError(f"scale must be positive; got {scale}")
     if bias.gates:
         raise NNNormError(

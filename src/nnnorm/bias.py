@@ -9,8 +9,9 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,6 +45,7 @@ class Gate:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _frozen(self.values, np.float32))
         object.__setattr__(self, "active", _frozen(self.active, np.bool_))
+        _check_finite("gate values", self.values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +60,11 @@ class Bias:
         α for NNN, ½ for CSLS, λ for DN, 1 elsewhere. A search may override it.
     method : str
         The command-line name: ``"nnn"``, ``"csls"``, ``"dn"``, …
-    params : dict
-        What the method was fitted with, and what it chose by itself.
+    params : mapping
+        What the method was fitted with, and what it chose by itself. Read-only.
     n_references, dim : int or None
         Size of the bank, and of the embeddings (None where ready scores were given).
-    fingerprints : dict
+    fingerprints : mapping
         Of ``gallery``, ``references`` and ``gallery_references``, where there were embeddings.
     gates : tuple of Gate
         Empty, except for QBNorm and DualDIS, which decide per query.
@@ -94,9 +96,7 @@ class Bias:
             raise NNNormError(
                 f"bias values must have one number per item, shape (n_gallery,); got {values.shape}"
             )
-        if not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise NNNormError(f"bias values must be finite; item {row} has {values[row]}")
+        _check_finite("bias values", values)
         for gate in self.gates:
             if gate.values.shape != values.shape or gate.active.shape != values.shape:
                 raise NNNormError(
@@ -105,6 +105,8 @@ class Bias:
                 )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "weight", check_weight(self.weight))
+        for name in ("params", "fingerprints"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if not self.version:
             from nnnorm import __version__
 
@@ -115,6 +117,13 @@ class Bias:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A read-only mapping can't be copied or sent to a worker process, and arrays would arrive
+        # there writable; so a copy is built as any other bias is.
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        parts |= {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
+        return type(self), tuple(parts.values())
 
     @property
     def correction(self) -> FloatArray:
@@ -238,8 +247,8 @@ class Bias:
             ) from error
 
 
-def check_weight(weight: float) -> float:
-    """Return `weight` as a float, or raise unless it is a finite number.
+def check_weight(weight: float, name: str = "weight") -> float:
+    """Return `weight` as a float, or raise, with its name, unless it is a finite number.
 
     Examples
     --------
@@ -247,12 +256,18 @@ def check_weight(weight: float) -> float:
     1.0
     """
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)):
-        raise NNNormError(f"weight must be a number; got {weight!r}")
+        raise NNNormError(f"{name} must be a number; got {weight!r}")
     if not math.isfinite(weight):
-        raise NNNormError(f"weight must be finite; got {weight}")
+        raise NNNormError(f"{name} must be finite; got {weight}")
     if abs(weight) > 1e6:
-        raise NNNormError(f"weight must be between -1e6 and 1e6; got {weight:g}")
+        raise NNNormError(f"{name} must be between -1e6 and 1e6; got {weight:g}")
     return float(weight)
+
+
+def _check_finite(what: str, values: FloatArray) -> None:
+    if not np.isfinite(values).all():
+        row = np.argwhere(~np.isfinite(values))[0][0]
+        raise NNNormError(f"{what} must be finite; item {row} has {values[row]}")
 
 
 def _frozen(array: npt.ArrayLike, dtype: Any) -> npt.NDArray[Any]:

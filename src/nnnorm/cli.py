@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nnnorm.bias import Bias
 from nnnorm.cli_shared import (
     SOURCE,
     Budget,
@@ -98,6 +99,8 @@ def fit(
             progress=progress,
         )
     bias.save(output)
+    if not bias.correction.any() and not bias.gates:
+        typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
     about = {**bias.to_dict(), **_spread(bias.values), "output": str(output)}
     if as_json:
         print_json(about)
@@ -221,6 +224,17 @@ def main() -> None:
 
 
 # --- output ------------------------------------------------------------------------------------
+
+
+def _why_nothing(bias: Bias) -> str:
+    if bias.method == "none":
+        return "the method is none"
+    if bias.params.get("reliability") == 0:
+        return (
+            f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
+            "noise, so the weight is 0; give more past queries"
+        )
+    return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
 
 def _print_ranking(ranking: Ranking, output: Path | None) -> None:

@@ -22,7 +22,7 @@ class _Group(TyperGroup):
     """Turns our errors into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
-        from nnnorm.errors import MissingExtraError, NNNormError
+        from nnnorm.errors import MissingExtraError, NNNormError, first_line
 
         try:
             return super().invoke(ctx)
@@ -46,7 +46,9 @@ class _Group(TyperGroup):
             elif isinstance(error, OSError):
                 message = f"{error}; check the path, its permissions and the space there is"
             elif isinstance(error, UnicodeEncodeError):
-                message = f"this terminal can't show a character ({error}); set PYTHONUTF8=1"
+                message = (
+                    f"this terminal can't show a character ({first_line(error)}); set PYTHONUTF8=1"
+                )
             typer.echo(f"Error: {message}", err=True)
             raise typer.Exit(1) from error
 
@@ -171,11 +173,10 @@ def print_json(value: Any) -> None:
 def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()) -> None:
     """Print names and values as a table."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_header=False)
-    from rich.markup import escape
-
     for name, value in _flat(facts):
         if value is not None and name not in skip:
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)

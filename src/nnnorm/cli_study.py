@@ -457,19 +457,13 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings) -> None:
 def check_outputs(markdown: Path | None, plots: Path | None) -> None:
     """Find out before the work whether its results can be written."""
     from nnnorm.errors import require
-    from nnnorm.files import check_writable
+    from nnnorm.files import check_writable, make_folder
 
     if markdown is not None:
         check_writable(markdown)
     if plots is not None:
         require("matplotlib", "plots")
-        try:
-            plots.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise NNNormError(
-                f"cannot make the folder {plots}: {error.strerror}; choose another place"
-            ) from error
-        check_writable(plots / "plot.png")
+        make_folder(plots)
 
 
 def deliver(

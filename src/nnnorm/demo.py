@@ -20,8 +20,8 @@ from nnnorm.datasets.scenes import write_png
 from nnnorm.datasets.shapes import Shapes, load_shapes
 from nnnorm.datasets.sheet import GREEN, ORANGE, Row, draw_sheet
 from nnnorm.diagnose import Diagnosis, diagnose
-from nnnorm.errors import MissingExtraError, NNNormError
-from nnnorm.files import check_writable
+from nnnorm.errors import MissingExtraError
+from nnnorm.files import make_folder
 from nnnorm.methods import NNN, MethodName, make_method
 from nnnorm.metrics import evaluate
 from nnnorm.search import Ranking, search
@@ -157,7 +157,7 @@ def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) ->
     True
     """
     say = step or (lambda _: None)
-    folder = _make_folder(output)
+    folder = make_folder(output)
     say("Loading")
     shapes = load_shapes()
     say("Tuning NNN on validation captions")
@@ -223,26 +223,14 @@ def draw_examples(
     """The contact sheet: the right picture framed green, hubs orange."""
     rows = []
     for example in examples:
-        rows.append(Row(example.caption))
+        rows.append(Row(example.caption + ("" if example.helped else " - here it costs")))
         for label, items in (("before", example.before), ("after", example.after)):
             frames = [
                 GREEN if item == example.right else ORANGE if item in hubs else None
                 for item in items
             ]
             rows.append(Row(label, [shapes.draw(item, _PIXELS) for item in items], frames))
-    return draw_sheet(rows)
-
-
-def _make_folder(output: str | Path) -> Path:
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NNNormError(
-            f"cannot make the folder {folder}: {error.strerror}; choose another with --output"
-        ) from error
-    check_writable(folder / "bias.safetensors")
-    return folder
+    return draw_sheet([*rows, Row("green: the right picture, orange: a hub")])
 
 
 def _measure(shapes: Shapes, bias: Bias) -> tuple[Result, Result, Result]:
@@ -292,7 +280,9 @@ def _plot(folder: Path, diagnosis: Diagnosis, tuning: Tuning, comparison: Compar
 
     figures = {
         "occurrences.png": plots.plot_occurrences(
-            diagnosis.occurrences, diagnosis.occurrences_after
+            diagnosis.occurrences,
+            diagnosis.occurrences_after,
+            truth_per_item=diagnosis.before.mean,
         ),
         "grid.png": plots.plot_grid(tuning),
         "gains.png": plots.plot_gains(comparison),

@@ -282,8 +282,8 @@ def _check_rows(opened: Embeddings) -> FloatArray:
     if norms.min() == 0:
         zero = np.flatnonzero(norms == 0)
         raise NNNormError(
-            f"{opened.name} row {zero[0]} is all zeros ({len(zero)} such of {len(opened)} rows); "
-            "a failed encoding? An item of zeros wins every corrected search: remove it"
+            f"{opened.name} row {zero[0]} is all zeros ({len(zero)} such of {len(opened)} rows) "
+            "and scores 0 with everything; a failed encoding? Remove or re-encode such rows"
         )
     return norms
 

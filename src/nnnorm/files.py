@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from nnnorm.errors import NNNormError
 
-__all__ = ["check_writable", "write_whole"]
+__all__ = ["check_writable", "make_folder", "write_whole"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
@@ -50,6 +50,27 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
             f"cannot write {path}: no permission to write in {folder}; choose another folder"
         )
     return target
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder for several files where there is none, or say why it can't take them.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> make_folder(Path(tempfile.mkdtemp()) / "new" / "plots").name
+    'plots'
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise NNNormError(
+            f"cannot make the folder {folder}: {reason}; choose another place"
+        ) from error
+    check_writable(folder / "file")
+    return folder
 
 
 def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:

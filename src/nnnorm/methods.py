@@ -269,7 +269,7 @@ class NNN(Method):
         if self.reference_k != "auto":
             _check_count("reference_k", self.reference_k)
         if self.alpha != "auto":
-            check_weight(self.alpha)
+            check_weight(self.alpha, "alpha")
 
     @classmethod
     def paper(cls) -> "NNN":

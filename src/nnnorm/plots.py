@@ -143,7 +143,7 @@ def plot_occurrences(
         axes,
         title or f"How often does each of {len(counts[0]):,} items come first?",
         "queries that get the item first",
-        "items" if width == 1 else f"items, in steps of {width} queries",
+        "items, log scale" if width == 1 else f"items in steps of {width} queries, log scale",
     )
     _separate_thousands(axes.xaxis)
     _separate_thousands(axes.yaxis)

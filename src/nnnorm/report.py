@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _LEFT = ("setting", "tuned", "chosen by")
+_COLUMNS = 80  # of the narrowest terminal that tables are made for
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
     | {character: f"${character}$" for character in "<>|"}
@@ -136,9 +137,20 @@ class Table:
             table.add_row(*row)
         # A name in square brackets is a name, not a style.
         console = Console(highlight=False, markup=False, emoji=False)
-        console.print(table)
+        whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        if console.width >= min(whole, _COLUMNS):
+            console.print(table)
+        else:  # words would be cut into letters
+            console.print(f"{self.title}\n{self._one_figure_per_line()}")
         for note in self.notes:
             console.print(note)
+
+    def _one_figure_per_line(self) -> str:
+        lines = []
+        for name, *cells in self.rows:
+            figures = zip(self.columns[1:], cells, strict=True)
+            lines += [name, *(f"  {column}: {cell}" for column, cell in figures if cell), ""]
+        return "\n".join(lines)
 
 
 def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str] = ()) -> Table:

@@ -34,6 +34,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 class Ranking:
     """The best items of every query, best first; equal scores in the order of their indices.
 
+    Rows that are alike may get scores that differ in the last bit: BLAS adds up the products of
+    different parts of a matrix in different orders. Their order is then that of those bits.
+
     Attributes
     ----------
     scores : ndarray, shape (n_queries, k), float32
@@ -115,7 +118,8 @@ def search(
     Returns
     -------
     Ranking
-        ``scores`` and ``indices``, both ``(n_queries, k)``.
+        ``scores`` and ``indices``, both ``(n_queries, k)``. Items that are duplicates of each other
+        may differ in the last bit of their scores, see `Ranking`.
 
     Examples
     --------

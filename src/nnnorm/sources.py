@@ -120,9 +120,15 @@ def _find_shards(folder: Path, name: str) -> list[Path]:
         if found:
             choices = " or ".join(str(folder / sub) for sub in found)
             raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")
+        unnumbered = sorted(path.name for path in folder.iterdir() if path.suffix in _SUFFIXES)
+        what = (
+            f"whose files have no numbers (such as {unnumbered[0]})"
+            if unnumbered
+            else "without .npy or .parquet shards"
+        )
         raise NNNormError(
-            f"{name} is a folder without .npy or .parquet shards; "
-            "expected a file, or a folder such as img_emb/ with img_emb_0.npy"
+            f"{name} is a folder {what}; "
+            "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
         )
     numbers = [number for number, _ in shards]
     missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))

@@ -53,8 +53,14 @@ class TextTower:
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
         """Unit vectors of texts; see `Shapes.encode_texts`."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise NNNormError("texts must be a list of strings, such as ['a red star']")
+        if (
+            isinstance(texts, str)
+            or not isinstance(texts, Sequence)
+            or not all(isinstance(text, str) for text in texts)
+        ):
+            raise NNNormError(
+                f"texts must be a list of strings, such as ['a red star']; got {texts!r}"
+            )
         if len(texts) == 0:
             raise NNNormError("texts is empty; give at least one, such as ['a red star']")
         numbers = {name: place for place, name in enumerate((*self.words, *self.pairs))}

@@ -20,6 +20,7 @@ Colour: TypeAlias = tuple[int, int, int]
 PAPER: Colour = (255, 255, 255)
 INK: Colour = (34, 34, 34)
 GREY: Colour = (110, 110, 110)
+HAIRLINE: Colour = (214, 214, 214)
 GREEN: Colour = (0, 158, 115)
 ORANGE: Colour = (213, 94, 0)
 
@@ -147,6 +148,8 @@ def _draw_row(row: Row, indent: int) -> Bytes:
         height, width = picture.shape[:2]
         tile = np.empty((height + 2 * _FRAME, width + 2 * _FRAME, 3), dtype=np.uint8)
         tile[:] = PAPER if frame is None else frame
+        if frame is None:  # a white picture shall have an edge too
+            tile[_FRAME - 1 : 1 - _FRAME, _FRAME - 1 : 1 - _FRAME] = HAIRLINE
         tile[_FRAME:-_FRAME, _FRAME:-_FRAME] = picture
         framed.append(np.pad(tile, ((0, 0), (0, _GAP), (0, 0)), constant_values=PAPER[0]))
     strip = np.concatenate(framed, axis=1)
