@@ -34,5 +34,5 @@ $(VENV)/demo: pyproject.toml
 	touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
-	$(PIP) --constraint constraints.txt --editable ".[parquet,plots,dev]"
+	$(PIP) --constraint constraints.txt --editable ".[faiss,parquet,plots,torch,dev]"
 	touch $@

@@ -29,6 +29,7 @@ from nnnorm.cli_shared import (
     show_progress,
     show_steps,
 )
+from nnnorm.engines import Engine
 from nnnorm.methods import GateForm, MethodName
 from nnnorm.search import Ranking
 
@@ -61,6 +62,12 @@ def fit(
     gate: Annotated[GateForm | None, typer.Option(help="Form of the gate (dualdis).")] = None,
     tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
     iterations: Annotated[int | None, typer.Option(help="Balancing steps (sinkhorn).")] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Who computes the means (nnn, csls); auto is exact.")
+    ] = "auto",
+    quality: Annotated[
+        int | None, typer.Option(help="Lists an item looks into (approximate, faiss-ivf).")
+    ] = None,
     normalize: Normalize = False,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
@@ -95,6 +102,8 @@ def fit(
             items,
             bank,
             gallery_references=gallery_bank,
+            engine=engine,
+            quality=quality,
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
@@ -297,6 +306,12 @@ def _installation() -> dict[str, Any]:
         "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
         "threads": count_threads(),
         "safetensors": installed("safetensors"),
+        "engine": "float32",
+        "other engines": {
+            "approximate": "always there",
+            "torch": installed("torch"),
+            "faiss-ivf": installed("faiss-cpu"),
+        },
         "extras": {"parquet (pyarrow)": installed("pyarrow")},
     }
 

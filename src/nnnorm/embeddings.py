@@ -114,8 +114,13 @@ class Embeddings:
     def take(self, indices: npt.NDArray[np.integer[Any]]) -> FloatArray:
         """Copy the rows at `indices`, in that order, as float32 ``(len(indices), dim)``."""
         taken = np.empty((len(indices), self.dim), dtype=np.float32)
-        for position, index in enumerate(indices):
-            taken[position] = self.rows(int(index), int(index) + 1)[0]
+        part_of = np.searchsorted(self._starts, indices, "right") - 1
+        with np.errstate(over="ignore"):
+            for number in np.unique(part_of):
+                here = np.flatnonzero(part_of == number)
+                taken[here] = self._parts[number][indices[here] - self._starts[number]]
+        if self._norms is not None:
+            taken /= self._norms[indices, None]
         return taken
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:

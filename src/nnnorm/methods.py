@@ -30,9 +30,10 @@ import numpy.typing as npt
 from nnnorm.automatic import choose_alpha, choose_reference_k, split_half_reliability
 from nnnorm.bias import Bias, Gate, check_weight
 from nnnorm.embeddings import Embeddings, Source, open_embeddings, open_matrix
+from nnnorm.engines import Engine, check_engine, means_by
 from nnnorm.errors import NNNormError
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Matrix, Products, Progress, Scores
-from nnnorm.topk import log_mean_exp, mean, top_k, top_means
+from nnnorm.topk import log_mean_exp, mean, top_k
 from nnnorm.transport import transport_bias
 
 __all__ = [
@@ -66,10 +67,15 @@ class _Fitted(NamedTuple):
 class _Run(NamedTuple):
     memory_budget: int
     progress: Progress | None
+    engine: Engine = "auto"
+    quality: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        return self._asdict()
+        return {"memory_budget": self.memory_budget, "progress": self.progress}
+
+    def means(self, scores: Scores, reference_k: int) -> tuple[FloatArray, Mapping[str, Any]]:
+        return means_by(self.engine, scores, reference_k, quality=self.quality, **self.options)
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ class Method(ABC):
         references: Source,
         *,
         gallery_references: Source | None = None,
+        engine: Engine = "auto",
+        quality: int | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> Bias:
@@ -104,6 +112,11 @@ class Method(ABC):
             Past queries, or queries of a training set; the test queries should not be in it.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
+        engine : str
+            Who computes the means of `NNN` and `CSLS`, see `nnnorm.engines`: "auto" is exact,
+            "approximate" many times faster on large banks; its error is among the bias's `params`.
+        quality : int, optional
+            Of the engines that are not exact: how many lists an item looks into.
         memory_budget : int
             Bytes to use beyond the inputs and the answer, about 512 MB by default.
         progress : callable, optional
@@ -123,6 +136,12 @@ class Method(ABC):
         >>> bias.values.round(2).tolist()
         [0.9, 0.7]
         """
+        check_engine(engine, quality)
+        if engine not in ("auto", "float32") and not isinstance(self, NNN | CSLS):
+            raise NNNormError(
+                f"engine {engine} computes means of best references, for nnn and csls; method "
+                f"{self.name} needs engine float32"
+            )
         items = open_embeddings(gallery, name="gallery")
         bank = open_embeddings(references, name="references")
         scores = Products(items, bank, memory_budget=memory_budget)
@@ -132,7 +151,8 @@ class Method(ABC):
             gallery_bank = open_embeddings(gallery_references, name="gallery_references")
             gallery_scores = self._gallery_scores(items, bank, gallery_bank, memory_budget)
             fingerprints["gallery_references"] = gallery_bank.fingerprint
-        fitted = self._solve(scores, gallery_scores, _Run(memory_budget, progress))
+        run = _Run(memory_budget, progress, engine, quality)
+        fitted = self._solve(scores, gallery_scores, run)
         return self._bias(fitted, len(bank), dim=items.dim, fingerprints=fingerprints)
 
     def fit_scores(
@@ -303,7 +323,8 @@ class NNN(Method):
         else:
             alpha = float(self.alpha)
             params["alpha"] = alpha
-        return _Fitted(top_means(scores, reference_k, **run.options), alpha, params)
+        values, about = run.means(scores, reference_k)
+        return _Fitted(values, alpha, {**params, **about})
 
 
 @dataclass(frozen=True)
@@ -333,8 +354,8 @@ class CSLS(Method):
 
     def _solve(self, scores: Scores, gallery_scores: Scores | None, run: _Run) -> _Fitted:
         reference_k = _check_reference_k(self.reference_k, scores.shape[1])
-        values = top_means(scores, reference_k, **run.options)
-        return _Fitted(values, 0.5, {"reference_k": reference_k})
+        values, about = run.means(scores, reference_k)
+        return _Fitted(values, 0.5, {"reference_k": reference_k, **about})
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,118 @@
+"""Who computes m_k: one name for each way, the same answer from all but the last two.
+
+    float32       numpy, exact: what "auto" takes
+    torch         torch on the processor, exact; "cuda" and "mps" on those devices
+    approximate   inverted lists and a regression (`approximate.py`): for banks of 100,000 and more
+    faiss-ivf     Faiss's inverted lists, the paper's way
+
+Whatever is not exact says so among the bias's parameters, with its error as measured on a sample of
+the gallery.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.approximate import DEFAULT_QUALITY, approximate_means, residual
+from nnnorm.errors import NNNormError
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores
+from nnnorm.topk import top_means
+
+__all__ = ["ENGINE_NAMES", "Engine", "check_engine", "means_by"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Engine = Literal["auto", "float32", "torch", "cuda", "mps", "approximate", "faiss-ivf"]
+ENGINE_NAMES: tuple[str, ...] = get_args(Engine)
+_INEXACT = ("approximate", "faiss-ivf")
+# Items on which the error of somebody else's approximation is measured.
+_N_CHECKED = 256
+
+
+def check_engine(engine: str, quality: int | None) -> None:
+    """Raise where there is no such engine, or a quality for one that has none.
+
+    Examples
+    --------
+    >>> check_engine("approximate", 16)
+    """
+    if engine not in ENGINE_NAMES:
+        raise NNNormError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {engine!r}")
+    if quality is None:
+        return
+    if engine not in _INEXACT:
+        raise NNNormError(
+            f"quality is for the engines {' and '.join(_INEXACT)}; got it with {engine}, which is "
+            "exact"
+        )
+    if not isinstance(quality, int) or isinstance(quality, bool) or quality < 1:
+        raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
+
+
+def means_by(
+    engine: Engine,
+    scores: Scores,
+    k: int,
+    *,
+    quality: int | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> tuple[FloatArray, Mapping[str, Any]]:
+    """Compute m_k of every row by the engine that is asked for.
+
+    Parameters
+    ----------
+    engine : str
+        From `ENGINE_NAMES`.
+    scores : Products or Matrix, shape (n_gallery, n_references)
+        A ready matrix can only be read by "float32".
+    k : int
+    quality : int, optional
+        Lists that an item looks into, in the engines that are not exact.
+    memory_budget : int
+    progress : callable, optional
+
+    Returns
+    -------
+    values : ndarray, shape (n_gallery,), float32
+    about : dict
+        What the bias should say of them: nothing, or the engine, its quality and its error.
+
+    Examples
+    --------
+    >>> from nnnorm.embeddings import open_embeddings
+    >>> rows = open_embeddings(np.eye(3))
+    >>> values, about = means_by("float32", Products(rows, rows), 2)
+    >>> values.tolist(), about
+    ([0.5, 0.5, 0.5], {})
+    """
+    check_engine(engine, quality)
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    if engine in ("auto", "float32"):
+        return top_means(scores, k, **options), {}
+    if not isinstance(scores, Products):
+        raise NNNormError(
+            f"engine {engine} multiplies embeddings itself; ready scores need engine float32"
+        )
+    quality = DEFAULT_QUALITY if quality is None else quality
+    if engine == "approximate":
+        done = approximate_means(scores.rows, scores.columns, k, quality=quality, **options)
+        return done.values, {"engine": engine, "quality": quality, "error": done.error}
+    if engine == "faiss-ivf":
+        from nnnorm.engine_faiss import ivf_means
+
+        values = ivf_means(scores.rows, scores.columns, k, quality=quality, **options)
+        error = _error_on_a_sample(values, scores, k, memory_budget)
+        return values, {"engine": engine, "quality": quality, "error": error}
+    from nnnorm.engine_torch import torch_means
+
+    device = "cpu" if engine == "torch" else engine
+    return torch_means(scores.rows, scores.columns, k, device=device, **options), {}
+
+
+def _error_on_a_sample(values: FloatArray, scores: Scores, k: int, memory_budget: int) -> float:
+    n_items = scores.shape[0]
+    some = np.linspace(0, n_items - 1, min(n_items, _N_CHECKED)).astype(np.int64)
+    exact = top_means(scores.some_rows(some), k, memory_budget=memory_budget)
+    return residual(values[some], exact)
