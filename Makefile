@@ -23,6 +23,8 @@ lint: $(VENV)/dev ## ruff and mypy
 bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/sweep.py --small
+	$(BIN)/python benchmarks/exact.py --small
+	$(BIN)/python benchmarks/million.py --small
 	$(BIN)/python benchmarks/automatic_rule.py
 
 clean:

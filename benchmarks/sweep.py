@@ -32,10 +32,11 @@ Floats = npt.NDArray[np.float32]
 RESULTS = Path(__file__).parent / "results" / "sweep.json"
 
 
-def make_problem(scale: float, dim: int, seed: int) -> dict[str, Any]:
+def make_rows(
+    n_items: int, n_references: int, n_bank: int, dim: int, seed: int
+) -> dict[str, Floats]:
     """Items in 400 clusters; queries and references lean towards one direction, hubs do too."""
     rng = np.random.default_rng(seed)
-    n_items, n_references, n_bank = (int(n * scale) for n in (5000, 113_000, 22_600))
     centres, lean = rng.normal(size=(400, dim)), 0.8 * rng.normal(size=(1, dim))
 
     def items(n: int) -> npt.NDArray[np.float64]:
@@ -49,14 +50,19 @@ def make_problem(scale: float, dim: int, seed: int) -> dict[str, Any]:
         return lean * rng.gamma(2.0, 0.2, size=(n, 1))
 
     meaning = items(n_items)
-    arrays = {
+    return {
         "gallery": unit(meaning + pull(n_items), 0.8),
         "queries": unit(np.repeat(meaning, 5, axis=0) + 0.6 * lean, 4.0),
         "references": unit(items(n_references) + 0.6 * lean, 4.0),
         "gallery_references": unit(items(n_bank) + pull(n_bank), 0.8),
     }
+
+
+def make_problem(scale: float, dim: int, seed: int) -> dict[str, Any]:
+    sizes = [int(n * scale) for n in (5000, 113_000, 22_600)]
+    arrays = make_rows(*sizes, dim, seed)
     opened = {name: nnnorm.open_embeddings(rows, name=name) for name, rows in arrays.items()}
-    return {**opened, "truth": np.repeat(np.arange(n_items), 5)}
+    return {**opened, "truth": np.repeat(np.arange(sizes[0]), 5)}
 
 
 def jobs(problem: dict[str, Any]) -> dict[str, Callable[[], Any]]:

@@ -1,0 +1,138 @@
+"""A million items against half a million references: the approximate engine, and how it grows.
+
+Embeddings with two levels of topics and a falling spectrum are written as float16 and mapped. The
+exact fit is timed on a sample of the gallery and scaled; the approximate fit is run in full, from
+opened files to bias, fingerprints included, on banks of several sizes. Memory is what the process
+holds besides mapped files, at its peak.
+
+    python benchmarks/million.py [--small] [--output FILE.json]    # 10 minutes; --small: one
+    python benchmarks/million.py --tables                          # print the stored results
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from memory import Peak
+from real_sets import RESULTS, machine, table
+
+import nnnorm
+from nnnorm.approximate import residual
+from nnnorm.scores import Products
+from nnnorm.topk import top_means
+
+OUTPUT = RESULTS / "million.json"
+BUDGET = 1536 * 2**20
+K, DIM = 128, 512
+
+
+def write_embeddings(path: Path, n: int, *, is_item: bool, seed: int) -> None:
+    """Topics of topics; references lean one way, items more or less so: those are the hubs."""
+    rng = np.random.default_rng(0)
+    scale = (np.arange(1, DIM + 1) ** -0.5).astype(np.float32)
+    scale /= np.sqrt((scale**2).mean())
+    broad = scale * rng.standard_normal((60, DIM), dtype=np.float32)
+    narrow = scale * rng.standard_normal((3000, DIM), dtype=np.float32)
+    parent, lean = rng.integers(0, 60, 3000), rng.standard_normal(DIM, dtype=np.float32)
+    share = rng.gamma(0.7, size=3000)
+    rng = np.random.default_rng(seed)
+    out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(n, DIM))
+    for start in range(0, n, 50_000):
+        size = min(50_000, n - start)
+        topic = rng.choice(3000, size, p=share / share.sum())
+        rows = broad[parent[topic]] + 0.8 * narrow[topic]
+        rows += 0.8 * scale * rng.standard_normal((size, DIM), dtype=np.float32)
+        pull = rng.gamma(2.0, 0.25, size=(size, 1)) if is_item else np.full((size, 1), 0.6)
+        rows += lean * pull.astype(np.float32)
+        out[start : start + size] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    out.flush()
+
+
+def measure(folder: Path, n_items: int, banks: list[int], n_sample: int) -> dict[str, Any]:
+    write_embeddings(folder / "gallery.npy", n_items, is_item=True, seed=1)
+    write_embeddings(folder / "bank.npy", max(banks), is_item=False, seed=2)
+    stored = np.load(folder / "bank.npy", mmap_mode="r")
+    some = np.sort(np.random.default_rng(3).choice(n_items, n_sample, replace=False))
+    runs = []
+    for n_references in sorted(banks):
+        gallery = nnnorm.open_embeddings(folder / "gallery.npy", name="gallery")
+        references = nnnorm.open_embeddings(stored[:n_references], name="references")
+        started = time.perf_counter()
+        sample = Products(gallery, references, memory_budget=BUDGET).some_rows(some)
+        exact = top_means(sample, K, memory_budget=BUDGET)
+        exact_seconds = (time.perf_counter() - started) * n_items / n_sample
+        method = nnnorm.NNN(reference_k=K, alpha=0.75)
+        with Peak() as peak:
+            started = time.perf_counter()
+            bias = method.fit(gallery, references, engine="approximate", memory_budget=BUDGET)
+            seconds = time.perf_counter() - started
+        run = {
+            "n_references": n_references,
+            "exact_seconds": round(exact_seconds, 1),
+            "seconds": round(seconds, 2),
+            "residual": round(residual(bias.values[some], exact), 4),
+            "error_told": round(bias.params["error"], 4),
+            "megabytes": round(peak.extra_mb),
+        }
+        print(run, file=sys.stderr)
+        runs.append(run)
+    sizes, seconds_of = ([run[name] for run in runs] for name in ("n_references", "seconds"))
+    exponent = float(np.polyfit(np.log(sizes), np.log(seconds_of), 1)[0])
+    return {"n_items": n_items, "runs": runs, "exponent": round(exponent, 3)}
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown table of the stored results."""
+    rows: list[list[Any]] = [
+        [
+            f"{run['n_references']:,}",
+            f"{run['exact_seconds']:,.0f}",
+            f"{run['seconds']:.1f}",
+            f"{run['exact_seconds'] / run['seconds']:.0f}",
+            f"{100 * run['residual']:.1f} %",
+            f"{100 * run['error_told']:.1f} %",
+            f"{run['megabytes']:,}",
+        ]
+        for run in results["runs"]
+    ]
+    head = [
+        "references", "exact, s (scaled)", "approximate, s", "times faster",
+        "residual", "error it told", "memory, MB",
+    ]  # fmt: skip
+    cpu = results["machine"]
+    return (
+        f"{table(head, rows)}\n\n{results['n_items']:,} items, {DIM} dimensions, k = {K}; time "
+        f"grows as the bank to the power of {results['exponent']:.2f}. Memory is what was held "
+        f"beside mapped files. {cpu['cpu']}, {cpu['cores']} cores, numpy "
+        f"{results['versions']['numpy']}."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="50,000 items, smaller banks")
+    parser.add_argument("--output", type=Path, help=f"JSON, such as {OUTPUT.name}")
+    parser.add_argument("--folder", type=Path, help="for 1.6 GB of embeddings, for a while")
+    parser.add_argument("--tables", action="store_true", help="print the stored results")
+    options = parser.parse_args()
+    if options.tables:
+        print(tables(json.loads(OUTPUT.read_text(encoding="utf-8"))))
+        return 0
+    n_items, shrink = (50_000, 4) if options.small else (1_000_000, 1)
+    banks = [n // shrink for n in (62_500, 125_000, 250_000, 500_000)]
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        measured = measure(Path(folder), n_items, banks, 2000)
+    results = {**measured, "k": K, "dim": DIM, "seed": 0, **machine()}
+    print(tables(results))
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
