@@ -122,6 +122,18 @@ def test_every_method_has_a_name_on_the_command_line(files, name, options):
     assert search("--bias", "bias.safetensors").exit_code == 0
 
 
+def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
+    rng = np.random.default_rng(0)
+    np.save("references.npy", rng.normal(size=(9000, 12)).astype(np.float32))
+    np.save("gallery.npy", rng.normal(size=(500, 12)).astype(np.float32))
+    result = fit("--engine", "approximate", "--quality", 16, "--reference-k", 32, "--json")
+    params = json.loads(result.stdout)["params"]
+    assert (params["engine"], params["quality"]) == ("approximate", 16)
+    assert 0 < params["error"] < 0.5
+    assert_fails(fit("--quality", 16), "quality is for the engines approximate and faiss-ivf")
+    assert fit("--engine", "abacus").exit_code == 2
+
+
 def test_normalize_is_for_fit_and_search_alike(files):
     assert fit("--normalize", "--metric", "cosine").exit_code == 0
     assert search("--normalize", "--bias", "bias.safetensors").exit_code == 0
@@ -141,6 +153,7 @@ def test_info_tells_versions_and_blas(files):
     assert facts["nnnorm"] == nnnorm.__version__
     assert facts["numpy"] == np.__version__
     assert facts["blas"]
+    assert facts["engine"] == "float32"
     assert facts["threads"] >= 1
 
 
