@@ -34,5 +34,5 @@ $(VENV)/core: pyproject.toml
 	touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/core
-	$(PIP) --constraint constraints.txt --editable ".[parquet,plots,dev]"
+	$(PIP) --constraint constraints.txt --editable ".[audio,beit3,encoders,parquet,plots,sentence-transformers,dev]"
 	touch $@
