@@ -21,7 +21,9 @@ def png_that_claims(width, height):
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     data = zlib.compress(b"\0" * 100)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
 
 
 def test_every_mode_of_pillow_comes_out_as_rgb(pictures):
@@ -73,7 +75,7 @@ def test_an_image_that_is_cut_short_is_refused(tmp_path, suffix, rng):
     path = tmp_path / f"a.{suffix}"
     Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(NNNormError, match="can't be read .*cut short"):
+    with pytest.raises(NNNormError, match=r"can't be read .*cut short"):
         open_image(path)
 
 

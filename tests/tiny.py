@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = "a the red green blue yellow circle square star ring left right above below of and big small"
+WORDS = (
+    "a the red green blue yellow circle square star ring left right above below of and big small"
+)
 TEXTS = [f"a {c} {s}" for c in ("red", "green", "blue", "yellow") for s in ("circle", "square")]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, as in XLM-R
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
