@@ -63,6 +63,9 @@ def unsplash500():
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Path of a tiny model of some kind (tests/tiny.py), built once."""
+    import torch
+
+    torch.set_num_threads(1)  # quicker for models this small, and the same bits everywhere
     built = {}
 
     def path_of(kind):

@@ -189,7 +189,7 @@ def test_the_vocabulary_must_be_there_and_belong_to_the_checkpoint(changed, tmp_
     encoder = load_encoder(path, tokenizer=tmp_path / "other.txt", device="cpu")
     assert encoder.encode_texts(["a star"]).shape == (1, 16)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n")
-    with pytest.raises(NNNormError, match="has 6 pieces, the checkpoint 24"):
+    with pytest.raises(NNNormError, match="has 6 pieces, the checkpoint 25"):
         Albef(path, device="cpu")
     (tmp_path / "vocab.txt").write_text("word\n")
     with pytest.raises(NNNormError, match=r"vocab\.txt (has no \[CLS\]|can't be read)"):

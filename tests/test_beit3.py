@@ -125,10 +125,10 @@ def test_each_way_uses_its_own_weights_alone(changed, tiny_encoder, pictures):
 
 
 @pytest.mark.parametrize(
-    ("width", "layers", "millions"), [(768, 12, 222), (1024, 24, 674)], ids=["base", "large"]
+    ("width", "layers", "millions"), [(768, 12, 222), (1024, 24, 675)], ids=["base", "large"]
 )
 def test_the_published_models_need_these_tensors_in_these_shapes(width, layers, millions):
-    """Base and large for retrieval at 384 pixels, vocabulary of 64,010."""
+    """Base and large at 384 pixels; their authors say 222 and 675 million parameters."""
     full = tiny.beit3_checkpoint_shapes(width, layers, grid=24, words=64010, places=1024)
     state = {name: torch.empty(shape, device="meta") for name, shape in full.items()}
     shapes = beit3_shapes(state, "beit3.pth")
