@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast lint bench extras clean
 
 demo: $(VENV)/core ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
@@ -24,6 +24,10 @@ bench: $(VENV)/dev ## the short benchmarks; each prints a table and writes JSON
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/sweep.py --small
 	$(BIN)/python benchmarks/automatic_rule.py
+
+# OpenCLIP is left out: it brings torchvision, whose build must be the one made for this torch.
+extras: ## each extra in a fresh environment of its own: installs, imports, size
+	$(PYTHON) benchmarks/extras.py --skip open-clip
 
 clean:
 	rm -rf $(VENV) demo-output

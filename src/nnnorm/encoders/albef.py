@@ -295,7 +295,8 @@ class _WordPieces:
                 "vocab.txt beside the checkpoint, or name it with --tokenizer"
             )
         try:
-            self._pieces = tokenizers.BertWordPieceTokenizer(str(path), lowercase=True)
+            words = tokenizers.models.WordPiece.read_file(str(path))
+            self._pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
         except Exception as error:  # the library raises bare exceptions
             raise NNNormError(f"vocabulary {path} can't be read ({first_line(error)})") from error
         special = [self._pieces.token_to_id(token) for token in ("[CLS]", "[PAD]", "[UNK]")]
