@@ -1,4 +1,4 @@
-"""Each extra of pyproject.toml in a fresh environment of its own: does it install, does it import?
+"""Each extra of pyproject.toml in a fresh environment of its own: it installs, and imports.
 
     python benchmarks/extras.py                    # all of them: `make extras`
     python benchmarks/extras.py --only parquet     # one

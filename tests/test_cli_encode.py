@@ -92,6 +92,34 @@ def count_shards(folder):
     return len(list(folder.glob("*.npy"))) if folder.is_dir() else 0
 
 
+def break_off(arguments, growing, how):
+    """Run a real process and send it a signal once some shards are on disk."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nnnorm", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as in this process (conftest.py)
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while count_shards(growing) < 5 and process.poll() is None:
+            time.sleep(0.005)
+        os.kill(process.pid, how)
+    finally:
+        process.errors = process.communicate()[1]
+    return process
+
+
+@pytest.mark.slow
+def test_interrupted_it_says_how_to_go_on(workplace, tiny_model):
+    tiny.draw_images(workplace / "many", n=240)
+    arguments = ["encode", str(tiny_model("clip")), "--images", "many", "--device", "cpu"]
+    arguments += ["--batch-size", "4", "--shard-rows", "4", "-o", "out"]
+    process = break_off(arguments, workplace / "out" / "img_emb.partial", signal.SIGINT)
+    assert process.returncode == 1
+    assert "Error: interrupted; what was done is kept" in process.errors
+    assert "Traceback" not in process.errors
+
+
 @pytest.mark.slow
 def test_killed_half_way_and_resumed_every_byte_is_the_same(workplace, tiny_model):
     """A real SIGKILL of a real process, once some shards are on disk."""
@@ -100,16 +128,7 @@ def test_killed_half_way_and_resumed_every_byte_is_the_same(workplace, tiny_mode
     arguments += ["--batch-size", "4", "--shard-rows", "4"]
     assert run(*arguments, "-o", "once").exit_code == 0
     growing = workplace / "twice" / "img_emb.partial"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nnnorm", *arguments, "-o", "twice"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as in this process (conftest.py)
-    )
-    try:
-        while count_shards(growing) < 5 and process.poll() is None:
-            time.sleep(0.005)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.wait()
+    process = break_off([*arguments, "-o", "twice"], growing, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     n_done = count_shards(growing)
     assert 5 <= n_done < 60

@@ -131,6 +131,23 @@ def test_siglip_s_texts_are_padded_to_the_full_length_it_was_trained_with(tiny_e
     assert tiny_encoder("clip").tokenize(["star"])["input_ids"].shape == (1, 3)
 
 
+def test_siglip_with_the_sentencepiece_tokenizer_that_it_is_published_with(copied, tiny_model):
+    import transformers
+
+    folder = copied("siglip")
+    for path in folder.glob("*token*"):
+        path.unlink()
+    spm = tiny_model("beit3").with_name("beit3.spm")
+    tokenizer = transformers.SiglipTokenizer(str(spm), model_max_length=16, pad_token="</s>")
+    tokenizer.save_pretrained(folder)
+    encoder = HuggingFace(str(folder), device="cpu")
+    assert encoder.about["preprocessing"]["texts"]["tokenizer"] == "SiglipTokenizer"
+    ids = encoder.tokenize(["a red star", "star"])["input_ids"]
+    assert ids.shape == (2, 16)
+    assert (ids[:, -1] == tokenizer.pad_token_id).all()
+    assert encoder.token_counts(["star"]) == [len(tokenizer("star")["input_ids"])]
+
+
 def test_siglip_2_reads_lower_case(tiny_encoder):
     rows = tiny_encoder("siglip2").encode_texts(["A Red STAR", "a red star"])
     np.testing.assert_array_equal(rows[0], rows[1])

@@ -159,12 +159,23 @@ def test_without_resume_half_done_work_is_not_touched(tmp_path):
 @pytest.mark.parametrize("at", [None, 12])
 def test_rows_of_other_texts_or_another_model_are_never_mixed(tmp_path, at):
     encode(tmp_path) if at is None else break_off(tmp_path, at)
-    with pytest.raises(NNNormError, match=r"cannot go on with .*made with another items_sha256"):
+    with pytest.raises(NNNormError, match=r"cannot go on with .*made with other inputs"):
         encode(tmp_path, texts=[*TEXTS[:-1], "another"], resume=True)
     other = Hashes()
     other.about = {"weights_sha256": "f00"}
-    with pytest.raises(NNNormError, match=r"another weights_sha256 \(None; now f00\)"):
+    with pytest.raises(NNNormError, match=r"other weights \(weights_sha256 None; now f00\)"):
         encode(tmp_path, other, resume=True)
+    other.about = {"model": "another"}
+    with pytest.raises(NNNormError, match=r"another model \(model hashes; now another\)"):
+        encode(tmp_path, other, resume=True)
+
+
+def test_a_model_known_by_its_weights_may_have_been_moved(tmp_path):
+    here, there = Hashes(), Hashes()
+    here.about = {"model": "here", "weights_sha256": "f00"}
+    there.about = {"model": "there", "weights_sha256": "f00"}
+    encode(tmp_path, here)
+    assert encode(tmp_path, there, resume=True).n_resumed == 23
 
 
 def test_a_sidecar_that_cannot_be_read_is_said(tmp_path):
@@ -200,7 +211,7 @@ def test_a_file_that_changed_under_its_name_is_another_file(tmp_path, tiny_encod
     clip = tiny_encoder("clip")
     encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2)
     paths[0].write_bytes(paths[1].read_bytes())
-    with pytest.raises(NNNormError, match="made with another items_sha256"):
+    with pytest.raises(NNNormError, match="made with other inputs"):
         encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2, resume=True)
 
 

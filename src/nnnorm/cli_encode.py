@@ -90,17 +90,22 @@ def encode(
         encoder.check_modality(modality)
     written = {}
     for modality, items in wanted.items():
-        with show_progress(f"Encoding {len(items):,} {modality}") as progress:
-            done = encode_to_folder(
-                encoder,
-                modality,
-                items,
-                output,
-                batch_size=batch_size,
-                shard_rows=shard_rows,
-                resume=resume,
-                progress=progress,
-            )
+        try:
+            with show_progress(f"Encoding {len(items):,} {modality}") as progress:
+                done = encode_to_folder(
+                    encoder,
+                    modality,
+                    items,
+                    output,
+                    batch_size=batch_size,
+                    shard_rows=shard_rows,
+                    resume=resume,
+                    progress=progress,
+                )
+        except KeyboardInterrupt:
+            raise NNNormError(
+                "interrupted; what was done is kept: go on with the same command and --resume"
+            ) from None
         written[modality] = {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
         if n_cut := done.about.get("n_texts_cut"):
             typer.echo(

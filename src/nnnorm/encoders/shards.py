@@ -31,7 +31,13 @@ __all__ = ["Encoded", "encode_to_folder"]
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _ITEMS = "about.json", "items.jsonl"
 # What must be the same for shards to belong together; the rest of the sidecar follows from these.
-_MUST_AGREE = ("model", "revision", "weights_sha256", "preprocessing", "dim", "items_sha256")
+_MUST_AGREE = {
+    "revision": "another revision",
+    "weights_sha256": "other weights",
+    "preprocessing": "another preprocessing",
+    "dim": "another dim",
+    "items_sha256": "other inputs",
+}
 
 
 @dataclass(frozen=True)
@@ -170,11 +176,14 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str
         raise NNNormError(
             f"cannot go on with {folder}: its {_ABOUT} can't be read; remove the folder"
         ) from error
-    for key in _MUST_AGREE:
+    must_agree = dict(_MUST_AGREE)
+    if about.get("weights_sha256") is None:  # else a folder may have been moved
+        must_agree["model"] = "another model"
+    for key, words in must_agree.items():
         if found.get(key) != about.get(key):
             ours, theirs = (str(part.get(key))[:60] for part in (about, found))
             raise NNNormError(
-                f"cannot go on with {folder}: it was made with another {key} ({theirs}; now "
+                f"cannot go on with {folder}: it was made with {words} ({key} {theirs}; now "
                 f"{ours}); choose another output, or remove it"
             )
     return found
@@ -229,7 +238,7 @@ def _fill(
                 n_written += 1
             if progress is not None:
                 progress(start + len(shard), len(items))
-    except Exception:
+    except BaseException:
         if n_written + n_resumed == 0:  # nothing worth keeping
             shutil.rmtree(partial, ignore_errors=True)
         raise
