@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-fast lint bench clean
+.PHONY: demo test test-fast lint bench extras clean
 
 demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
@@ -27,6 +27,10 @@ bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/million.py --small
 	$(BIN)/python benchmarks/automatic_rule.py
 
+# OpenCLIP is left out: it brings torchvision, whose build must be the one made for this torch.
+extras: ## each extra in a fresh environment of its own: installs, imports, size
+	$(PYTHON) benchmarks/extras.py --skip open-clip
+
 clean:
 	rm -rf $(VENV) demo-output
 
@@ -36,5 +40,6 @@ $(VENV)/demo: pyproject.toml
 	touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
-	$(PIP) --constraint constraints.txt --editable ".[faiss,parquet,plots,torch,dev]"
+	$(PIP) --constraint constraints.txt --editable \
+	  ".[audio,beit3,encoders,faiss,parquet,plots,sentence-transformers,torch,dev]"
 	touch $@

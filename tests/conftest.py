@@ -4,7 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny
 from hypothesis import settings
+
+from nnnorm.encoders import load_encoder
+
+# Models are built by the tests; a name on the hub must not be looked for in the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 # The same examples on every run, and no deadline: machines differ.
 settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
@@ -52,3 +58,42 @@ def unsplash500():
     if not folder.is_dir():
         pytest.skip(f"the real embeddings are not here ({folder})")
     return SimpleNamespace(image=np.load(folder / "image.npy"), text=np.load(folder / "text.npy"))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Path of a tiny model of some kind (tests/tiny.py), built once."""
+    import torch
+
+    torch.set_num_threads(1)  # quicker for models this small, and the same bits everywhere
+    built = {}
+
+    def path_of(kind):
+        if kind not in built:
+            built[kind] = tiny.build_any(kind, tmp_path_factory.mktemp(kind))
+        return built[kind]
+
+    return path_of
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder(tiny_model):
+    """The same, loaded; don't change it."""
+    loaded = {}
+
+    def encoder_of(kind):
+        if kind not in loaded:
+            loaded[kind] = load_encoder(tiny_model(kind), device="cpu")
+        return loaded[kind]
+
+    return encoder_of
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory):
+    return tiny.draw_images(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="session")
+def sounds(tmp_path_factory):
+    return tiny.write_sounds(tmp_path_factory.mktemp("sounds"))

@@ -343,4 +343,5 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
     }
 
 
-import nnnorm.cli_study  # noqa: E402, F401 - its commands come after these
+import nnnorm.cli_encode  # noqa: E402 - its command comes after these
+import nnnorm.cli_study  # noqa: E402, F401 - and so do its

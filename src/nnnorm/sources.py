@@ -18,8 +18,8 @@ from nnnorm.errors import NNNormError, first_line
 __all__ = ["read_array", "read_path"]
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
-# clip-retrieval's names for the folders that hold shards of embeddings.
-_SHARD_FOLDERS = ("img_emb", "text_emb")
+# clip-retrieval's names for the folders that hold shards of embeddings, and ours for sounds.
+_SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
 
 
 def read_array(source: Any, name: str) -> npt.NDArray[Any]:

@@ -1,0 +1,136 @@
+"""Each extra of pyproject.toml in a fresh environment of its own: it installs, and imports.
+
+    python benchmarks/extras.py                    # all of them: `make extras`
+    python benchmarks/extras.py --only parquet     # one
+    python benchmarks/extras.py --skip open-clip
+
+For every extra: a new virtual environment, the package with that extra and nothing else (through
+constraints.txt), an import of every module the extra's own libraries bring and of every module of
+nnnorm, and the size on disk. The core install comes first, for comparison. Prints a table and
+writes results/extras.json; exit code 1 where one fails.
+"""
+
+import argparse
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CORE = "(core)"
+
+# Runs inside the fresh environment: argv holds the names of the extra's own distributions.
+CHECK = """
+import importlib, json, pkgutil, sys
+from importlib.metadata import packages_distributions
+import nnnorm
+plain = lambda name: name.lower().replace("_", "-")
+wanted = set(map(plain, sys.argv[1:]))
+own = sorted(module for module, dists in packages_distributions().items()
+             if wanted & set(map(plain, dists)) and module.isidentifier()
+             and not module.startswith("_"))
+for module in own:
+    importlib.import_module(module)
+for found in pkgutil.walk_packages(nnnorm.__path__, "nnnorm."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+print(json.dumps(own))
+"""
+
+
+def read_extras():
+    """Extras and the names of their distributions; `dev` is no extra for users."""
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10: pip brings one
+        from pip._vendor import tomli as tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {CORE: project["dependencies"], **project["optional-dependencies"]}
+    extras.pop("dev")
+    return {
+        extra: [re.match(r"[\w.-]+", requirement)[0] for requirement in requirements]
+        for extra, requirements in extras.items()
+    }
+
+
+def run(*command):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        message = (done.stderr or done.stdout).strip().splitlines()
+        raise RuntimeError(message[-1] if message else f"exit code {done.returncode}")
+    return done.stdout
+
+
+def check(extra, distributions):
+    """Install and import one extra; its facts, or its error."""
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        facts = {"libraries": distributions}
+        try:
+            venv.create(folder, with_pip=True)
+            python = Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+            before = size_of(folder)
+            target = str(ROOT) if extra == CORE else f"{ROOT}[{extra}]"
+            pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            run(*pip, "--constraint", ROOT / "constraints.txt", target)
+            facts["megabytes"] = round((size_of(folder) - before) / 1e6)
+            facts["modules"] = json.loads(run(python, "-c", CHECK, *distributions).splitlines()[-1])
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            facts["error"] = str(error)
+        facts["seconds"] = round(time.perf_counter() - started)
+        return facts
+
+
+def size_of(folder):
+    """Bytes of all files, without what Python compiles on the way."""
+    files = (path for path in Path(folder).rglob("*") if "__pycache__" not in path.parts)
+    return sum(path.lstat().st_size for path in files if path.is_file() and not path.is_symlink())
+
+
+def tables(results):
+    """The table of the docs."""
+    lines = ["| extra | installs | size on disk |", "|---|---|---:|"]
+    for extra, facts in results["extras"].items():
+        name = "nothing but the core" if extra == CORE else f"`nnnorm[{extra}]`"
+        libraries = ", ".join(sorted(facts["libraries"], key=str.lower))
+        size = "failed" if "error" in facts else f"{facts['megabytes']:,} MB"
+        lines.append(f"| {name} | {libraries} | {size} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", help="this extra (may be repeated)")
+    parser.add_argument("--skip", action="append", default=[], help="not this one")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "extras.json"
+    )
+    args = parser.parse_args()
+    extras = read_extras()
+    unknown = {*args.skip, *(args.only or [])} - extras.keys()
+    if unknown:
+        print(f"no such extra: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    chosen = [e for e in extras if e not in args.skip and (args.only is None or e in args.only)]
+    results = {
+        "machine": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "extras": {},
+    }
+    for extra in chosen:
+        facts = results["extras"][extra] = check(extra, extras[extra])
+        said = facts.get("error") or f"{facts['megabytes']:,} MB; imports {facts['modules']}"
+        print(f"{extra}: {said} ({facts['seconds']} s)", file=sys.stderr, flush=True)
+    if args.only is None:
+        args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    print(tables(results))
+    return int(any("error" in facts for facts in results["extras"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

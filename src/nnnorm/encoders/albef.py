@@ -1,0 +1,322 @@
+"""ALBEF's two towers, computed straight from the authors' checkpoint.
+
+ALBEF (Li et al., NeurIPS 2021) is in no library. Its contrastive side is a ViT for images, the BERT
+layers below the first with cross-attention for texts, and a linear projection after each first
+token. The weights are used under the authors' own names, so the state dict is the model: every line
+below says which tensors it takes.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import Encoder
+from nnnorm.encoders.images import square_pixels
+from nnnorm.encoders.layers import (
+    HEAD,
+    apply_linear,
+    apply_norm,
+    attend,
+    embed_patches,
+    linear_shapes,
+    norm_shapes,
+    pad_rows,
+    to_numpy,
+)
+from nnnorm.encoders.weights import (
+    check_keys,
+    fingerprint_files,
+    pick_device,
+    read_checkpoint,
+    resize_positions,
+)
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["Albef", "albef_shapes", "clean_caption"]
+
+Tensor: TypeAlias = Any
+
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_MAX_TOKENS = 30
+_MAX_WORDS = 30
+# Width of the published model: image layers, and text layers below the first fusion layer.
+_PUBLISHED = {768: (12, 6)}
+# Momentum copies, queues, the fusion layers and the heads of the other tasks.
+_UNUSED = (
+    r"(visual_encoder|vision_proj|text_encoder|text_proj)_m\..*",
+    r"text_encoder\.(cls|pooler)\..*",
+    r"text_encoder\.embeddings\.position_ids",
+    r"itm_head\..*",
+    r"temp|image_queue|text_queue|idx_queue|queue_ptr",
+)
+_LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.(.*)")
+
+
+class Albef(Encoder):
+    """ALBEF's image and text encoder.
+
+    Parameters
+    ----------
+    path : Path
+        The authors' ``.pth``: pre-trained, or fine-tuned for retrieval.
+    vocabulary : Path, optional
+        BERT's ``vocab.txt`` (bert-base-uncased); without it, the one beside the checkpoint.
+    image_size : int, optional
+        Side of the images; without it, what the checkpoint was trained at. With another size the
+        position embeddings are interpolated, as in the authors' evaluation.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, …
+
+    Examples
+    --------
+    >>> Albef(Path("flickr30k.pth")).encode_texts(["a dog"]).shape  # doctest: +SKIP
+    (1, 256)
+    """
+
+    modalities = ("images", "texts")
+    context = _MAX_TOKENS
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        vocabulary: Path | None = None,
+        image_size: int | None = None,
+        device: str = "auto",
+    ) -> None:
+        torch = require("torch", "encoders")
+        # Pre-trained checkpoints have `bert.` in the text tower's names, fine-tuned ones don't.
+        state = {
+            re.sub(r"^text_encoder\.bert\.", "text_encoder.", key): tensor
+            for key, tensor in read_checkpoint(path).items()
+        }
+        shapes = albef_shapes(state, str(path))
+        n_text = 1 + max(int(m[1]) for key in shapes if (m := _LAYER.fullmatch(key)))
+        fusion = rf"text_encoder\.encoder\.layer\.({'|'.join(map(str, range(n_text, 99)))})\..*"
+        check_keys(state, shapes, [*_UNUSED, fusion], f"checkpoint {path}")
+
+        self.name = str(path)
+        self.dim = shapes["text_proj.weight"][0]
+        self._device = pick_device(device)
+        patch = shapes["visual_encoder.patch_embed.proj.weight"][-1]
+        positions = state["visual_encoder.pos_embed"][0].float()
+        self._size = image_size or patch * round((len(positions) - 1) ** 0.5)
+        if self._size < patch or self._size % patch:
+            raise NNNormError(
+                f"image_size must be a multiple of the patch size {patch}; got {image_size}"
+            )
+        state["visual_encoder.pos_embed"] = resize_positions(positions, 1, self._size // patch)
+        self._state = {key: state[key].to(self._device, torch.float32) for key in shapes}
+        self._n_blocks = sum(key.endswith("attn.qkv.weight") for key in shapes)
+        self._n_text = n_text
+        self._tokens = _WordPieces(
+            vocabulary or path.with_name("vocab.txt"),
+            shapes["text_encoder.embeddings.word_embeddings.weight"][0],
+        )
+        self.about = {
+            "encoder": "albef",
+            "model": self.name,
+            "revision": None,
+            "weights_sha256": fingerprint_files([path]),
+            "preprocessing": {
+                "images": f"bicubic to {self._size} x {self._size}, mean {_MEAN}, std {_STD}",
+                "texts": "lower case, punctuation removed, at most 30 words; [CLS] and word pieces "
+                f"without [SEP], at most {_MAX_TOKENS} tokens",
+                "vocabulary_sha256": fingerprint_files([self._tokens.path]),
+            },
+            "normalisation": "unit norm, by nnnorm",
+        }
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of every text, none cut, with the first one."""
+        return [1 + len(ids) for ids in self._tokens.ids(texts, max_words=None)]
+
+    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
+        """First token of the ViT, projected."""
+        torch = require("torch", "encoders")
+        pixels = square_pixels(images, self._size, _MEAN, _STD)
+        with torch.inference_mode():
+            states = self._see(torch.from_numpy(pixels).to(self._device))
+            return to_numpy(apply_linear(self._state, states[:, 0], "vision_proj"))
+
+    def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
+        """First token of the text layers, projected."""
+        torch = require("torch", "encoders")
+        rows = [
+            [self._tokens.first, *ids][:_MAX_TOKENS]
+            for ids in self._tokens.ids(texts, max_words=_MAX_WORDS)
+        ]
+        with torch.inference_mode():
+            states = self._read(*pad_rows(rows, self._tokens.pad, self._device))
+            return to_numpy(apply_linear(self._state, states[:, 0], "text_proj"))
+
+    def _see(self, pixels: Tensor) -> Tensor:
+        """The ViT: norms before attention and MLP, one more at the end."""
+        gelu = require("torch", "encoders").nn.functional.gelu
+        state, tower = self._state, "visual_encoder"
+        x = embed_patches(state, pixels, f"{tower}.patch_embed.proj", f"{tower}.cls_token")
+        x = x + state[f"{tower}.pos_embed"]
+        for number in range(self._n_blocks):
+            block = f"{tower}.blocks.{number}"
+            inner = apply_norm(state, x, f"{block}.norm1", 1e-6)
+            query, key, value = apply_linear(state, inner, f"{block}.attn.qkv").chunk(3, dim=-1)
+            x = x + apply_linear(state, attend(query, key, value), f"{block}.attn.proj")
+            inner = apply_norm(state, x, f"{block}.norm2", 1e-6)
+            inner = gelu(apply_linear(state, inner, f"{block}.mlp.fc1"))
+            x = x + apply_linear(state, inner, f"{block}.mlp.fc2")
+        return apply_norm(state, x, f"{tower}.norm", 1e-6)
+
+    def _read(self, ids: Tensor, is_real: Tensor) -> Tensor:
+        """BERT's layers: norms after attention and MLP."""
+        gelu = require("torch", "encoders").nn.functional.gelu
+        state, table = self._state, "text_encoder.embeddings"
+        x = state[f"{table}.word_embeddings.weight"][ids]
+        x = x + state[f"{table}.token_type_embeddings.weight"][0]
+        x = x + state[f"{table}.position_embeddings.weight"][: ids.shape[1]]
+        x = apply_norm(state, x, f"{table}.LayerNorm", 1e-12)
+        for number in range(self._n_text):
+            layer = f"text_encoder.encoder.layer.{number}"
+            query, key, value = (
+                apply_linear(state, x, f"{layer}.attention.self.{part}")
+                for part in ("query", "key", "value")
+            )
+            inner = attend(query, key, value, is_real)
+            inner = apply_linear(state, inner, f"{layer}.attention.output.dense")
+            x = apply_norm(state, x + inner, f"{layer}.attention.output.LayerNorm", 1e-12)
+            inner = gelu(apply_linear(state, x, f"{layer}.intermediate.dense"))
+            inner = apply_linear(state, inner, f"{layer}.output.dense")
+            x = apply_norm(state, x + inner, f"{layer}.output.LayerNorm", 1e-12)
+        return x
+
+
+def albef_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of both towers, for a checkpoint of this width.
+
+    Parameters
+    ----------
+    state : dict of str to tensor
+        The checkpoint, `bert.` taken out of its names; only a few shapes are looked at.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        Of all tensors that are computed with.
+
+    Examples
+    --------
+    >>> albef_shapes({}, "a.pth")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: a.pth is no ALBEF checkpoint: it has no visual_encoder.pos_embed ...
+    """
+    leads = {
+        key: tuple(state[key].shape) if key in state else None
+        for key in (
+            "visual_encoder.pos_embed",
+            "visual_encoder.patch_embed.proj.weight",
+            "text_encoder.embeddings.word_embeddings.weight",
+            "text_encoder.embeddings.position_embeddings.weight",
+            "text_proj.weight",
+        )
+    }
+    absent = [key for key, shape in leads.items() if shape is None]
+    if absent:
+        raise NNNormError(
+            f"{name} is no ALBEF checkpoint: it has no {absent[0]} "
+            f"(it begins with {next(iter(state), 'nothing')})"
+        )
+    positions, patches, words, places, projection = (shape or () for shape in leads.values())
+    if [len(positions), len(patches), len(words), len(places), len(projection)] != [3, 4, 2, 2, 2]:
+        raise NNNormError(f"{name} is no ALBEF checkpoint: the shapes of its tables are {leads}")
+    width, text_width = positions[-1], words[-1]
+    if width % HEAD or text_width % HEAD:
+        raise NNNormError(f"{name}: widths must be multiples of {HEAD}; got {width}, {text_width}")
+    fused = [int(m[1]) for key in state if (m := _LAYER.fullmatch(key)) and "cross" in m[2]]
+    blocks = [int(m[1]) for key in state if (m := re.match(r"visual_encoder\.blocks\.(\d+)", key))]
+    n_blocks, n_text = _PUBLISHED.get(width, (max(blocks, default=0) + 1, min(fused, default=1)))
+    shapes: dict[str, tuple[int, ...]] = {
+        "visual_encoder.cls_token": (1, 1, width),
+        "visual_encoder.pos_embed": (1, positions[1], width),
+        "visual_encoder.patch_embed.proj.weight": (width, 3, patches[-1], patches[-1]),
+        "visual_encoder.patch_embed.proj.bias": (width,),
+        "text_encoder.embeddings.word_embeddings.weight": (words[0], text_width),
+        "text_encoder.embeddings.position_embeddings.weight": (places[0], text_width),
+        "text_encoder.embeddings.token_type_embeddings.weight": (2, text_width),
+    }
+    for number in range(n_blocks):
+        block = f"visual_encoder.blocks.{number}"
+        norm_shapes(shapes, f"{block}.norm1", width)
+        linear_shapes(shapes, f"{block}.attn.qkv", width, 3 * width)
+        linear_shapes(shapes, f"{block}.attn.proj", width, width)
+        norm_shapes(shapes, f"{block}.norm2", width)
+        linear_shapes(shapes, f"{block}.mlp.fc1", width, 4 * width)
+        linear_shapes(shapes, f"{block}.mlp.fc2", 4 * width, width)
+    norm_shapes(shapes, "visual_encoder.norm", width)
+    norm_shapes(shapes, "text_encoder.embeddings.LayerNorm", text_width)
+    for number in range(n_text):
+        layer = f"text_encoder.encoder.layer.{number}"
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            linear_shapes(shapes, f"{layer}.attention.{part}", text_width, text_width)
+        norm_shapes(shapes, f"{layer}.attention.output.LayerNorm", text_width)
+        linear_shapes(shapes, f"{layer}.intermediate.dense", text_width, 4 * text_width)
+        linear_shapes(shapes, f"{layer}.output.dense", 4 * text_width, text_width)
+        norm_shapes(shapes, f"{layer}.output.LayerNorm", text_width)
+    linear_shapes(shapes, "vision_proj", width, projection[0])
+    linear_shapes(shapes, "text_proj", text_width, projection[0])
+    return shapes
+
+
+def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
+    """Write a caption as ALBEF was trained on it: lower case, hardly any punctuation.
+
+    Examples
+    --------
+    >>> clean_caption("A man's dog -- half-asleep, on <person>.")
+    'a mans dog half asleep on person'
+    """
+    text = re.sub(r"[,.'!?\"()*#:;~]", "", text.lower())
+    text = text.replace("-", " ").replace("/", " ").replace("<person>", "person")
+    words = re.sub(r"\s{2,}", " ", text).rstrip("\n").strip(" ").split(" ")
+    return " ".join(words[:max_words])
+
+
+class _WordPieces:
+    """BERT's word pieces from a vocabulary file."""
+
+    def __init__(self, path: Path, n_rows: int) -> None:
+        tokenizers = require("tokenizers", "encoders")
+        if not path.is_file():
+            raise NNNormError(
+                f"ALBEF needs the vocabulary of bert-base-uncased, and {path} is not there; put "
+                "vocab.txt beside the checkpoint, or name it with --tokenizer"
+            )
+        try:
+            words = tokenizers.models.WordPiece.read_file(str(path))
+            self._pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
+        except Exception as error:  # the library raises bare exceptions
+            raise NNNormError(f"vocabulary {path} can't be read ({first_line(error)})") from error
+        special = [self._pieces.token_to_id(token) for token in ("[CLS]", "[PAD]", "[UNK]")]
+        if None in special:
+            raise NNNormError(f"vocabulary {path} has no [CLS], [PAD] and [UNK]; is it BERT's?")
+        if self._pieces.get_vocab_size() != n_rows:
+            raise NNNormError(
+                f"vocabulary {path} has {self._pieces.get_vocab_size()} pieces, the checkpoint "
+                f"{n_rows}; take that of bert-base-uncased"
+            )
+        self.path = path
+        self.first, self.pad, _ = special
+
+    def ids(self, texts: Sequence[str], max_words: int | None) -> list[list[int]]:
+        cleaned = [clean_caption(text, max_words) for text in texts]
+        for text, clean in zip(texts, cleaned, strict=True):
+            if not clean:
+                raise NNNormError(
+                    f"texts: nothing is left of {text!r} once punctuation is removed, "
+                    "as ALBEF does; remove it"
+                )
+        encoded = self._pieces.encode_batch(cleaned, add_special_tokens=False)
+        return [one.ids for one in encoded]

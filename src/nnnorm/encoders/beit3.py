@@ -1,0 +1,262 @@
+"""BEiT-3's two ways for retrieval, computed straight from the authors' checkpoint.
+
+BEiT-3 (Wang et al., CVPR 2023) is one transformer with two sets of weights in every layer: A for
+images, B for texts. For retrieval each way ends in a head without bias over its first token. Norms
+stand before attention and MLP, and once more inside both (sub-LN). The weights are used under
+torchscale's own names, so the state dict is the model.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import Encoder
+from nnnorm.encoders.images import square_pixels
+from nnnorm.encoders.layers import (
+    HEAD,
+    apply_linear,
+    apply_norm,
+    attend,
+    embed_patches,
+    linear_shapes,
+    norm_shapes,
+    pad_rows,
+    to_numpy,
+)
+from nnnorm.encoders.weights import (
+    check_keys,
+    fingerprint_files,
+    pick_device,
+    read_checkpoint,
+    resize_positions,
+)
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["Beit3", "beit3_shapes"]
+
+Tensor: TypeAlias = Any
+
+_MEAN = _STD = (0.5, 0.5, 0.5)
+_MAX_TOKENS = 64
+_EPS = 1e-5
+# Width: layers of the published models, base and large.
+_PUBLISHED = {768: 12, 1024: 24}
+_UNUSED = ("logit_scale", r"beit3\.vision_embed\.mask_token")
+# Position tables begin with two rows that are never used, as in Fairseq.
+_SKIPPED = 2
+# XLM-R's ids: those of the sentencepiece model, one further on, with these before them.
+_FIRST, _PAD, _LAST, _UNKNOWN, _SHIFT = 0, 1, 2, 3, 1
+
+
+class Beit3(Encoder):
+    """BEiT-3's image and text encoder for retrieval, base or large.
+
+    Parameters
+    ----------
+    path : Path
+        The authors' ``.pth`` with retrieval heads, base or large.
+    vocabulary : Path, optional
+        Their ``beit3.spm``; without it, the one beside the checkpoint.
+    image_size : int, optional
+        Side of the images; without it, what the checkpoint was trained at. With another size the
+        position embeddings are interpolated, as in the authors' code.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, …
+
+    Examples
+    --------
+    >>> path = Path("beit3_base_patch16_384_f30k_retrieval.pth")
+    >>> Beit3(path).encode_texts(["a dog"]).shape  # doctest: +SKIP
+    (1, 768)
+    """
+
+    modalities = ("images", "texts")
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        vocabulary: Path | None = None,
+        image_size: int | None = None,
+        device: str = "auto",
+    ) -> None:
+        torch = require("torch", "beit3")
+        state = read_checkpoint(path)
+        shapes = beit3_shapes(state, str(path))
+        check_keys(state, shapes, _UNUSED, f"checkpoint {path}")
+
+        self.name = str(path)
+        self.dim = shapes["language_head.weight"][0]
+        self.context = min(
+            _MAX_TOKENS, shapes["beit3.encoder.embed_positions.B.weight"][0] - _SKIPPED
+        )
+        self._device = pick_device(device)
+        patch = shapes["beit3.vision_embed.proj.weight"][-1]
+        positions = state["beit3.encoder.embed_positions.A.weight"].float()
+        self._size = image_size or patch * round((len(positions) - 1 - _SKIPPED) ** 0.5)
+        if self._size < patch or self._size % patch:
+            raise NNNormError(
+                f"image_size must be a multiple of the patch size {patch}; got {image_size}"
+            )
+        state["beit3.encoder.embed_positions.A.weight"] = resize_positions(
+            positions, 1 + _SKIPPED, self._size // patch
+        )
+        self._state = {key: state[key].to(self._device, torch.float32) for key in shapes}
+        self._n_layers = sum(key.endswith("self_attn.q_proj.A.weight") for key in shapes)
+        self._tokens = _SentencePieces(
+            vocabulary or path.with_name("beit3.spm"), shapes["beit3.text_embed.weight"][0]
+        )
+        self.about = {
+            "encoder": "beit3",
+            "model": self.name,
+            "revision": None,
+            "weights_sha256": fingerprint_files([path]),
+            "preprocessing": {
+                "images": f"bicubic to {self._size} x {self._size}, mean {_MEAN}, std {_STD}",
+                "texts": f"sentencepiece between <s> and </s>, at most {self.context} tokens",
+                "vocabulary_sha256": fingerprint_files([self._tokens.path]),
+            },
+            "normalisation": "unit norm, by nnnorm",
+        }
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of every text, none cut, with the first and the last."""
+        return [2 + len(ids) for ids in self._tokens.ids(texts)]
+
+    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
+        """First token of way A, through the vision head."""
+        torch = require("torch", "beit3")
+        pixels = torch.from_numpy(square_pixels(images, self._size, _MEAN, _STD)).to(self._device)
+        with torch.inference_mode():
+            embed = "beit3.vision_embed"
+            x = embed_patches(self._state, pixels, f"{embed}.proj", f"{embed}.cls_token")
+            return to_numpy(apply_linear(self._state, self._run(x, "A", None), "vision_head"))
+
+    def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
+        """First token of way B, through the language head."""
+        torch = require("torch", "beit3")
+        most = (self.context or _MAX_TOKENS) - 2
+        rows = [[_FIRST, *ids[:most], _LAST] for ids in self._tokens.ids(texts)]
+        ids, is_real = pad_rows(rows, _PAD, self._device)
+        with torch.inference_mode():
+            x = self._state["beit3.text_embed.weight"][ids]
+            return to_numpy(apply_linear(self._state, self._run(x, "B", is_real), "language_head"))
+
+    def _run(self, x: Tensor, way: Literal["A", "B"], is_real: Tensor | None) -> Tensor:
+        """All layers, one way; the first token comes out."""
+        gelu = require("torch", "beit3").nn.functional.gelu
+        state, encoder = self._state, "beit3.encoder"
+        x = x + state[f"{encoder}.embed_positions.{way}.weight"][_SKIPPED : _SKIPPED + x.shape[1]]
+        for number in range(self._n_layers):
+            layer = f"{encoder}.layers.{number}"
+            attention, mlp = f"{layer}.self_attn", f"{layer}.ffn.{way}"
+            inner = apply_norm(state, x, f"{layer}.self_attn_layer_norm.{way}", _EPS)
+            query, key, value = (
+                apply_linear(state, inner, f"{attention}.{part}_proj.{way}") for part in "qkv"
+            )
+            inner = attend(query, key, value, is_real)
+            inner = apply_norm(state, inner, f"{attention}.inner_attn_ln.{way}", _EPS)
+            x = x + apply_linear(state, inner, f"{attention}.out_proj.{way}")
+            inner = apply_norm(state, x, f"{layer}.final_layer_norm.{way}", _EPS)
+            inner = gelu(apply_linear(state, inner, f"{mlp}.fc1"))
+            inner = apply_norm(state, inner, f"{mlp}.ffn_layernorm", _EPS)
+            x = x + apply_linear(state, inner, f"{mlp}.fc2")
+        return apply_norm(state, x[:, 0], f"{encoder}.layer_norm.{way}", _EPS)
+
+
+def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors, for a checkpoint of this width.
+
+    Parameters
+    ----------
+    state : dict of str to tensor
+        The checkpoint; only a few shapes are looked at.
+    name : str
+        What messages call it.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        Of all tensors that are computed with.
+
+    Examples
+    --------
+    >>> beit3_shapes({}, "a.pth")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: a.pth is no BEiT-3 checkpoint: it has no beit3.text_embed.weight ...
+    """
+    leads = {
+        key: tuple(state[key].shape) if key in state else None
+        for key in (
+            "beit3.text_embed.weight",
+            "beit3.vision_embed.proj.weight",
+            "beit3.encoder.embed_positions.A.weight",
+            "beit3.encoder.embed_positions.B.weight",
+        )
+    }
+    absent = [key for key, shape in leads.items() if shape is None]
+    if absent:
+        raise NNNormError(
+            f"{name} is no BEiT-3 checkpoint: it has no {absent[0]} "
+            f"(it begins with {next(iter(state), 'nothing')})"
+        )
+    words, patches, seen, read = (shape or () for shape in leads.values())
+    if [len(words), len(patches), len(seen), len(read)] != [2, 4, 2, 2] or words[1] % HEAD:
+        raise NNNormError(f"{name} is no BEiT-3 checkpoint: the shapes of its tables are {leads}")
+    width = words[1]
+    found = [int(m[1]) for key in state if (m := re.match(r"beit3\.encoder\.layers\.(\d+)", key))]
+    shapes: dict[str, tuple[int, ...]] = {
+        "beit3.text_embed.weight": words,
+        "beit3.vision_embed.cls_token": (1, 1, width),
+        "beit3.vision_embed.proj.weight": (width, 3, patches[-1], patches[-1]),
+        "beit3.vision_embed.proj.bias": (width,),
+        "beit3.encoder.embed_positions.A.weight": (seen[0], width),
+        "beit3.encoder.embed_positions.B.weight": (read[0], width),
+    }
+    for number in range(_PUBLISHED.get(width, max(found, default=0) + 1)):
+        layer = f"beit3.encoder.layers.{number}"
+        for way in "AB":
+            for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                linear_shapes(shapes, f"{layer}.self_attn.{part}.{way}", width, width)
+            norm_shapes(shapes, f"{layer}.self_attn.inner_attn_ln.{way}", width)
+            norm_shapes(shapes, f"{layer}.self_attn_layer_norm.{way}", width)
+            linear_shapes(shapes, f"{layer}.ffn.{way}.fc1", width, 4 * width)
+            linear_shapes(shapes, f"{layer}.ffn.{way}.fc2", 4 * width, width)
+            norm_shapes(shapes, f"{layer}.ffn.{way}.ffn_layernorm", 4 * width)
+            norm_shapes(shapes, f"{layer}.final_layer_norm.{way}", width)
+    for way in "AB":
+        norm_shapes(shapes, f"beit3.encoder.layer_norm.{way}", width)
+    shapes["vision_head.weight"] = shapes["language_head.weight"] = (width, width)
+    return shapes
+
+
+class _SentencePieces:
+    """XLM-R's ids over a sentencepiece model."""
+
+    def __init__(self, path: Path, n_rows: int) -> None:
+        sentencepiece = require("sentencepiece", "beit3")
+        if not path.is_file():
+            raise NNNormError(
+                f"BEiT-3 needs the authors' beit3.spm, and {path} is not there; put it beside the "
+                "checkpoint, or name it with --tokenizer"
+            )
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except Exception as error:  # the library raises bare RuntimeErrors and OSErrors
+            raise NNNormError(
+                f"{path} can't be read as a sentencepiece model ({first_line(error)})"
+            ) from error
+        n_ids = self._pieces.get_piece_size() + _SHIFT
+        if n_ids > n_rows:
+            raise NNNormError(
+                f"{path} has {n_ids} ids, the checkpoint's table {n_rows} rows; "
+                "it belongs to another model"
+            )
+        self.path = path
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        found = self._pieces.encode(list(texts), out_type=int)
+        return [[one + _SHIFT if one else _UNKNOWN for one in ids] for ids in found]

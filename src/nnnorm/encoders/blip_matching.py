@@ -1,0 +1,109 @@
+"""BLIP's image-text matching: a scorer with cross-attention, for `fit_scores`.
+
+Every pair of an image and a text goes through the text encoder together, so there are no
+embeddings, only a matrix of scores: ``n_images x n_texts`` forward passes. The paper's appendix
+finds that such scores have few hubs left. A score is the logit of "these two match"
+(higher is better).
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import check_texts
+from nnnorm.encoders.huggingface import HuggingFace
+from nnnorm.encoders.images import open_image
+from nnnorm.encoders.layers import to_numpy
+from nnnorm.errors import NNNormError, require
+from nnnorm.scores import Progress
+
+__all__ = ["BlipMatcher"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+class BlipMatcher:
+    """Scores of images with texts by BLIP's matching head.
+
+    Parameters
+    ----------
+    encoder : HuggingFace
+        A BLIP for retrieval (`BlipForImageTextRetrieval`).
+
+    Examples
+    --------
+    Image retrieval: the gallery are the images, so its scores with the bank are the rows.
+
+    >>> matcher = BlipMatcher(HuggingFace("Salesforce/blip-itm-base-coco"))  # doctest: +SKIP
+    >>> bank = matcher.score(images, past_texts)  # doctest: +SKIP
+    >>> bias = nnnorm.NNN().fit_scores(bank)  # doctest: +SKIP
+    >>> corrected = matcher.score(images, texts).T - bias.correction  # doctest: +SKIP
+    """
+
+    def __init__(self, encoder: HuggingFace) -> None:
+        if not hasattr(encoder.model, "itm_head"):
+            raise NNNormError(
+                f"{encoder.name} has no matching head; expected a BLIP for retrieval, "
+                f"got {type(encoder.model).__name__}"
+            )
+        self._encoder = encoder
+
+    def score(
+        self,
+        images: Sequence[Any],
+        texts: Sequence[str],
+        *,
+        batch_size: int = 32,
+        progress: Progress | None = None,
+    ) -> FloatArray:
+        """Score every image with every text.
+
+        Parameters
+        ----------
+        images : sequence of paths or Pillow images
+            Each is seen once; its patches are kept while its texts are matched.
+        texts : sequence of str
+            Matched in batches.
+        batch_size : int
+            Pairs per forward pass.
+        progress : callable, optional
+            Called with ``(pairs done, pairs in all)``.
+
+        Returns
+        -------
+        ndarray, shape (n_images, n_texts)
+            The logit of "match"; float32.
+        """
+        torch = require("torch", "encoders")
+        check_texts(texts)
+        if batch_size < 1:
+            raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
+        model = self._encoder.model
+        batches = [
+            self._encoder.tokenize(texts[start : start + batch_size])
+            for start in range(0, len(texts), batch_size)
+        ]
+        scores = np.empty((len(images), len(texts)), dtype=np.float32)
+        with torch.inference_mode():
+            for row, image in enumerate(images):
+                pixels = self._encoder.process_images([open_image(image)])
+                patches = model.vision_model(**pixels).last_hidden_state
+                done = 0
+                for batch in batches:
+                    n_texts = len(batch["input_ids"])
+                    seen = patches.expand(n_texts, -1, -1)
+                    states = model.text_encoder(
+                        **batch,
+                        encoder_hidden_states=seen,
+                        encoder_attention_mask=torch.ones(
+                            seen.shape[:2], dtype=torch.long, device=seen.device
+                        ),
+                    ).last_hidden_state
+                    logits = to_numpy(model.itm_head(states[:, 0]))
+                    scores[row, done : done + n_texts] = logits[:, 1]
+                    done += n_texts
+                if progress is not None:
+                    progress((row + 1) * len(texts), scores.size)
+        return scores

@@ -1,0 +1,307 @@
+"""transformers: CLIP, SigLIP, SigLIP 2, ALIGN, AltCLIP, CLAP and BLIP's contrastive heads.
+
+A folder as `save_pretrained` writes it, or a name on the hub. Images go through the model's own
+processor in its Pillow form (torchvision is not needed). What differs between models is said once,
+in `_KINDS` and in three methods: SigLIP's texts are padded to the full length it was trained with,
+BLIP's towers are projected from their first tokens, CLAP hears the first seconds of a sound.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import Encoder, Modality
+from nnnorm.encoders.layers import to_numpy
+from nnnorm.encoders.weights import fingerprint_files, pick_device
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["HuggingFace", "load_pretrained"]
+
+Tensor: TypeAlias = Any
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+class _Kind(NamedTuple):
+    architecture: str
+    modalities: tuple[Modality, ...] = ("images", "texts")
+    # Positions that a text can't use: XLM-R and RoBERTa begin to count behind the padding's id.
+    has_shifted_positions: bool = False
+
+
+_KINDS = {
+    "align": _Kind("AlignModel"),
+    "altclip": _Kind("AltCLIPModel", has_shifted_positions=True),
+    "blip": _Kind("BlipForImageTextRetrieval"),
+    "clap": _Kind("ClapModel", ("audio", "texts"), has_shifted_positions=True),
+    "clip": _Kind("CLIPModel"),
+    "siglip": _Kind("SiglipModel"),
+    "siglip2": _Kind("Siglip2Model"),
+}
+# Buffers that older checkpoints store and today's models compute.
+_STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
+
+
+class HuggingFace(Encoder):
+    """A dual encoder of the transformers library.
+
+    Parameters
+    ----------
+    model : str
+        A folder, or a name on the hub.
+    revision : str, optional
+        Branch, tag or commit, for a name on the hub.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, …
+
+    Examples
+    --------
+    >>> clip = HuggingFace("openai/clip-vit-base-patch32")  # doctest: +SKIP
+    >>> clip.encode_texts(["a dog"]).shape  # doctest: +SKIP
+    (1, 512)
+    """
+
+    def __init__(self, model: str, *, revision: str | None = None, device: str = "auto") -> None:
+        self._device = pick_device(device)
+        self._config = _read_config(model, revision)
+        self._type = self._config.model_type
+        kind = _KINDS[self._type]
+        self._model = load_pretrained(model, kind.architecture, revision).to(self._device)
+        self.name = model
+        self.modalities = kind.modalities
+        self.dim = self._find_dim()
+        self._tokenizer = _load_part(model, "AutoTokenizer", revision)
+        self.context = self._find_context(kind)
+        preprocessing: dict[str, Any] = {
+            "texts": {
+                "tokenizer": type(self._tokenizer).__name__,
+                "max_length": self.context,
+                "padding": self._padding,
+                "lower_case": self._lowers,
+            }
+        }
+        if "images" in kind.modalities:
+            self._images = _load_part(model, "AutoImageProcessor", revision, **_pillow_backend())
+            preprocessing["images"] = json.loads(self._images.to_json_string())
+        else:
+            self._sounds = _load_part(model, "AutoFeatureExtractor", revision)
+            if self._config.audio_config.enable_fusion or self._sounds.truncation == "fusion":
+                raise NNNormError(
+                    f"{model} fuses long sounds from pieces drawn at random, so the same sound "
+                    "would get another row each time; use a CLAP without fusion (unfused)"
+                )
+            self.rate = self._sounds.sampling_rate
+            preprocessing["audio"] = (
+                f"mono, {self.rate} Hz, the first {self._sounds.nb_max_samples / self.rate:g} s, "
+                f"shorter ones: {self._sounds.padding}"
+            )
+        is_folder = Path(model).is_dir()
+        self.about = {
+            "encoder": "transformers",
+            "model": model,
+            "architecture": kind.architecture,
+            "revision": None if is_folder else getattr(self._config, "_commit_hash", None),
+            "weights_sha256": fingerprint_files(_weight_files(Path(model))) if is_folder else None,
+            "preprocessing": preprocessing,
+            "normalisation": "unit norm, by the model"
+            if self._type == "clap"
+            else "unit norm, by nnnorm",
+        }
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of every text, none cut, with those that the tokenizer adds."""
+        if not texts:
+            return []
+        found = self._tokenizer(self._written(texts), truncation=False, verbose=False)
+        return [len(ids) for ids in found["input_ids"]]
+
+    def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
+        """Tokenise, pad as the model was trained, run the text tower."""
+        torch = require("torch", "encoders")
+        inputs = dict(self.tokenize(texts))
+        with torch.inference_mode():
+            if self._type == "blip":
+                states = self._model.text_encoder(**inputs).last_hidden_state
+                return to_numpy(self._model.text_proj(states[:, 0]))
+            return to_numpy(_features(self._model.get_text_features(**inputs)))
+
+    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
+        """Run the model's own processor, then the image tower."""
+        torch = require("torch", "encoders")
+        inputs = self.process_images(images)
+        with torch.inference_mode():
+            if self._type == "blip":
+                states = self._model.vision_model(**inputs).last_hidden_state
+                return to_numpy(self._model.vision_proj(states[:, 0]))
+            return to_numpy(_features(self._model.get_image_features(**inputs)))
+
+    def embed_audio(self, sounds: list[FloatArray]) -> npt.NDArray[Any]:
+        """Take the first seconds, then the model's own features, then the audio tower."""
+        torch = require("torch", "encoders")
+        # The library cuts a longer sound at a place drawn at random.
+        cut = [sound[: self._sounds.nb_max_samples] for sound in sounds]
+        inputs = self._sounds(cut, sampling_rate=self.rate, return_tensors="pt")
+        inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        with torch.inference_mode():
+            return to_numpy(_features(self._model.get_audio_features(**inputs)))
+
+    def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        """Token ids (and mask), on the device."""
+        found = self._tokenizer(
+            self._written(texts),
+            padding=self._padding,
+            truncation=True,
+            max_length=self.context,
+            return_tensors="pt",
+        )
+        # SigLIP was trained without a mask; BLIP's text tower takes no token types.
+        names = ("input_ids",) if self._is_siglip else ("input_ids", "attention_mask")
+        return {name: found[name].to(self._device) for name in names}
+
+    def process_images(self, images: list[Any]) -> dict[str, Tensor]:
+        """Pixels (and masks), on the device."""
+        found = self._images(images=images, return_tensors="pt")
+        return {name: tensor.to(self._device) for name, tensor in found.items()}
+
+    @property
+    def model(self) -> Any:
+        """The library's own model."""
+        return self._model
+
+    @property
+    def _is_siglip(self) -> bool:
+        return self._type in ("siglip", "siglip2")
+
+    @property
+    def _padding(self) -> str:
+        return "max_length" if self._is_siglip else "longest"
+
+    @property
+    def _lowers(self) -> bool:
+        """SigLIP 2 was trained on lower case; not all of its tokenizers see to that."""
+        asked = self._tokenizer.init_kwargs.get("do_lower_case", False)
+        return self._type == "siglip2" or (self._type == "siglip" and bool(asked))
+
+    def _written(self, texts: Sequence[str]) -> list[str]:
+        return [text.lower() for text in texts] if self._lowers else list(texts)
+
+    def _find_dim(self) -> int:
+        if self._type == "blip":
+            return int(self._config.image_text_hidden_size)
+        if self._is_siglip:
+            return int(self._config.vision_config.hidden_size)
+        return int(self._config.projection_dim)
+
+    def _find_context(self, kind: _Kind) -> int:
+        text = self._config.text_config
+        shift = text.pad_token_id + 1 if kind.has_shifted_positions else 0
+        return int(min(self._tokenizer.model_max_length, text.max_position_embeddings - shift))
+
+
+def load_pretrained(model: str, architecture: str, revision: str | None = None) -> Any:
+    """Load a model of the transformers library, in float32, with all its weights or not at all.
+
+    The library fills what a checkpoint lacks with random numbers and says so in a log; here that is
+    an error.
+
+    Examples
+    --------
+    >>> load_pretrained("no/such/folder", "CLIPModel")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: model no/such/folder can't be loaded as CLIPModel ...
+    """
+    transformers = require("transformers", "encoders")
+    try:
+        with _quiet(transformers):
+            loaded, info = getattr(transformers, architecture).from_pretrained(
+                model, revision=revision, output_loading_info=True
+            )
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # the library, the hub and safetensors each raise their own kind
+        raise NNNormError(
+            f"model {model} can't be loaded as {architecture} ({first_line(error)}); "
+            "is the folder whole, and do its weights belong to its config.json?"
+        ) from error
+    for problem, words in (
+        ("missing_keys", "lacks"),
+        ("mismatched_keys", "has other shapes for"),
+        ("unexpected_keys", "has tensors unknown to this model,"),
+    ):
+        keys = [key if isinstance(key, str) else key[0] for key in info[problem]]
+        keys = sorted(key for key in keys if not key.endswith(_STORED_BUFFERS))
+        if keys:
+            raise NNNormError(
+                f"model {model} {words} {len(keys)} of the weights of {architecture}: "
+                f"{', '.join(keys[:3])}{', …' if len(keys) > 3 else ''}; "
+                "was it saved as another kind of model?"
+            )
+    return loaded.float().eval()
+
+
+def _read_config(model: str, revision: str | None) -> Any:
+    transformers = require("transformers", "encoders")
+    known = ", ".join(sorted(_KINDS))
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise NNNormError(f"{model} is no model folder: it has no config.json")
+    try:
+        with _quiet(transformers):
+            config = transformers.AutoConfig.from_pretrained(model, revision=revision)
+    except Exception as error:
+        raise NNNormError(
+            f"model {model} can't be loaded ({first_line(error)}); expected a folder with a "
+            f"config.json of {known}, or a name on the hub"
+        ) from error
+    if config.model_type not in _KINDS:
+        raise NNNormError(
+            f"model {model} is of type {config.model_type!r}, which is no dual encoder known here; "
+            f"expected one of {known}, or a sentence-transformers folder (with modules.json)"
+        )
+    return config
+
+
+def _load_part(model: str, auto_class: str, revision: str | None, **options: Any) -> Any:
+    transformers = require("transformers", "encoders")
+    try:
+        with _quiet(transformers):
+            loader = getattr(transformers, auto_class)
+            return loader.from_pretrained(model, revision=revision, **options)
+    except Exception as error:
+        raise NNNormError(
+            f"the {auto_class.removeprefix('Auto')} of model {model} can't be loaded "
+            f"({first_line(error)}); is the folder whole?"
+        ) from error
+
+
+def _pillow_backend() -> dict[str, Any]:
+    """Ask for the processor without torchvision: version 5 says it otherwise than version 4."""
+    version = require("transformers", "encoders").__version__
+    return {"use_fast": False} if version.startswith("4.") else {"backend": "pil"}
+
+
+def _features(found: Any) -> Tensor:
+    """The projected rows: version 4 gave a tensor, version 5 an output object."""
+    return found if hasattr(found, "shape") else found.pooler_output
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """No bars and no log lines while loading; what matters of them is raised."""
+    logging = transformers.utils.logging
+    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()

@@ -1,0 +1,159 @@
+"""Images through Pillow: opened with care, and made ready for a model.
+
+An image is judged by its header before it is decoded: more pixels than `MAX_PIXELS` is taken for a
+decompression bomb and refused. Pixels come as the models were trained on them: RGB, as stored (the
+EXIF orientation is not applied, as in the models' own code).
+"""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["MAX_PIXELS", "check_images", "open_image", "square_pixels"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+# Twice what Pillow warns of: 537 MB once decoded.
+MAX_PIXELS = 178_956_970
+
+
+def open_image(source: Any) -> Any:
+    """Open an image, whole and in RGB, from a path or a Pillow image.
+
+    Parameters
+    ----------
+    source : str, PathLike or PIL.Image.Image
+        What to open.
+
+    Returns
+    -------
+    PIL.Image.Image
+        In mode RGB, decoded.
+
+    Examples
+    --------
+    >>> open_image("nowhere.png")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path
+    """
+    pillow = require("PIL.Image", "encoders")
+    if isinstance(source, pillow.Image):
+        return _to_rgb(source, "an image")
+    if not isinstance(source, (str, os.PathLike)):
+        raise NNNormError(f"an image must be a path or a Pillow image; got {type(source).__name__}")
+    try:
+        with _opened(Path(source)) as image:
+            return _to_rgb(image, f"image {source}")
+    except NNNormError:
+        raise
+    except Exception as error:  # each of Pillow's readers raises its own kind
+        raise _unreadable(source, error) from error
+
+
+def check_images(paths: Sequence[Any]) -> None:
+    """Look at the headers of all images, before long work; name the first that can't be used.
+
+    Examples
+    --------
+    >>> check_images(["nowhere.png", "never.png"])
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path (2 of 2 ...
+    """
+    first: NNNormError | None = None
+    n_bad = 0
+    for path in paths:
+        try:
+            _opened(Path(path)).close()
+        except Exception as error:
+            n_bad += 1
+            first = first or (error if isinstance(error, NNNormError) else _unreadable(path, error))
+    if first is not None:
+        raise NNNormError(f"{first} ({n_bad} of {len(paths)} images can't be used)")
+
+
+def square_pixels(
+    images: Sequence[Any], size: int, mean: Sequence[float], std: Sequence[float]
+) -> FloatArray:
+    """Resize to a square (bicubic, without regard to the sides' ratio), scale, normalise.
+
+    Parameters
+    ----------
+    images : sequence of PIL.Image.Image
+        In RGB.
+    size : int
+        Side of the square in pixels.
+    mean, std : three floats
+        Of each channel, in 0 to 1.
+
+    Returns
+    -------
+    ndarray, shape (n_images, 3, size, size)
+        Ready for the model.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> grey = Image.new("RGB", (30, 20), (255, 0, 255))
+    >>> square_pixels([grey], 2, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))[0, :, 0, 0].tolist()
+    [1.0, -1.0, 1.0]
+    """
+    bicubic = require("PIL.Image", "encoders").Resampling.BICUBIC
+    small = [np.asarray(image.resize((size, size), bicubic)) for image in images]
+    pixels = np.stack(small).astype(np.float32) / 255
+    pixels = (pixels - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+
+
+def _opened(path: Path) -> Any:
+    """Open lazily: the header is read, the pixels are not."""
+    pillow = require("PIL.Image", "encoders")
+    if not path.exists():
+        raise NNNormError(f"image {path}: there is no such file; check the path")
+    if not path.is_file():
+        raise NNNormError(f"image {path}: it is a folder or a device; expected an image file")
+    with warnings.catch_warnings():
+        # Pillow warns of large images; between its warning and its error we decide by our limit.
+        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
+        try:
+            image = pillow.open(path)
+        except pillow.DecompressionBombError as error:
+            raise NNNormError(_bomb(f"image {path}", first_line(error))) from error
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        image.close()
+        raise NNNormError(_bomb(f"image {path}", f"{width} x {height} pixels"))
+    return image
+
+
+def _to_rgb(image: Any, name: str) -> Any:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise NNNormError(_bomb(name, f"{width} x {height} pixels"))
+    if image.mode[0] in "IF":  # Pillow would clip their values, and leave most of them white
+        raise NNNormError(
+            f"{name} has more than 8 bits per channel (Pillow's mode {image.mode}); "
+            "save it as 8-bit RGB or grey first"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of palettes with transparency, and of odd metadata
+        return image.convert("RGB")
+
+
+def _bomb(name: str, what: str) -> str:
+    return (
+        f"{name} is too large ({what}; at most {MAX_PIXELS:,} pixels): "
+        "a decompression bomb? Scale it down if it is not"
+    )
+
+
+def _unreadable(path: Any, error: Exception) -> NNNormError:
+    return NNNormError(
+        f"image {path} can't be read ({first_line(error)}); is it cut short, or no image?"
+    )

@@ -1,0 +1,127 @@
+"""Which encoder a model's name, folder or file asks for.
+
+`load_encoder` looks before it loads: a checkpoint file is told by the names of its tensors, a
+folder by the files in it, anything else is a name on the hub. Nothing is guessed by file name.
+"""
+
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from nnnorm.encoders.encoder import Encoder
+from nnnorm.errors import NNNormError
+
+__all__ = ["Library", "load_encoder"]
+
+Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip", "albef", "beit3"]
+
+_CHECKPOINTS = (".pth", ".pt", ".safetensors")
+
+
+def load_encoder(
+    model: str | Path,
+    *,
+    library: Library | None = None,
+    revision: str | None = None,
+    tokenizer: str | Path | None = None,
+    image_size: int | None = None,
+    device: str = "auto",
+) -> Encoder:
+    """Load the model that turns images, texts or sounds into embeddings.
+
+    Parameters
+    ----------
+    model : str or Path
+        A folder of transformers or sentence-transformers; a checkpoint file of ALBEF or BEiT-3 (or
+        a folder with one, and its vocabulary); a name on the hub; for OpenCLIP
+        ``ARCHITECTURE/WEIGHTS`` with ``library="open-clip"``.
+    library : {"transformers", "sentence-transformers", "open-clip", "albef", "beit3"}, optional
+        Only where it is not seen from the files.
+    revision : str, optional
+        Branch, tag or commit, for a name on the hub.
+    tokenizer : str or Path, optional
+        ALBEF's ``vocab.txt`` or BEiT-3's ``beit3.spm``, where it is not beside the checkpoint.
+    image_size : int, optional
+        For ALBEF and BEiT-3, instead of the size they were trained at.
+    device : str
+        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+
+    Returns
+    -------
+    Encoder
+        With ``encode_images``, ``encode_texts`` or ``encode_audio``.
+
+    Examples
+    --------
+    >>> load_encoder("no/such/folder/model.pth")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: model no/such/folder/model.pth: there is no such file; check the path
+    """
+    if library is not None and library not in get_args(Library):
+        raise NNNormError(f"library must be one of {', '.join(get_args(Library))}; got {library!r}")
+    chosen = library or _recognise(Path(model))
+    vocabulary = None if tokenizer is None else Path(tokenizer)
+    if chosen in ("albef", "beit3"):
+        from nnnorm.encoders.albef import Albef
+        from nnnorm.encoders.beit3 import Beit3
+
+        if revision is not None:
+            raise NNNormError("revision is for names on the hub; leave it out for a checkpoint")
+        path = _find_checkpoint(Path(model))
+        kind = Albef if chosen == "albef" else Beit3
+        return kind(path, vocabulary=vocabulary, image_size=image_size, device=device)
+    if vocabulary is not None or image_size is not None:
+        raise NNNormError(
+            f"tokenizer and image_size are for ALBEF and BEiT-3; a {chosen} model brings its own"
+        )
+    if chosen == "open-clip":
+        from nnnorm.encoders.openclip import OpenClip
+
+        return OpenClip(str(model), device=device)
+    if chosen == "sentence-transformers":
+        from nnnorm.encoders.sentences import SentenceEncoder
+
+        return SentenceEncoder(str(model), revision=revision, device=device)
+    from nnnorm.encoders.huggingface import HuggingFace
+
+    return HuggingFace(str(model), revision=revision, device=device)
+
+
+def _recognise(path: Path) -> Library:
+    if path.is_dir():
+        if (path / "modules.json").is_file():
+            return "sentence-transformers"
+        if (path / "config.json").is_file():
+            return "transformers"
+        return _recognise_checkpoint(_find_checkpoint(path))
+    if path.exists() or path.suffix in _CHECKPOINTS or len(path.parts) > 2 or path.is_absolute():
+        return _recognise_checkpoint(path)
+    return "sentence-transformers" if path.parts[0] == "sentence-transformers" else "transformers"
+
+
+def _find_checkpoint(path: Path) -> Path:
+    if not path.is_dir():
+        return path
+    found = sorted(file for file in path.iterdir() if file.suffix in _CHECKPOINTS)
+    if len(found) != 1:
+        what = ", ".join(file.name for file in found[:3]) if found else "none"
+        raise NNNormError(
+            f"{path} is no model folder: expected config.json (transformers), modules.json "
+            f"(sentence-transformers) or one checkpoint ({', '.join(_CHECKPOINTS)}); found {what}"
+        )
+    return found[0]
+
+
+def _recognise_checkpoint(path: Path) -> Library:
+    from nnnorm.encoders.weights import read_checkpoint
+
+    if not path.is_file():
+        raise NNNormError(f"model {path}: there is no such file; check the path")
+    keys = read_checkpoint(path)
+    if any(key.startswith("beit3.") for key in keys):
+        return "beit3"
+    if any(key.startswith("visual_encoder.") for key in keys):
+        return "albef"
+    raise NNNormError(
+        f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's (beit3.…); "
+        f"its tensors begin with {next(iter(keys), 'nothing')}"
+    )

@@ -1,0 +1,110 @@
+"""OpenCLIP: the models of the open_clip library.
+
+Apart from the others because it brings torchvision (`pip install 'nnnorm[open-clip]'`). A model is
+named `ARCHITECTURE/WEIGHTS`, such as `ViT-B-32/laion2b_s34b_b79k`, where the weights may be a file,
+or `hf-hub:OWNER/NAME`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import Encoder
+from nnnorm.encoders.layers import to_numpy
+from nnnorm.encoders.weights import fingerprint_files, pick_device
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["OpenClip", "split_name"]
+
+
+class OpenClip(Encoder):
+    """A model of the open_clip library.
+
+    Parameters
+    ----------
+    model : str
+        ``ARCHITECTURE/WEIGHTS`` or ``hf-hub:OWNER/NAME``.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, …
+
+    Examples
+    --------
+    >>> model = OpenClip("ViT-B-32/laion2b_s34b_b79k")  # doctest: +SKIP
+    >>> model.encode_texts(["a dog"]).shape  # doctest: +SKIP
+    (1, 512)
+    """
+
+    modalities = ("images", "texts")
+
+    def __init__(self, model: str, *, device: str = "auto") -> None:
+        architecture, weights = split_name(model)
+        library = require("open_clip", "open-clip")
+        self._device = pick_device(device)
+        try:
+            self._model, _, self._transform = library.create_model_and_transforms(
+                architecture, pretrained=weights, precision="fp32", device=self._device
+            )
+            self._tokenizer = library.get_tokenizer(architecture)
+        except (MemoryError, ImportError):
+            raise
+        except Exception as error:  # the library, the hub and torch each raise their own kind
+            raise NNNormError(
+                f"model {model} can't be loaded by open_clip ({first_line(error)}); "
+                "see open_clip.list_pretrained() for the names"
+            ) from error
+        self._model.eval()
+        self.name = model
+        self.context = int(self._tokenizer.context_length)
+        self.dim = self.embed_texts(["a"]).shape[1]
+        is_file = weights is not None and Path(weights).is_file()
+        self.about = {
+            "encoder": "open-clip",
+            "model": model,
+            "revision": None if is_file else weights,
+            "weights_sha256": fingerprint_files([Path(weights or "")]) if is_file else None,
+            "preprocessing": {"images": str(self._transform), "max_length": self.context},
+            "normalisation": "unit norm, by nnnorm",
+        }
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of every text, none cut, with the first and the last."""
+        inner = getattr(self._tokenizer, "tokenizer", None)  # of transformers, in some models
+        if inner is not None:
+            return [len(inner(text, truncation=False)["input_ids"]) for text in texts]
+        return [2 + len(self._tokenizer.encode(text)) for text in texts]
+
+    def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
+        """Tokenise and run the text tower."""
+        torch = require("torch", "open-clip")
+        with torch.inference_mode():
+            return to_numpy(self._model.encode_text(self._tokenizer(texts).to(self._device)))
+
+    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
+        """Transform and run the image tower."""
+        torch = require("torch", "open-clip")
+        pixels = torch.stack([self._transform(image) for image in images]).to(self._device)
+        with torch.inference_mode():
+            return to_numpy(self._model.encode_image(pixels))
+
+
+def split_name(model: str) -> tuple[str, str | None]:
+    """Architecture and weights of a model's name.
+
+    Examples
+    --------
+    >>> split_name("ViT-B-32/laion2b_s34b_b79k")
+    ('ViT-B-32', 'laion2b_s34b_b79k')
+    >>> split_name("hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K")
+    ('hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K', None)
+    """
+    if model.startswith(("hf-hub:", "local-dir:")):
+        return model, None
+    architecture, _, weights = model.partition("/")
+    if not weights:
+        raise NNNormError(
+            f"an OpenCLIP model is named ARCHITECTURE/WEIGHTS, such as ViT-B-32/laion2b_s34b_b79k; "
+            f"got {model!r}: without weights its numbers would be random"
+        )
+    return architecture, weights

@@ -1,0 +1,117 @@
+"""sentence-transformers: text models, and CLIP folders that take images too.
+
+A folder with `modules.json`, or a name on the hub. The library's own `encode` does the work, with
+the model's default prompt where it has one; rows are brought to unit norm here, whether or not the
+model has a module that does so.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import Encoder, Modality
+from nnnorm.encoders.weights import fingerprint_files, pick_device
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["SentenceEncoder"]
+
+
+class SentenceEncoder(Encoder):
+    """A model of the sentence-transformers library.
+
+    Parameters
+    ----------
+    model : str
+        A folder, or a name on the hub.
+    revision : str, optional
+        Branch, tag or commit, for a name on the hub.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"``, …
+
+    Examples
+    --------
+    >>> model = SentenceEncoder("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
+    >>> model.encode_texts(["a dog"]).shape  # doctest: +SKIP
+    (1, 384)
+    """
+
+    def __init__(self, model: str, *, revision: str | None = None, device: str = "auto") -> None:
+        library = require("sentence_transformers", "sentence-transformers")
+        is_folder = Path(model).is_dir()
+        try:
+            self._model = library.SentenceTransformer(
+                model,
+                device=pick_device(device),
+                revision=revision,
+                local_files_only=is_folder,
+            )
+        except (MemoryError, ImportError):
+            raise
+        except Exception as error:  # the library, the hub and safetensors each raise their own kind
+            raise NNNormError(
+                f"model {model} can't be loaded by sentence-transformers ({first_line(error)}); "
+                "expected a folder with modules.json, or a name on the hub"
+            ) from error
+        self._model.float().eval()
+        self.name = model
+        self.modalities = _modalities(self._model)
+        tokenizer = self._model.tokenizer
+        # A CLIP folder's "tokenizer" may be a processor, with the tokenizer inside.
+        self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        most = self._model.max_seq_length or getattr(self._tokenizer, "model_max_length", None)
+        self.context = int(most) if most and most < 10**6 else None
+        self.dim = self.embed_texts(["a"]).shape[1]
+        prompt = getattr(self._model, "default_prompt_name", None)
+        self.about = {
+            "encoder": "sentence-transformers",
+            "model": model,
+            "revision": None if is_folder else _commit(self._model),
+            "weights_sha256": fingerprint_files(
+                [*Path(model).rglob("*.safetensors"), *Path(model).rglob("*.bin")]
+            )
+            if is_folder
+            else None,
+            "preprocessing": {
+                "modules": [type(module).__name__ for module in self._model],
+                "max_length": self.context,
+                "prompt": self._model.prompts.get(prompt) if prompt else None,
+            },
+            "normalisation": "unit norm, by nnnorm",
+        }
+
+    def token_counts(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of every text, none cut, with those that the tokenizer adds."""
+        if not texts:
+            return []
+        found = self._tokenizer(list(texts), truncation=False, verbose=False)
+        return [len(ids) for ids in found["input_ids"]]
+
+    def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
+        """Let the library encode one batch."""
+        return self._run(texts)
+
+    def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
+        """Let the library encode one batch."""
+        return self._run(images)
+
+    def _run(self, batch: list[Any]) -> npt.NDArray[Any]:
+        rows = self._model.encode(
+            batch, batch_size=len(batch), convert_to_numpy=True, show_progress_bar=False
+        )
+        return np.asarray(rows, dtype=np.float32)
+
+
+def _modalities(model: Any) -> tuple[Modality, ...]:
+    """What it takes: later versions of the library say it, earlier ones had CLIP and texts."""
+    named = getattr(model, "modalities", None)
+    if named is None:
+        named = ["text", "image"] if type(model[0]).__name__ == "CLIPModel" else ["text"]
+    return ("texts", "images") if "image" in named else ("texts",)
+
+
+def _commit(model: Any) -> str | None:
+    config = getattr(getattr(model[0], "auto_model", None), "config", None)
+    return getattr(config, "_commit_hash", None)

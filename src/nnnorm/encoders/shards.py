@@ -1,0 +1,249 @@
+"""Embeddings on disk, shard by shard, so that long work can be broken off and taken up again.
+
+    OUT/img_emb.partial/    while it grows: shards that are done, about.json, items.jsonl
+    OUT/img_emb/            once it is whole: img_emb_00000.npy, …, about.json, items.jsonl
+
+The folder gets its own name in one step at the end, so half a set of embeddings is never taken for
+a whole one. Every shard is encoded by itself, so one that is taken up again comes out bit for bit
+as if it had never been broken off (with the same batch size; another changes the last bits).
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.encoders.encoder import Encoder, Modality, check_texts
+from nnnorm.encoders.images import check_images
+from nnnorm.errors import NNNormError
+from nnnorm.files import write_whole
+from nnnorm.scores import Progress
+
+__all__ = ["Encoded", "encode_to_folder"]
+
+_FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
+_ABOUT, _ITEMS = "about.json", "items.jsonl"
+# What must be the same for shards to belong together; the rest of the sidecar follows from these.
+_MUST_AGREE = {
+    "revision": "another revision",
+    "weights_sha256": "other weights",
+    "preprocessing": "another preprocessing",
+    "dim": "another dim",
+    "items_sha256": "other inputs",
+}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What was written, and where.
+
+    Attributes
+    ----------
+    folder : Path
+        Embeddings, for `open_embeddings`.
+    about : dict
+        What the sidecar ``about.json`` says.
+    n_resumed : int
+        Rows that were there already.
+    """
+
+    folder: Path
+    about: dict[str, Any]
+    n_resumed: int
+
+
+def encode_to_folder(
+    encoder: Encoder,
+    modality: Modality,
+    items: Sequence[Any],
+    output: str | os.PathLike[str],
+    *,
+    batch_size: int = 32,
+    shard_rows: int = 1024,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Encode a list of images, texts or sounds into a folder of shards with a sidecar.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        From `load_encoder`, or your own.
+    modality : {"images", "texts", "audio"}
+        Which of its towers.
+    items : sequence of paths or of texts
+        One row each, in this order.
+    output : str or PathLike
+        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is made.
+    batch_size : int
+        Items per forward pass.
+    shard_rows : int
+        Rows per file: what breaking off can cost at most.
+    resume : bool
+        Take up work that was broken off; nothing to do if it is whole.
+    progress : callable, optional
+        Called with ``(rows done, rows in all)``.
+
+    Returns
+    -------
+    Encoded
+        Folder and sidecar.
+
+    Examples
+    --------
+    >>> import tempfile, nnnorm
+    >>> class Letters(Encoder):
+    ...     name, dim, modalities = "letters", 2, ("texts",)
+    ...
+    ...     def embed_texts(self, texts):
+    ...         return np.array([[text.count("a"), text.count("b")] for text in texts])
+    >>> done = encode_to_folder(Letters(), "texts", ["ab", "bb"], tempfile.mkdtemp())
+    >>> nnnorm.open_embeddings(done.folder).shape
+    (2, 2)
+    """
+    if batch_size < 1 or shard_rows < 1:
+        raise NNNormError(
+            f"batch_size and shard_rows must be 1 or more; got {batch_size} and {shard_rows}"
+        )
+    if not len(items):
+        raise NNNormError(f"there are no {modality} to encode; give at least one")
+    encoder.check_modality(modality)
+    folder = Path(output) / _FOLDERS[modality]
+    partial = folder.with_name(f"{folder.name}.partial")
+    # Everything is looked at before anything is written.
+    about = _describe(encoder, modality, items, shard_rows)
+    if folder.exists():
+        kept = _check_folder(folder, about, resume)
+        return Encoded(folder, kept, len(items))
+    if partial.exists():
+        about = _check_folder(partial, about, resume)
+    else:
+        _begin(partial, about, items)
+    for stray in partial.glob(".nnnorm-*.tmp"):  # what a killed process was writing
+        stray.unlink()
+    n_resumed = _fill(encoder, modality, items, partial, about, batch_size, progress)
+    os.rename(partial, folder)
+    return Encoded(folder, about, n_resumed)
+
+
+def _describe(
+    encoder: Encoder, modality: Modality, items: Sequence[Any], shard_rows: int
+) -> dict[str, Any]:
+    """What the sidecar says; nothing of when, or in how many runs, the work was done."""
+    from nnnorm import __version__
+
+    about: dict[str, Any] = {"model": encoder.name, "normalisation": "unit norm, by nnnorm"}
+    about.update(encoder.about)
+    about.update(modality=modality, dim=encoder.dim, n_rows=len(items), shard_rows=shard_rows)
+    digest = hashlib.sha256()
+    if modality == "texts":
+        check_texts(items)
+        about["n_texts_cut"] = encoder.count_cut(items)
+        about["context"] = encoder.context
+    elif modality == "images":
+        check_images(items)
+    for item in items:
+        line = str(item)
+        if modality != "texts":  # a file that changed under its name is another file
+            line += f" {Path(item).stat().st_size}" if Path(item).is_file() else " missing"
+        digest.update(json.dumps(line).encode() + b"\n")
+    about["items_sha256"] = digest.hexdigest()
+    about["nnnorm"] = __version__
+    # As JSON gives it back, so that it can be compared.
+    restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
+    return restored
+
+
+def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """The sidecar of what is there already, if it may be gone on with."""
+    is_whole = folder.suffix != ".partial"
+    if not resume:
+        what = "there are embeddings already" if is_whole else "work was broken off there"
+        raise NNNormError(
+            f"cannot write {folder}: {what}; go on with --resume, choose another output, "
+            "or remove it"
+        )
+    try:
+        found: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NNNormError(
+            f"cannot go on with {folder}: its {_ABOUT} can't be read; remove the folder"
+        ) from error
+    must_agree = dict(_MUST_AGREE)
+    if about.get("weights_sha256") is None:  # else a folder may have been moved
+        must_agree["model"] = "another model"
+    for key, words in must_agree.items():
+        if found.get(key) != about.get(key):
+            ours, theirs = (str(part.get(key))[:60] for part in (about, found))
+            raise NNNormError(
+                f"cannot go on with {folder}: it was made with {words} ({key} {theirs}; now "
+                f"{ours}); choose another output, or remove it"
+            )
+    return found
+
+
+def _begin(partial: Path, about: dict[str, Any], items: Sequence[Any]) -> None:
+    """Make the growing folder, whole or not at all: it appears with its sidecar inside."""
+    lines = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in items)
+    starting = partial.with_suffix(".starting")
+    try:
+        partial.parent.mkdir(exist_ok=True)
+        if starting.exists():
+            shutil.rmtree(starting)
+        starting.mkdir()
+    except OSError as error:
+        raise NNNormError(
+            f"cannot make the folder {partial.parent}: {error.strerror}; choose another output"
+        ) from error
+    write_whole(starting / _ITEMS, lambda file: file.write(lines.encode("utf-8")))
+    text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
+    write_whole(starting / _ABOUT, lambda file: file.write(text.encode("utf-8")))
+    os.rename(starting, partial)
+
+
+def _fill(
+    encoder: Encoder,
+    modality: Modality,
+    items: Sequence[Any],
+    partial: Path,
+    about: dict[str, Any],
+    batch_size: int,
+    progress: Progress | None,
+) -> int:
+    """Encode the shards that are not there yet; returns how many rows were."""
+    shard_rows, n_resumed = int(about["shard_rows"]), 0
+    name = _FOLDERS[modality]
+    n_written = 0
+    try:
+        for number, start in enumerate(range(0, len(items), shard_rows)):
+            shard = items[start : start + shard_rows]
+            path = partial / f"{name}_{number:05d}.npy"
+            if path.exists():
+                n_resumed += len(shard)
+            else:
+                rows = np.empty((len(shard), encoder.dim), dtype=np.float32)
+                for first in range(0, len(shard), batch_size):
+                    batch = shard[first : first + batch_size]
+                    rows[first : first + len(batch)] = encoder.encode_batch(modality, batch)
+                    if progress is not None:
+                        progress(start + first + len(batch), len(items))
+                write_whole(path, lambda file, rows=rows: _save(file, rows))  # type: ignore[misc]
+                n_written += 1
+            if progress is not None:
+                progress(start + len(shard), len(items))
+    except BaseException:
+        if n_written + n_resumed == 0:  # nothing worth keeping
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return n_resumed
+
+
+def _save(file: BinaryIO, rows: npt.NDArray[np.float32]) -> None:
+    np.save(file, rows, allow_pickle=False)

@@ -1,0 +1,76 @@
+"""Sounds out of files: mono, float32, at the rate a model wants.
+
+Needs soundfile and scipy (`pip install 'nnnorm[audio]'`): WAV, FLAC, OGG and MP3. Channels are
+averaged; another rate is resampled with a polyphase filter.
+"""
+
+import os
+from math import gcd
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = ["read_sound"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+def read_sound(source: Any, rate: int) -> FloatArray:
+    """Read a sound as mono float32 at `rate`.
+
+    Parameters
+    ----------
+    source : str, PathLike or ndarray
+        A file, or samples of shape ``(n_samples,)`` that are already at `rate`.
+    rate : int
+        Samples per second to come out.
+
+    Returns
+    -------
+    ndarray, shape (n_samples,)
+        Mono.
+
+    Examples
+    --------
+    >>> read_sound(np.zeros(4), 48_000).dtype
+    dtype('float32')
+    >>> read_sound("nowhere.wav", 48_000)
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path
+    """
+    name = "a sound"
+    if isinstance(source, (str, os.PathLike)):
+        name = f"sound {source}"
+        samples = _read_file(Path(source), name, rate)
+    else:
+        samples = np.asarray(source, dtype=np.float32)
+        if samples.ndim != 1:
+            raise NNNormError(f"{name} must be mono, shape (n_samples,); got {samples.shape}")
+    if len(samples) == 0:
+        raise NNNormError(f"{name} is empty; remove it")
+    if not np.isfinite(samples).all():
+        raise NNNormError(f"{name} has samples that are not finite; convert it anew")
+    return samples
+
+
+def _read_file(path: Path, name: str, rate: int) -> FloatArray:
+    soundfile = require("soundfile", "audio")
+    if not path.is_file():
+        raise NNNormError(f"{name}: there is no such file; check the path")
+    try:
+        channels, found = soundfile.read(path, dtype="float32", always_2d=True)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise NNNormError(
+            f"{name} can't be read ({first_line(error)}); is it cut short, or no sound?"
+        ) from error
+    mono: FloatArray = channels.mean(axis=1)
+    if found == rate or len(mono) == 0:
+        return mono
+    common = gcd(rate, found)
+    resample = require("scipy.signal", "audio").resample_poly
+    resampled: FloatArray = resample(mono, rate // common, found // common).astype(np.float32)
+    return resampled

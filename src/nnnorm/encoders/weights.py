@@ -1,0 +1,180 @@
+"""What the torch encoders share: the device, and checkpoints read with care.
+
+A checkpoint is read as tensors only (`weights_only`, or safetensors): nothing in it is run. Its
+keys and shapes are compared with those that the model needs before anything is computed; a missing
+or unknown key is named, and the checkpoint refused.
+"""
+
+import argparse
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from nnnorm.errors import NNNormError, first_line, require
+
+__all__ = [
+    "check_keys",
+    "fingerprint_files",
+    "pick_device",
+    "read_checkpoint",
+    "resize_positions",
+]
+
+Tensor: TypeAlias = Any
+State: TypeAlias = Mapping[str, Tensor]
+
+_SHOWN = 3
+
+
+def pick_device(device: str) -> str:
+    """Give the device to compute on; ``"auto"`` is a GPU where there is one.
+
+    Examples
+    --------
+    >>> pick_device("cpu")
+    'cpu'
+    """
+    torch = require("torch", "encoders")
+    if device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        raise NNNormError(
+            f"device {device!r} can't be used here ({first_line(error)}); "
+            "try auto, cpu, cuda, cuda:1 or mps"
+        ) from error
+    return device
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from ``.pth``, ``.pt``, ``.bin`` or ``.safetensors``, as tensors only.
+
+    Authors put it under ``model`` or ``module``, beside an optimiser and the arguments of the run;
+    it is found there, and the rest is left.
+
+    Examples
+    --------
+    >>> read_checkpoint(Path("nowhere.pth"))
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: checkpoint nowhere.pth: there is no such file; check the path
+    """
+    torch = require("torch", "encoders")
+    if not path.is_file():
+        raise NNNormError(f"checkpoint {path}: there is no such file; check the path")
+    try:
+        if path.suffix == ".safetensors":
+            found = require("safetensors.torch", "encoders").load_file(path)
+        else:
+            # A run's arguments are a Namespace of plain values: the one object that is let through.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                found = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # pickle, zipfile, torch and safetensors each raise their own kind
+        raise NNNormError(
+            f"checkpoint {path} can't be read as tensors ({first_line(error)}); is it cut short? "
+            "One that holds other objects is never unpickled: save its state dict alone"
+        ) from error
+    for place in ("model", "module", "state_dict"):
+        if isinstance(found, Mapping) and isinstance(found.get(place), Mapping):
+            found = found[place]
+            break
+    if not isinstance(found, Mapping) or not all(torch.is_tensor(t) for t in found.values()):
+        raise NNNormError(f"checkpoint {path} holds no state dict (names with tensors)")
+    return dict(found)
+
+
+def check_keys(
+    state: State, expected: Mapping[str, tuple[int, ...]], unused: Iterable[str], name: str
+) -> None:
+    """Raise unless all expected tensors are there in their shapes, and no unknown ones are.
+
+    Parameters
+    ----------
+    state : mapping of str to tensor
+        What the checkpoint holds.
+    expected : mapping of str to shape
+        What the model computes with.
+    unused : iterable of str
+        Regular expressions of keys that belong to the model's other jobs.
+    name : str
+        What messages call the checkpoint.
+
+    Examples
+    --------
+    >>> check_keys({}, {"head.weight": (2, 2)}, [], "a.pth")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: a.pth lacks 1 of the 1 tensors this model needs: head.weight; ...
+    """
+    missing = [key for key in expected if key not in state]
+    known = re.compile("|".join(unused) or r"(?!)")
+    unknown = [key for key in state if key not in expected and not known.fullmatch(key)]
+    if missing:
+        besides = f" (and has {len(unknown)} unknown: {_some(unknown)})" if unknown else ""
+        raise NNNormError(
+            f"{name} lacks {len(missing)} of the {len(expected)} tensors this model needs: "
+            f"{_some(missing)}{besides}; is it a checkpoint of another kind or task?"
+        )
+    if unknown:
+        raise NNNormError(
+            f"{name} has {len(unknown)} tensors this model does not know: {_some(unknown)}; "
+            "is it a checkpoint of another kind or task?"
+        )
+    for key, shape in expected.items():
+        if tuple(state[key].shape) != shape:
+            raise NNNormError(
+                f"{name}: {key} must have shape {shape}; got {tuple(state[key].shape)}"
+            )
+
+
+def resize_positions(positions: Tensor, n_extra: int, side: int) -> Tensor:
+    """Bring a table of position embeddings to another grid, bicubic, as the authors' code does.
+
+    Parameters
+    ----------
+    positions : tensor, shape (n_extra + grid * grid, width)
+        The first `n_extra` rows belong to no patch and stay.
+    side : int
+        Patches along one side of the new grid.
+
+    Examples
+    --------
+    >>> import torch
+    >>> resize_positions(torch.ones(1 + 4, 8), n_extra=1, side=3).shape
+    torch.Size([10, 8])
+    """
+    torch = require("torch", "encoders")
+    extra, patches = positions[:n_extra], positions[n_extra:]
+    old = round(len(patches) ** 0.5)
+    if old == side:
+        return positions
+    grid = patches.reshape(1, old, old, -1).permute(0, 3, 1, 2)
+    grid = torch.nn.functional.interpolate(
+        grid, size=(side, side), mode="bicubic", align_corners=False
+    )
+    return torch.cat([extra, grid.permute(0, 2, 3, 1).flatten(1, 2)[0]])
+
+
+def fingerprint_files(paths: Iterable[Path]) -> str:
+    """SHA-256 over the contents of some files, in the order of their names.
+
+    Examples
+    --------
+    >>> fingerprint_files([])[:8]
+    'e3b0c442'
+    """
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        with open(path, "rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:_SHOWN]) + (", …" if len(keys) > _SHOWN else "")

@@ -1,0 +1,94 @@
+"""The protocol of all encoders: order, batches, unit norm, and what is refused."""
+
+import numpy as np
+import pytest
+
+from nnnorm import NNNormError
+from nnnorm.encoders import Encoder
+from nnnorm.encoders.encoder import check_texts, unit_rows
+
+
+class Letters(Encoder):
+    """A row counts letters, so the right answer is plain."""
+
+    name, dim, modalities = "letters", 3, ("texts",)
+    context = 4
+
+    def token_counts(self, texts):
+        return [len(text) for text in texts]
+
+    def embed_texts(self, texts):
+        return np.array([[text.count(letter) for letter in "abc"] for text in texts])
+
+
+def test_rows_come_in_the_order_of_the_texts_with_unit_norm_in_float32():
+    rows = Letters().encode_texts(["aab", "c", "b"])
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(rows, [[2 / 5**0.5, 1 / 5**0.5, 0], [0, 0, 1], [0, 1, 0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7, 100])
+def test_the_batch_size_changes_nothing(batch_size):
+    texts = ["a", "ab", "bc", "ccc", "ca", "b", "aa"]
+    np.testing.assert_array_equal(
+        Letters().encode_texts(texts, batch_size=batch_size), Letters().encode_texts(texts)
+    )
+
+
+def test_progress_tells_how_many_of_all_are_done():
+    told = []
+    Letters().encode_texts(["a"] * 5, batch_size=2, progress=lambda *pair: told.append(pair))
+    assert told == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_texts_beyond_the_context_are_counted_and_said():
+    with pytest.warns(UserWarning, match=r"2 of 3 texts are longer than the 4 tokens that letters"):
+        Letters().encode_texts(["aaaaa", "b", "abcabc"])
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n\t"])
+def test_an_empty_text_is_refused_with_its_place(text):
+    with pytest.raises(NNNormError, match=r"number 1 \(counted from 0\) is empty, and 2 such"):
+        Letters().encode_texts(["a", text, "b", ""])
+
+
+def test_one_string_instead_of_a_list_is_refused():
+    with pytest.raises(NNNormError, match="put it in a list"):
+        check_texts("abc")
+
+
+def test_a_text_that_is_no_string_is_refused_with_its_place_and_kind():
+    with pytest.raises(NNNormError, match="number 1 is no string but float"):
+        check_texts(["a", float("nan")])
+
+
+def test_what_a_model_cannot_encode_is_refused_by_name():
+    with pytest.raises(NNNormError, match="letters encodes texts, not images"):
+        Letters().encode_images([])
+
+
+def test_a_batch_size_below_one_is_refused():
+    with pytest.raises(NNNormError, match="batch_size must be 1 or more; got 0"):
+        Letters().encode_texts(["a"], batch_size=0)
+
+
+def test_a_row_of_zeros_is_refused():
+    with pytest.raises(NNNormError, match="row 1 of a batch came out all zeros"):
+        Letters().encode_texts(["a", "x"])
+
+
+def test_a_row_that_is_not_finite_is_refused():
+    with pytest.raises(NNNormError, match="row 0 of a batch came out not finite"):
+        unit_rows(np.array([[np.nan, 1.0]]), "a model's texts")
+
+
+def test_rows_too_small_for_float32_squares_are_normalised_all_the_same():
+    np.testing.assert_allclose(unit_rows(np.array([[3e-30, 4e-30]]), "x"), [[0.6, 0.8]], rtol=1e-6)
+
+
+def test_a_model_that_gives_another_dim_than_it_says_is_refused():
+    class Liar(Letters):
+        dim = 4
+
+    with pytest.raises(NNNormError, match=r"gave shape \(1, 3\) for 1 texts; expected \(1, 4\)"):
+        Liar().encode_texts(["a"])

@@ -1,0 +1,110 @@
+"""Images: opened whole, in RGB, or refused with a reason; and made ready for a model."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnnorm import NNNormError
+from nnnorm.encoders import images as module
+from nnnorm.encoders.images import check_images, open_image, square_pixels
+
+
+def png_that_claims(width, height):
+    """A PNG of a few bytes whose header promises any number of pixels."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = zlib.compress(b"\0" * 100)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    )
+
+
+def test_every_mode_of_pillow_comes_out_as_rgb(pictures):
+    for path in pictures:
+        opened = open_image(path)
+        assert opened.mode == "RGB"
+        assert opened.size == Image.open(path).size
+
+
+def test_a_pillow_image_is_taken_as_it_is():
+    assert open_image(Image.new("L", (3, 2), 7)).getpixel((0, 0)) == (7, 7, 7)
+
+
+@pytest.mark.parametrize("size", [(20_000, 20_000), (13_380, 13_380), (2**31 - 1, 2)])
+def test_a_decompression_bomb_is_refused_by_its_header(tmp_path, size):
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_that_claims(*size))
+    for look in (open_image, lambda p: check_images([p])):
+        with pytest.raises(NNNormError, match=r"too large \(.*pixels.*decompression bomb\?"):
+            look(path)
+
+
+def test_the_limit_is_ours_even_where_pillow_s_own_is_switched_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_that_claims(30_000, 30_000))
+    with pytest.raises(NNNormError, match="30000 x 30000 pixels"):
+        open_image(path)
+
+
+def test_a_large_image_below_the_limit_is_opened_without_a_warning(monkeypatch, tmp_path):
+    Image.new("L", (40, 40)).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here on
+    assert open_image(tmp_path / "large.png").size == (40, 40)
+    opened = open_image(tmp_path / "large.png")
+    monkeypatch.setattr(module, "MAX_PIXELS", 1500)
+    with pytest.raises(NNNormError, match="40 x 40 pixels; at most 1,500"):
+        open_image(opened)
+
+
+def test_a_file_that_is_no_image_is_refused(tmp_path):
+    (tmp_path / "a.jpg").write_text("no image")
+    with pytest.raises(NNNormError, match=r"a\.jpg can't be read \(cannot identify image file"):
+        open_image(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+def test_an_image_that_is_cut_short_is_refused(tmp_path, suffix, rng):
+    path = tmp_path / f"a.{suffix}"
+    Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(NNNormError, match=r"can't be read .*cut short"):
+        open_image(path)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_more_than_8_bits_are_refused_instead_of_clipped(tmp_path, mode):
+    path = tmp_path / "deep.tiff"
+    Image.new(mode, (4, 4), 300).save(path)
+    with pytest.raises(NNNormError, match=rf"more than 8 bits per channel \(Pillow's mode {mode}"):
+        open_image(path)
+
+
+def test_a_missing_file_a_folder_and_another_kind_of_thing_are_refused(tmp_path):
+    with pytest.raises(NNNormError, match="there is no such file"):
+        open_image(tmp_path / "none.png")
+    with pytest.raises(NNNormError, match="it is a folder"):
+        open_image(tmp_path)
+    with pytest.raises(NNNormError, match="must be a path or a Pillow image; got int"):
+        open_image(3)
+
+
+def test_all_headers_are_looked_at_and_the_bad_ones_counted(tmp_path, pictures):
+    (tmp_path / "a.jpg").write_text("no image")
+    check_images(pictures)
+    with pytest.raises(NNNormError, match=r"a\.jpg can't be read .*\(2 of 10 images can't be used"):
+        check_images([*pictures, tmp_path / "a.jpg", tmp_path / "none.jpg"])
+
+
+def test_squares_are_what_the_processor_of_transformers_makes(pictures, tiny_encoder):
+    opened = [open_image(path) for path in pictures]
+    expected = tiny_encoder("siglip").process_images(opened)["pixel_values"].numpy()
+    half = (0.5, 0.5, 0.5)
+    np.testing.assert_allclose(square_pixels(opened, 32, half, half), expected, atol=1e-6)
