@@ -1,5 +1,7 @@
 """Made embeddings with hubs, of any size, for tests where the right answer must be plain."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 
@@ -21,3 +23,31 @@ def make_embeddings(*, n_items=2000, n_past=4000, dim=64, seed=0):
 
 def _unit(rows):
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def make_visogender():
+    """230 pictures, five men and five women of each of 23 jobs, and a query per job.
+
+    Query j scores item i with ``gallery[i, j]``, so every answer is laid down: of jobs 0 to 9 the
+    ten own pictures come, men first; of 10 to 17 a wrong man comes first and then the own ones in
+    turn; of 18 to 22 ten wrong women come before the own ones. All others follow by number.
+    """
+    jobs = [f"job {number}" for number in range(23)]
+    own = np.arange(230).reshape(23, 10)  # men 0 to 4, women 5 to 9
+    in_turn = own[:, [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]]
+    hubs = np.array([0, *range(5, 10), *range(15, 20)])  # a man of job 0, all women of 0 and 1
+    gallery = np.empty((230, 23), dtype=np.float32)
+    for job in range(23):
+        first = own[job] if job < 10 else in_turn[job]
+        if job >= 10:
+            first = np.concatenate([hubs[:1] if job < 18 else hubs[1:], first])
+        order = np.concatenate([first, np.setdiff1d(np.arange(230), first)])
+        gallery[order, job] = np.arange(230, 0, -1)
+    return SimpleNamespace(
+        queries=np.eye(23, dtype=np.float32),
+        gallery=gallery,
+        genders=(["masculine"] * 5 + ["feminine"] * 5) * 23,
+        occupations=[job for job in jobs for _ in range(10)],
+        asked=jobs,
+        hubs=hubs,
+    )

@@ -56,7 +56,9 @@ def test_a_picture_of_absurd_size_is_refused(folder):
 
 def test_nothing_is_skipped_unless_told_to(folder):
     files = names(folder, "good0.png", "nowhere.jpg", "empty.jpg")
-    with pytest.raises(NNNormError, match=r"2 of 3 pictures can't be used: .*nowhere.jpg is not th"):
+    with pytest.raises(
+        NNNormError, match=r"2 of 3 pictures can't be used: .*nowhere.jpg is not th"
+    ):
         check_images(files)
     assert [problem.row for problem in check_images(files, skip=True)] == [1, 2]
     assert check_images(files[:1]) == []

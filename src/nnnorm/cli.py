@@ -314,4 +314,6 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
     }
 
 
-import nnnorm.cli_study  # noqa: E402, F401 - its commands come after these
+# Their commands come after these.
+import nnnorm.cli_study  # noqa: E402, I001
+import nnnorm.cli_audit  # noqa: E402, F401
