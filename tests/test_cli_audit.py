@@ -91,8 +91,6 @@ def test_without_a_correction_it_only_counts_and_writes_what_was_asked_for(made,
 def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, arguments, words):
     first = (tmp_path / "OO.tsv").read_text().split("\n")[:2]
     (tmp_path / "short.tsv").write_text("\n".join(first))
-        "\n".join((tmp_path / "OO.tsv").read_text().split("\n")[:2])
-    )
     before = sorted(path.name for path in tmp_path.iterdir())
     result = run(*FILES, *arguments, "--markdown", "audit.md")
     assert result.exit_code == 1, result.output

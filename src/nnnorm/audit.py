@@ -57,6 +57,8 @@ class Audit:
     groups : tuple of str
     target : dict
         The share of each group that was compared with.
+    difference : pair of str or None
+        bias@k is (number of the first − number of the second)/k.
     queries : tuple of str
         Their names.
     before, after : dict
@@ -69,6 +71,7 @@ class Audit:
 
     groups: tuple[str, ...]
     target: Mapping[str, float]
+    difference: tuple[str, str] | None
     queries: tuple[str, ...]
     before: Mapping[str, FloatArray] = field(repr=False)
     after: Mapping[str, FloatArray] = field(repr=False)
@@ -94,6 +97,7 @@ class Audit:
         return {
             "groups": list(self.groups),
             "target": dict(self.target),
+            "difference": self.difference,
             "n_queries": len(self.queries),
             "n_gallery": self.n_gallery,
             "means": [asdict(line) for line in self.lines],
@@ -194,7 +198,7 @@ def audit(
         else:
             changed = interval_of_difference(after[metric], values, seed=seed)
             lines.append(Line(metric, mean, interval_of_mean(after[metric], seed=seed), changed))
-    return Audit(kinds, shares, called, before, after, tuple(lines), len(items))
+    return Audit(kinds, shares, pair, called, before, after, tuple(lines), len(items))
 
 
 def audit_visogender(

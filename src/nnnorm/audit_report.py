@@ -43,13 +43,14 @@ def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
         change = _interval(line.change, signed=True)
         more = (_interval(line.after), change) if with_after else ()
         rows.append((line.metric, _interval(line.before), *more))
+    sign = f"bias@k is ({' − '.join(audit.difference)})/k. " if audit.difference else ""
     fair = ", ".join(f"{group} {share:.3g}" for group, share in audit.target.items())
     means = Table(
         f"Groups retrieved for {len(audit.queries):,} queries out of {audit.n_gallery:,} items",
         columns,
         tuple(rows),
         (
-            f"Target shares: {fair}. 95 % intervals by resampling queries"
+            f"{sign}Target shares: {fair}. 95 % intervals by resampling queries"
             + ("; changes are paired." if with_after else "."),
             LIMITS,
         ),
@@ -113,9 +114,10 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
         else:
             _draw_distribution(axes, audit, metric)
         _draw_means(axes, audit, metric)
-        label_axes(axes, "", metric, "queries" if not few and number == 0 else "")
-    title = "Who comes back, query by query"
-    label_axes(panels[0], title, metrics[0], panels[0].get_ylabel())
+        title = "Who comes back, query by query" if number == 0 else ""
+        label_axes(axes, title, metric, "queries" if not few and number == 0 else "")
+    if audit.difference and any(metric.startswith("bias@") for metric in metrics):
+        figure.supxlabel(f"({' − '.join(audit.difference)})/k", fontsize=9.5, color=GREY)
     handles, _ = panels[0].get_legend_handles_labels()
     add_legend(figure, handles)
     return figure
@@ -126,11 +128,11 @@ def _draw_queries(axes: "Axes", audit: Audit, metric: str, *, order_by: str, nam
     order = np.argsort(audit.before[order_by], kind="stable")
     places = np.arange(len(order))
     before = audit.before[metric][order]
-    axes.scatter(before, places, s=26, color=ORANGE, zorder=3, label="before")
+    axes.scatter(before, places, s=52, color=ORANGE, zorder=3, label="before")
     if audit.after:
         after = audit.after[metric][order]
         axes.hlines(places, before, after, color="#C9C9C9", linewidth=2, zorder=2)
-        axes.scatter(after, places, s=26, color=BLUE, marker="D", zorder=4, label="after")
+        axes.scatter(after, places, s=18, color=BLUE, marker="D", zorder=4, label="after")
     axes.set_ylim(-0.7, len(order) - 0.3)
     if named:
         axes.set_yticks(places, [audit.queries[query] for query in order])
