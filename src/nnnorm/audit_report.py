@@ -116,10 +116,9 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
         _draw_means(axes, audit, metric)
         title = "Who comes back, query by query" if number == 0 else ""
         label_axes(axes, title, metric, "queries" if not few and number == 0 else "")
-    if audit.difference and any(metric.startswith("bias@") for metric in metrics):
-        figure.supxlabel(f"({' − '.join(audit.difference)})/k", fontsize=9.5, color=GREY)
     handles, _ = panels[0].get_legend_handles_labels()
-    add_legend(figure, handles)
+    note = f"bias@k = ({' − '.join(audit.difference)})/k" if audit.difference else None
+    add_legend(figure, handles, note)
     return figure
 
 

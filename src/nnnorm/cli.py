@@ -316,4 +316,5 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
 
 # Their commands come after these.
 import nnnorm.cli_study  # noqa: E402, I001
-import nnnorm.cli_audit  # noqa: E402, F401
+import nnnorm.cli_audit  # noqa: E402
+import nnnorm.cli_reproduce  # noqa: E402, F401

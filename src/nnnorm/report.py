@@ -22,7 +22,7 @@ __all__ = [
     "tabulate_tuning",
 ]
 
-_LEFT = ("setting", "tuned", "chosen by")
+_LEFT = ("setting", "tuned", "chosen by", "in the paper", "needs", "figure")
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
     | {character: f"${character}$" for character in "<>|"}
@@ -130,7 +130,7 @@ class Table:
                 column.strip(),
                 justify="left" if column in _LEFT or place == 0 else "right",
                 overflow="fold",
-                no_wrap=column.startswith(("R@", "gain")),
+                no_wrap=column.startswith(("R@", "gain")) or column == "table",
             )
         for row in self.rows:
             table.add_row(*row)
