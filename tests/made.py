@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from nnnorm.datasets import Pairs, save_pairs
+
 
 def make_embeddings(*, n_items=2000, n_past=4000, dim=64, seed=0):
     """A gallery, its queries (five per item, in order) and past queries of other items.
@@ -51,3 +53,41 @@ def make_visogender():
         asked=jobs,
         hubs=hubs,
     )
+
+
+def make_paper_folder(root, models=("clip",), n_train=150, n_test=10, dim=16):
+    """A folder as `nnnorm reproduce --embeddings` takes it: small, with hubs, every kind in it."""
+    rng = np.random.default_rng(7)
+    lean = _unit(rng.normal(size=(1, dim)))
+    n_images = n_train + n_test
+    for dataset in ("coco", "flickr30k"):
+        pairs = Pairs(
+            dataset,
+            tuple(f"{n}.jpg" for n in range(n_images)),
+            tuple(f"caption {n}" for n in range(5 * n_images)),
+            np.repeat(np.arange(n_images), 5),
+            {"train": np.arange(n_train), "test": np.arange(n_train, n_images)},
+        )
+        save_pairs(pairs, root)
+        for model in models:
+            folder = root / model / dataset
+            folder.mkdir(parents=True)
+            meaning = _unit(rng.normal(size=(n_images, dim)))
+            pull = rng.gamma(2.0, 0.8, size=(n_images, 1))
+            images = _unit(meaning + pull * lean)
+            texts = np.repeat(meaning, 5, axis=0) + 0.3 * rng.normal(size=(5 * n_images, dim))
+            np.save(folder / "images.npy", images)
+            np.save(folder / "texts.npy", _unit(texts + 0.6 * lean))
+    made = make_visogender()
+    rows = zip(made.occupations, made.genders, strict=True)
+    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
+    lines += [f"OO_{n}\t{job}\tdesk\t{gender}" for n, (job, gender) in enumerate(rows)]
+    (root / "visogender.tsv").write_text("\n".join(lines))
+    (root / models[0] / "visogender").mkdir()
+    np.save(root / models[0] / "visogender/images.npy", _unit(rng.normal(size=(230, dim)) + lean))
+    np.save(root / models[0] / "visogender/texts.npy", _unit(rng.normal(size=(23, dim)) + lean))
+    (root / "blip-itm/coco").mkdir(parents=True)
+    scores = rng.normal(size=(n_test, n_test)) + 3 * np.eye(n_test)
+    np.save(root / "blip-itm/coco/test-scores.npy", scores)
+    np.save(root / "blip-itm/coco/reference-scores.npy", rng.normal(size=(n_test, 60)))
+    return root
