@@ -343,5 +343,8 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
     }
 
 
-import nnnorm.cli_encode  # noqa: E402 - its command comes after these
-import nnnorm.cli_study  # noqa: E402, F401 - and so do its
+# Their commands come after these.
+import nnnorm.cli_encode  # noqa: E402, I001
+import nnnorm.cli_study  # noqa: E402
+import nnnorm.cli_audit  # noqa: E402
+import nnnorm.cli_reproduce  # noqa: E402, F401

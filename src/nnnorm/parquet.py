@@ -1,9 +1,11 @@
-"""Embeddings out of parquet files: the column `embedding`, a list of floats per row.
+"""Embeddings and texts out of parquet files.
 
-Needs pyarrow (`pip install 'nnnorm[parquet]'`). Read in batches straight into one array of the
-column's own float type, so a float16 file stays float16 in memory.
+Needs pyarrow (`pip install 'nnnorm[parquet]'`). Embeddings are the column `embedding`, a list of
+floats per row, read in batches straight into one array of the column's own float type, so a float16
+file stays float16 in memory.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["read_embedding_column"]
+__all__ = ["read_embedding_column", "read_text_columns"]
 
 COLUMN = "embedding"
 
@@ -49,6 +51,44 @@ def read_embedding_column(path: Path, name: str) -> npt.NDArray[Any]:
             f"{name} can't be read as parquet ({first_line(error)}); "
             "is it cut short, or another kind of file?"
         ) from error
+
+
+def read_text_columns(
+    path: Path, needed: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Read columns of text; see `datasets.table.read_columns`.
+
+    Examples
+    --------
+    >>> read_text_columns(Path("metadata_0.parquet"), ["image_path", "caption"])  # doctest: +SKIP
+    {'image_path': ['1.jpg'], 'caption': ['a cat']}
+    """
+    pyarrow = require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
+    try:
+        with parquet.ParquetFile(path) as file:
+            header = file.schema_arrow.names
+            if missing := [name for name in needed if name not in header]:
+                raise NNNormError(
+                    f"{path} needs the columns {', '.join(needed)}; {', '.join(missing)} is not "
+                    f"there, it has: {', '.join(header) or 'none'}"
+                )
+            wanted = [name for name in (*needed, *optional) if name in header]
+            table = file.read(columns=wanted)
+    except NNNormError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise NNNormError(
+            f"{path} can't be read as parquet ({first_line(error)}); "
+            "is it cut short, or another kind of file?"
+        ) from error
+    columns: dict[str, list[str]] = {}
+    for name in wanted:
+        cells = table.column(name).to_pylist()
+        if name in needed and None in cells:
+            raise NNNormError(f"{path}: row {cells.index(None)} has nothing in the column {name}")
+        columns[name] = ["" if cell is None else str(cell) for cell in cells]
+    return columns
 
 
 def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:

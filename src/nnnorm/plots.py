@@ -38,9 +38,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 _WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
 _DPI = 150
-_INK, _GREY, _PALE = "#222222", "#6E6E6E", "#E6E6E6"
-_BLUE, _ORANGE = "#0072B2", "#D55E00"
-_COLOURS = (_BLUE, _ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_INK, GREY, _PALE = "#222222", "#6E6E6E", "#E6E6E6"
+BLUE, ORANGE = "#0072B2", "#D55E00"
+_COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
 _USUAL_ALPHAS = (0.25, 0.5, 0.75, 1.0)
@@ -116,11 +116,11 @@ def plot_occurrences(
     halo = require("matplotlib.patheffects", "plots").withStroke(linewidth=3, foreground="white")
     close = abs(maxima[0] - maxima[-1]) < 0.12 * reach
     for number, (height, top) in enumerate(zip(heights, maxima, strict=True)):
-        colour = (_ORANGE, _BLUE)[number]
+        colour = (ORANGE, BLUE)[number]
         look: dict[str, Any] = (
             {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
             if number == 0
-            else {"edgecolor": _BLUE, "linewidth": 2}
+            else {"edgecolor": BLUE, "linewidth": 2}
         )
         axes.stairs(height, edges, label=labels[number], zorder=2 + number, **look)
         spot = (top, 1.25 * height[top // width])
@@ -139,7 +139,7 @@ def plot_occurrences(
     if right is not None:
         name = f"right answers: {right:,.3g} per item"
         axes.axvline(right, color=_INK, linewidth=1.2, linestyle=":", label=name)
-    _write(
+    label_axes(
         axes,
         title or f"How often does each of {len(counts[0]):,} items come first?",
         "queries that get the item first",
@@ -148,7 +148,7 @@ def plot_occurrences(
     _separate_thousands(axes.xaxis)
     _separate_thousands(axes.yaxis)
     axes.yaxis.set_minor_locator(require("matplotlib.ticker", "plots").NullLocator())
-    _add_legend(figure, axes.get_legend_handles_labels()[0])
+    add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -230,13 +230,13 @@ def plot_grid(tuning: Tuning) -> "Figure":
     columns, rows = _thin_out(ks, 12), _thin_out(alphas, 16)
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:g}" for n in rows])
-    _write(
+    label_axes(
         axes,
         f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %",
         "k, references averaged per item",
         "α, weight of the correction",
     )
-    _add_legend(figure, handles)
+    add_legend(figure, handles)
     return figure
 
 
@@ -291,13 +291,13 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         )
         ks.extend(k for k, _ in line)
     _scale_log(axes, ks, base=2)
-    _write(
+    label_axes(
         axes,
         f"R@1 at fixed α, {tuning.n_queries:,} tuning queries",
         "k, references averaged per item",
         "R@1, %",
     )
-    _add_legend(figure, axes.get_legend_handles_labels()[0])
+    add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
@@ -357,7 +357,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
         )
         handles.append(lines.Line2D([], [], linewidth=2, markersize=7, label=name, **look))
     _scale_log(axes, [row.n_references for row in ablation.rows], base=10)
-    _write(
+    label_axes(
         axes,
         f"R@1 by size of the bank, {ablation.n_queries:,} test queries",
         "references in the bank",
@@ -368,7 +368,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
         lines.Line2D([], [], color=_INK, linewidth=1.4, linestyle="--", label="automatic"),
         axes.lines[0],
     ]
-    _add_legend(figure, handles, "bands and bars: 95 % interval of the gain over no correction")
+    add_legend(figure, handles, "bands and bars: 95 % interval of the gain over no correction")
     return figure
 
 
@@ -407,7 +407,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.grid(axis="x", color=_PALE, linewidth=0.8)
     axes.axvline(0, color=_INK, linewidth=1, zorder=1.5)
     for place, (result, gain) in enumerate(rows):
-        colour = _GREY if gain.includes_zero else _BLUE if gain.mean > 0 else _ORANGE
+        colour = GREY if gain.includes_zero else BLUE if gain.mean > 0 else ORANGE
         axes.hlines(place, 100 * gain.low, 100 * gain.high, color=colour, linewidth=2)
         axes.plot(
             100 * gain.mean,
@@ -427,7 +427,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
             fontsize=10,
             color=_INK,
         )
-    axes.text(1.03, -0.75, "R@1, %", transform=axes.get_yaxis_transform(), fontsize=9, color=_GREY)
+    axes.text(1.03, -0.75, "R@1, %", transform=axes.get_yaxis_transform(), fontsize=9, color=GREY)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(
@@ -436,7 +436,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.xaxis.set_major_formatter(lambda value, _: _signed(value))
     unclear = "; hollow: includes 0" if any(gain.includes_zero for _, gain in rows) else ""
     baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
-    _write(
+    label_axes(
         axes,
         "Gain in R@1 over no correction" + (f" ({baseline[0]:.2f} %)" if baseline else ""),
         f"points on {comparison.n_queries:,} test queries, 95 % interval{unclear}",
@@ -481,28 +481,37 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
 
 
 def _make_figure(height: float) -> tuple["Figure", "Axes"]:
-    """A figure with one clean pair of axes, apart from pyplot's."""
+    figure, (axes,) = make_panels(height, 1)
+    return figure, axes
+
+
+def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
+    """A figure with clean axes side by side, apart from pyplot's."""
     require("matplotlib", "plots")
     figure: Figure = require("matplotlib.figure", "plots").Figure(
         figsize=(_WIDTH, height), facecolor="white", layout="constrained"
     )
     require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
-    axes = figure.add_subplot(facecolor="white")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[:].set_color("#BBBBBB")
-    axes.tick_params(colors=_INK, labelsize=9.5, length=0)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", color=_PALE, linewidth=0.8)
-    return figure, axes
+    panels: list[Axes] = []
+    for number in range(n_panels):
+        shared = panels[0] if panels else None
+        axes = figure.add_subplot(1, n_panels, number + 1, facecolor="white", sharey=shared)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[:].set_color("#BBBBBB")
+        axes.tick_params(colors=_INK, labelsize=9.5, length=0)
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", color=_PALE, linewidth=0.8)
+        panels.append(axes)
+    return figure, panels
 
 
-def _write(axes: "Axes", title: str, x: str, y: str) -> None:
+def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=10)
     axes.set_xlabel(x, fontsize=10, color=_INK)
     axes.set_ylabel(y, fontsize=10, color=_INK)
 
 
-def _add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
+def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
     """Below the axes, where it can cover nothing, in as many columns as there is room for."""
     for columns in range(len(handles), 0, -1):
         legend = figure.legend(
@@ -515,7 +524,7 @@ def _add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = Non
             fontsize=9.5,
             labelcolor=_INK,
         )
-        legend.get_title().set_color(_GREY)
+        legend.get_title().set_color(GREY)
         if columns == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
             break
         legend.remove()
@@ -532,7 +541,7 @@ def _signed(value: float) -> str:
 
 
 def _draw_baseline(axes: "Axes", recall: float) -> None:
-    axes.axhline(100 * recall, color=_GREY, linewidth=1.5, label="no correction", zorder=1.5)
+    axes.axhline(100 * recall, color=GREY, linewidth=1.5, label="no correction", zorder=1.5)
 
 
 def _scale_log(axes: "Axes", values: Sequence[int], base: int) -> None:

@@ -22,7 +22,7 @@ __all__ = [
     "tabulate_tuning",
 ]
 
-_LEFT = ("setting", "tuned", "chosen by")
+_LEFT = ("setting", "tuned", "chosen by", "in the paper", "needs", "figure")
 _COLUMNS = 80  # of the narrowest terminal that tables are made for
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
@@ -131,7 +131,7 @@ class Table:
                 column.strip(),
                 justify="left" if column in _LEFT or place == 0 else "right",
                 overflow="fold",
-                no_wrap=column.startswith(("R@", "gain")),
+                no_wrap=column.startswith(("R@", "gain")) or column == "table",
             )
         for row in self.rows:
             table.add_row(*row)

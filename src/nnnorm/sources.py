@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
 
-__all__ = ["read_array", "read_path"]
+__all__ = ["find_shards", "read_array", "read_path"]
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
 # clip-retrieval's names for the folders that hold shards of embeddings, and ours for sounds.
@@ -55,7 +55,7 @@ def read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
     """
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
-        files = _find_shards(path, name) if is_folder else [path]
+        files = find_shards(path, name) if is_folder else [path]
     except FileNotFoundError:
         raise NNNormError(f"{name}: there is no such file; check the path") from None
     except NNNormError:
@@ -110,13 +110,23 @@ def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
         return np.asarray(archive[wanted[0]])
 
 
-def _find_shards(folder: Path, name: str) -> list[Path]:
-    """Shards of a folder in the order of their numbers: ``img_emb_2`` before ``img_emb_10``."""
+def find_shards(folder: Path, name: str) -> list[Path]:
+    """Shards of a folder in the order of their numbers: ``img_emb_2`` before ``img_emb_10``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for number in (10, 8, 9):
+    ...     (folder / f"part_{number}.npy").touch()
+    >>> [path.stem for path in find_shards(folder, "gallery")]
+    ['part_8', 'part_9', 'part_10']
+    """
     shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
     if not shards:
         found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
         if len(found) == 1:
-            return _find_shards(folder / found[0], name)
+            return find_shards(folder / found[0], name)
         if found:
             choices = " or ".join(str(folder / sub) for sub in found)
             raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")

@@ -1,0 +1,87 @@
+"""Folders as clip-retrieval's inference writes them: `img_emb/`, `text_emb/` and `metadata/`.
+
+The shards of all three go row by row: row i of the embeddings is row i of the metadata. An image
+with several captions has a row for each, so its embedding stands there several times; `image_rows`
+tells which rows make a gallery in which every image stands once.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.datasets.pairs import Pairs
+from nnnorm.datasets.table import make_pairs
+from nnnorm.embeddings import Embeddings, open_embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.parquet import read_text_columns
+from nnnorm.sources import find_shards
+
+__all__ = ["ClipRetrieval", "read_clip_retrieval"]
+
+
+class ClipRetrieval(NamedTuple):
+    """A folder's pairs and embeddings.
+
+    Attributes
+    ----------
+    pairs : Pairs
+        Every image once, every row a caption.
+    image_rows : ndarray, shape (n_images,), int64
+        The row of `image_embeddings` that is image i.
+    image_embeddings, caption_embeddings : Embeddings
+        Row by row as in the metadata.
+    """
+
+    pairs: Pairs
+    image_rows: npt.NDArray[np.int64]
+    image_embeddings: Embeddings
+    caption_embeddings: Embeddings
+
+
+def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
+    """Read a folder with embeddings of images and texts and their metadata.
+
+    Parameters
+    ----------
+    folder : str or PathLike
+        With ``img_emb``, ``text_emb`` and ``metadata``, the last with the columns ``image_path``
+        and ``caption``.
+
+    Returns
+    -------
+    ClipRetrieval
+
+    Examples
+    --------
+    >>> read_clip_retrieval("nowhere")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: nowhere must be a folder with img_emb, text_emb and metadata; ...
+    """
+    root = Path(folder)
+    parts = {part: root / part for part in ("img_emb", "text_emb", "metadata")}
+    if missing := [part for part, path in parts.items() if not path.is_dir()]:
+        raise NNNormError(
+            f"{folder} must be a folder with img_emb, text_emb and metadata; "
+            f"{missing[0]} is not there"
+        )
+    files: list[str] = []
+    captions: list[str] = []
+    for shard in find_shards(parts["metadata"], f"metadata ({parts['metadata']})"):
+        if shard.suffix != ".parquet":
+            raise NNNormError(f"{shard} must be a .parquet file, as clip-retrieval writes it")
+        columns = read_text_columns(shard, ("image_path", "caption"))
+        files += columns["image_path"]
+        captions += columns["caption"]
+    images = open_embeddings(parts["img_emb"], name="img_emb")
+    texts = open_embeddings(parts["text_emb"], name="text_emb")
+    if not len(images) == len(texts) == len(captions):
+        raise NNNormError(
+            f"{folder}: img_emb, text_emb and metadata must have the same rows; got {len(images)}, "
+            f"{len(texts)} and {len(captions)}. Is a shard missing?"
+        )
+    pairs = make_pairs(root.name or "clip-retrieval", files, captions)
+    _, first = np.unique(pairs.image_of, return_index=True)
+    return ClipRetrieval(pairs, first.astype(np.int64), images, texts)

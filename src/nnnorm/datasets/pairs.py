@@ -1,0 +1,251 @@
+"""Images and captions, which belong together, and which split each image is in.
+
+Every reader in this folder gives a `Pairs`. It holds paths and texts, no pixels and no embeddings:
+whatever encodes them keeps their order, and row i of the embeddings is image (or caption) i. On
+disk it is one JSON file, with the two lists beside it as plain text, one entry per line.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line
+from nnnorm.files import check_writable, write_whole
+
+__all__ = ["Pairs", "load_pairs", "read_json", "save_pairs", "tidy"]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+_FORMAT = "nnnorm.pairs/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Images, their captions, and the splits.
+
+    Attributes
+    ----------
+    name : str
+        What files are called after: ``"coco"``, ``"flickr30k"``.
+    images : tuple of str
+        Paths.
+    captions : tuple of str
+        On one line each.
+    image_of : ndarray, shape (n_captions,), int64
+        The image of each caption: the pairs.
+    splits : dict
+        Split name to its image numbers, sorted; no image is in two.
+
+    Examples
+    --------
+    >>> pairs = Pairs("two", ("a.jpg", "b.jpg"), ("a cat", "a dog", "a pup"), np.array([0, 1, 1]))
+    >>> pairs.captions_of([1]).tolist()
+    [1, 2]
+    """
+
+    name: str
+    images: tuple[str, ...] = field(repr=False)
+    captions: tuple[str, ...] = field(repr=False)
+    image_of: IntArray = field(repr=False)
+    splits: Mapping[str, IntArray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.images or not self.captions:
+            raise NNNormError(
+                f"{self.name} must have images and captions; got {len(self.images)} and "
+                f"{len(self.captions)}"
+            )
+        object.__setattr__(self, "image_of", _numbers(self.image_of, len(self.images), self.name))
+        if len(self.image_of) != len(self.captions):
+            raise NNNormError(
+                f"{self.name} must name one image per caption; got {len(self.image_of)} for "
+                f"{len(self.captions)} captions"
+            )
+        splits = {
+            split: np.sort(_numbers(rows, len(self.images), f"{self.name}, split {split}"))
+            for split, rows in self.splits.items()
+        }
+        every = np.concatenate([*splits.values(), np.empty(0, dtype=np.int64)])
+        counts = np.bincount(every, minlength=1)
+        if counts.max() > 1:
+            image = self.images[int(counts.argmax())]
+            raise NNNormError(f"{self.name}: {image} is in two splits, or twice in one; keep one")
+        object.__setattr__(self, "splits", splits)
+
+    def split(self, name: str) -> IntArray:
+        """Image numbers of a split, or say which splits there are.
+
+        Examples
+        --------
+        >>> Pairs("one", ("a.jpg",), ("a cat",), np.array([0]), {"test": [0]}).split("test").size
+        1
+        """
+        if name not in self.splits:
+            there = ", ".join(self.splits) or "none"
+            raise NNNormError(f"{self.name} has no split {name!r}; it has: {there}")
+        return self.splits[name]
+
+    def captions_of(self, images: npt.ArrayLike, at_most: int | None = None) -> IntArray:
+        """Caption numbers of some images, in the order of those images.
+
+        Parameters
+        ----------
+        images : int array, shape (n,)
+        at_most : int, optional
+            Only the first so many of each image: COCO has a few images with six or seven.
+
+        Returns
+        -------
+        ndarray, int64
+        """
+        wanted = np.asarray(images, dtype=np.int64)
+        order = np.argsort(self.image_of, kind="stable")
+        counts = np.bincount(self.image_of, minlength=len(self.images))
+        starts = np.concatenate([[0], np.cumsum(counts)])[wanted]
+        taken = counts[wanted] if at_most is None else np.minimum(counts[wanted], at_most)
+        ends = np.cumsum(taken)
+        places = np.repeat(starts - (ends - taken), taken) + np.arange(taken.sum())
+        return np.asarray(order[places], dtype=np.int64)
+
+    def without_images(self, images: npt.ArrayLike) -> "Pairs":
+        """The same without some images and their captions, numbered anew."""
+        keep = np.ones(len(self.images), dtype=bool)
+        keep[np.asarray(images, dtype=np.int64)] = False
+        new = np.cumsum(keep) - 1
+        captions = np.flatnonzero(keep[self.image_of])
+        return Pairs(
+            self.name,
+            tuple(self.images[row] for row in np.flatnonzero(keep)),
+            tuple(self.captions[row] for row in captions),
+            new[self.image_of[captions]],
+            {split: new[rows[keep[rows]]] for split, rows in self.splits.items()},
+        )
+
+
+def tidy(text: str) -> str:
+    r"""A caption on one line, without spaces at its ends.
+
+    Examples
+    --------
+    >>> tidy(" A man\n on a bike. ")
+    'A man on a bike.'
+    """
+    return " ".join(text.split())
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> Any:
+    """Read a JSON file, or say why it can't be read.
+
+    Examples
+    --------
+    >>> read_json("nowhere.json", "a split file")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there is no file nowhere.json; expected a split file
+    """
+    if not os.path.isfile(path):
+        raise NNNormError(f"there is no file {path}; expected {what}")
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise NNNormError(
+            f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
+            "Is it cut short, or another kind of file?"
+        ) from error
+
+
+def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write ``NAME.json``, ``NAME-images.txt`` and ``NAME-captions.txt`` into a folder.
+
+    The lists are what an encoder reads; row i of what it makes is line i.
+
+    Parameters
+    ----------
+    pairs : Pairs
+    folder : str or PathLike
+        Must be there.
+
+    Returns
+    -------
+    tuple of Path
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> pairs = Pairs("one", ("a.jpg",), ("a cat",), np.array([0]), {"test": np.array([0])})
+    >>> paths = save_pairs(pairs, tempfile.mkdtemp())
+    >>> [path.name for path in paths]
+    ['one.json', 'one-images.txt', 'one-captions.txt']
+    >>> load_pairs(paths[0]).captions
+    ('a cat',)
+    """
+    if broken := [path for path in pairs.images if "\n" in path]:
+        raise NNNormError(
+            f"a list of images has one path per line, but this has two: {broken[0]!r}"
+        )
+    about = {
+        "format": _FORMAT,
+        "name": pairs.name,
+        "splits": {split: rows.tolist() for split, rows in pairs.splits.items()},
+        "image_of": pairs.image_of.tolist(),
+        "images": list(pairs.images),
+        "captions": list(pairs.captions),
+    }
+    contents = {
+        Path(folder) / f"{pairs.name}.json": json.dumps(about, ensure_ascii=False),
+        Path(folder) / f"{pairs.name}-images.txt": "\n".join(pairs.images) + "\n",
+        Path(folder) / f"{pairs.name}-captions.txt": "\n".join(pairs.captions) + "\n",
+    }
+    for path in contents:
+        check_writable(path)  # all three before the first
+    for path, text in reversed(contents.items()):  # the JSON last: where it is, all are
+        _write_text(path, text)
+    return tuple(contents)
+
+
+def load_pairs(path: str | os.PathLike[str]) -> Pairs:
+    """Read a file that `save_pairs` wrote.
+
+    Examples
+    --------
+    >>> load_pairs("nowhere.json")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there is no file nowhere.json; expected pairs ...
+    """
+    about = read_json(path, "pairs written by `nnnorm dataset`")
+    if not isinstance(about, dict) or about.get("format") != _FORMAT:
+        raise NNNormError(
+            f"{path} holds no pairs of this format ({_FORMAT}); make it with: nnnorm dataset"
+        )
+    try:
+        return Pairs(
+            about["name"],
+            tuple(about["images"]),
+            tuple(about["captions"]),
+            np.asarray(about["image_of"]),
+            {split: np.asarray(rows) for split, rows in about["splits"].items()},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise NNNormError(
+            f"{path} is damaged ({error!r}); make it again: nnnorm dataset"
+        ) from error
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode("utf-8")))
+
+
+def _numbers(rows: npt.ArrayLike | Sequence[int], n_images: int, what: str) -> IntArray:
+    numbers = np.asarray(rows)
+    if numbers.size == 0:
+        return np.empty(0, dtype=np.int64)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise NNNormError(f"{what} must be given as a list of image numbers; got {numbers.dtype}")
+    if numbers.min() < 0 or numbers.max() >= n_images:
+        bad = numbers.min() if numbers.min() < 0 else numbers.max()
+        raise NNNormError(f"{what} names image {bad}, but there are {n_images} images")
+    return numbers.astype(np.int64)

@@ -1,0 +1,235 @@
+"""Where the embeddings of the paper's experiments lie, and how they become queries and banks.
+
+A folder holds what `nnnorm dataset` and `nnnorm encode` write:
+
+    coco.json  flickr30k.json  visogender.tsv     pairs and splits
+    clip/coco/images  clip/coco/texts             embeddings, in the order of those files
+    blip-itm/coco/test-scores.npy                 ready scores of a model that has no embeddings
+
+`Material` is the form that `run.py` works with; whatever is not there is said by `NotThere`, so
+that one missing model leaves out its cells and nothing else.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from nnnorm.compare import Task
+from nnnorm.datasets.pairs import Pairs, load_pairs
+from nnnorm.datasets.protocol import Direction, Part, paper_protocol
+from nnnorm.datasets.visogender import GENDERS, read_visogender
+from nnnorm.embeddings import Embeddings, Source, open_embeddings, open_matrix
+from nnnorm.errors import NNNormError
+from nnnorm.reproduce.paper import load_paper
+
+__all__ = ["EmbeddingFolder", "Groups", "Material", "NotThere", "ReadyScores"]
+
+_IMAGES = ("images", "images.npy", "images.npz", "images.parquet", "img_emb")
+_TEXTS = ("texts", "texts.npy", "texts.npz", "texts.parquet", "text_emb")
+
+
+class NotThere(NNNormError):
+    """Material that an experiment needs and that was not found."""
+
+
+class Groups(NamedTuple):
+    """A gallery in groups, and a question for each label.
+
+    Attributes
+    ----------
+    queries, gallery : array or Embeddings
+    groups, labels : sequence of str
+        Of each item.
+    asked : sequence of str
+        The label that each query asks for.
+    difference : pair of str
+    """
+
+    queries: Source
+    gallery: Source
+    groups: Sequence[str]
+    labels: Sequence[str]
+    asked: Sequence[str]
+    difference: tuple[str, str]
+
+
+class ReadyScores(NamedTuple):
+    """Scores of a model that has no embeddings, an item per row.
+
+    Attributes
+    ----------
+    test : array or Embeddings, shape (n_gallery, n_queries)
+        The right item of query i is item i.
+    references : array or Embeddings, shape (n_gallery, n_references)
+    """
+
+    test: Source
+    references: Source
+
+
+class Material(Protocol):
+    """One model's embeddings of one data set, in the roles of the paper's protocol."""
+
+    def task(self, direction: Direction, part: str) -> Task:
+        """Queries, gallery and truth of "test" or "validation"."""
+
+    def bank(self, direction: Direction, bank: str, share: float) -> Source:
+        """References: queries of a training part."""
+
+    def gallery_bank(self, direction: Direction, share: float) -> Source:
+        """Gallery-side items of its own training part."""
+
+    def groups(self) -> Groups:
+        """A gallery in groups, for the audit."""
+
+    def scores(self) -> ReadyScores:
+        """Ready scores, for models with cross-attention."""
+
+
+class EmbeddingFolder:
+    """The folder that `--embeddings` names.
+
+    Parameters
+    ----------
+    root : Path
+    normalize : bool
+        Divide rows by their norms; without it they must have unit norm already.
+    seed : int
+        Of the protocol.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> EmbeddingFolder(Path(tempfile.mkdtemp())).open("CLIP", "coco").task("image", "test")
+    Traceback (most recent call last):
+    nnnorm.reproduce.material.NotThere: there is no coco.json in ...
+    """
+
+    def __init__(self, root: Path, *, normalize: bool = False, seed: int = 0) -> None:
+        if not root.is_dir():
+            raise NNNormError(f"{root} is no folder; expected one with embeddings of the models")
+        self._root, self._normalize, self._seed = root, normalize, seed
+        self.pairs = lru_cache(maxsize=None)(self._pairs)
+        self.part = lru_cache(maxsize=None)(self._part)
+        self.embeddings = lru_cache(maxsize=None)(self._embeddings)
+
+    def open(self, model: str, dataset: str) -> "Encoded":
+        """The material of a model and a data set, whether it is there or not."""
+        return Encoded(self, model, dataset)
+
+    def path(self, model: str, dataset: str) -> Path:
+        """The folder of a model's embeddings of a data set."""
+        return self._root / load_paper().models.get(model, model) / dataset
+
+    def has(self, model: str, dataset: str) -> bool:
+        """Whether the embeddings (or scores) of a model and data set are there."""
+        folder = self.path(model, dataset)
+        if (folder / "test-scores.npy").exists():
+            return True
+        return all(
+            any((folder / name).exists() for name in names) for names in (_IMAGES, _TEXTS)
+        ) and any((self._root / f"{dataset}{suffix}").exists() for suffix in (".json", ".tsv"))
+
+    def rows(self, model: str, dataset: str, side: str, rows: np.ndarray) -> Embeddings:
+        """Some rows of a model's images or texts."""
+        whole = self.embeddings(model, dataset, side)
+        return open_embeddings(whole.take(rows), name=f"{model}, {side} of {dataset}")
+
+    def file(self, name: str) -> Path:
+        """A file of the folder, or say how it is made."""
+        path = self._root / name
+        if not path.exists():
+            raise NotThere(f"there is no {name} in {self._root}; `nnnorm dataset` writes it")
+        return path
+
+    def _pairs(self, dataset: str) -> Pairs:
+        return load_pairs(self.file(f"{dataset}.json"))
+
+    def _part(self, dataset: str, part: str, share: float) -> Part:
+        parts = paper_protocol(self.pairs(dataset), reference_share=share, seed=self._seed)
+        found: Part = getattr(parts, part)
+        return found
+
+    def _embeddings(self, model: str, dataset: str, side: str) -> Embeddings:
+        folder = self.path(model, dataset)
+        for name in _IMAGES if side == "images" else _TEXTS:
+            if (folder / name).exists():
+                opened = open_embeddings(
+                    folder / name,
+                    name=f"{model}, {side} of {dataset}",
+                    normalize=self._normalize,
+                    metric="cosine",
+                )
+                self._check_rows(opened, dataset, side)
+                return opened
+        raise NotThere(f"there are no {side} in {folder}; `nnnorm encode` makes them")
+
+    def _check_rows(self, opened: Embeddings, dataset: str, side: str) -> None:
+        if dataset == "visogender":
+            about = read_visogender(self.file("visogender.tsv"))
+            wanted = len(about.images) if side == "images" else len(about.questions)
+        else:
+            pairs = self.pairs(dataset)
+            wanted = len(pairs.images) if side == "images" else len(pairs.captions)
+        if len(opened) != wanted:
+            raise NNNormError(
+                f"{opened.name} has {len(opened):,} rows, but {dataset} has {wanted:,} {side}; "
+                "encode the lists that `nnnorm dataset` wrote, in their order"
+            )
+
+
+class Encoded:
+    """`Material` out of an `EmbeddingFolder`."""
+
+    def __init__(self, folder: EmbeddingFolder, model: str, dataset: str) -> None:
+        self._folder, self._model, self._dataset = folder, model, dataset
+
+    def task(self, direction: Direction, part: str) -> Task:
+        """Queries, gallery and truth of a part."""
+        some = self._folder.part(self._dataset, part, 0.2)
+        images = self._rows(self._dataset, "images", some)
+        texts = self._rows(self._dataset, "texts", some)
+        sides = (texts, images) if direction == "image" else (images, texts)
+        return Task(*sides, some.truth(direction))
+
+    def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
+        """Captions (or images) of the reference part of a data set."""
+        side = "texts" if direction == "image" else "images"
+        return self._rows(bank, side, self._folder.part(bank, "references", share))
+
+    def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
+        """Images (or captions) of the reference part of its own data set."""
+        side = "images" if direction == "image" else "texts"
+        return self._rows(
+            self._dataset, side, self._folder.part(self._dataset, "references", share)
+        )
+
+    def groups(self) -> Groups:
+        """VisoGender's pictures and questions."""
+        about = read_visogender(self._folder.file("visogender.tsv"))
+        open_side = self._folder.embeddings
+        return Groups(
+            open_side(self._model, "visogender", "texts"),
+            open_side(self._model, "visogender", "images"),
+            about.genders,
+            about.occupations,
+            list(about.questions),
+            GENDERS,
+        )
+
+    def scores(self) -> ReadyScores:
+        """Score matrices of a model with cross-attention, `nnnorm`'s images in rows."""
+        folder = self._folder.path(self._model, self._dataset)
+        found = []
+        for name in ("test-scores.npy", "reference-scores.npy"):
+            if not (folder / name).exists():
+                raise NotThere(f"there is no {name} in {folder}")
+            found.append(open_matrix(folder / name, name=name))
+        return ReadyScores(*found)
+
+    def _rows(self, dataset: str, side: str, part: Part) -> Embeddings:
+        rows = part.images if side == "images" else part.captions
+        return self._folder.rows(self._model, dataset, side, rows)

@@ -1,0 +1,190 @@
+"""The paper's tables as data: every cell an experiment, with the figure that is printed there.
+
+A table in `paper.json` has what all its cells share, its rows and its columns; a cell's experiment
+is the three put together. The only results in this package are those of the paper itself.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from nnnorm.datasets.protocol import Direction
+from nnnorm.errors import NNNormError
+from nnnorm.methods import MethodName
+
+__all__ = ["Experiment", "Paper", "PaperCell", "PaperTable", "find_tables", "load_paper"]
+
+Search = Literal["exact", "index"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a cell measures.
+
+    Attributes
+    ----------
+    metric : str
+        "recall_at_1", "gain", "setting", "seconds", "bias@6", a name of `Hubness`, …
+    model, dataset : str
+    direction : {"image", "text"}
+        What is retrieved.
+    method : str
+        Of `METHOD_NAMES`.
+    bank : str or None
+        The data set whose training part is the bank.
+    share : float
+        Of that training part.
+    params : dict or None
+        Of the method; None is tuned on the tuning images.
+    search : {"exact", "index"}
+        How the nearest references are found.
+    kind : {"embeddings", "scores"}
+        Whether the model gives embeddings, or only scores of pairs.
+    """
+
+    metric: str
+    model: str
+    dataset: str
+    direction: Direction = "image"
+    method: MethodName = "none"
+    bank: str | None = None
+    share: float = 1.0
+    params: Mapping[str, Any] | None = field(default=None, hash=False)
+    search: Search = "exact"
+    kind: Literal["embeddings", "scores"] = "embeddings"
+
+    def as_stand_in(self, name: str) -> "Experiment":
+        """The same with other material; a bank is then its own or its other one.
+
+        Examples
+        --------
+        >>> there = Experiment("recall_at_1", "CLIP", "coco", method="nnn", bank="flickr30k")
+        >>> there.as_stand_in("shapes").bank
+        'other'
+        """
+        bank = self.bank
+        if bank is not None:
+            bank = "own" if bank == self.dataset or self.dataset == "visogender" else "other"
+        return replace(self, model=name, dataset=name, bank=bank)
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A cell of a table.
+
+    Attributes
+    ----------
+    row, column : str
+        Their headings.
+    experiment : Experiment
+    printed : float, tuple (α, k) or None
+        What the paper prints there; None where it only draws.
+    """
+
+    row: str
+    column: str
+    experiment: Experiment
+    printed: float | tuple[float, int] | None
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table (or figure) of the paper.
+
+    Attributes
+    ----------
+    name : str
+        What `nnnorm reproduce --table` calls it.
+    number : str
+        What the paper calls it: "1", "A3", "Figure 3".
+    label : str
+        Its LaTeX label.
+    title : str
+    cells : tuple of PaperCell
+    notes : tuple of str
+        Known inconsistencies, and what the paper leaves open.
+    """
+
+    name: str
+    number: str
+    label: str
+    title: str
+    cells: tuple[PaperCell, ...] = field(repr=False)
+    notes: tuple[str, ...] = field(repr=False)
+
+    @property
+    def heading(self) -> str:
+        """Number and title: "Table A3: …"."""
+        number = self.number if self.number.startswith("Fig") else f"Table {self.number}"
+        return f"{number}: {self.title}"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """All tables.
+
+    Attributes
+    ----------
+    citation, url : str
+    models : dict
+        Name of each model to the name of its folder.
+    tables : tuple of PaperTable
+    """
+
+    citation: str
+    url: str
+    models: Mapping[str, str]
+    tables: tuple[PaperTable, ...]
+
+
+@lru_cache(maxsize=1)
+def load_paper() -> Paper:
+    """Load the paper's tables.
+
+    Examples
+    --------
+    >>> table = load_paper().tables[0]
+    >>> table.heading
+    'Table 1: Image R@1, Flickr30k and COCO'
+    >>> table.cells[2].column, table.cells[2].printed
+    ('Flickr30k: NNN, Flickr30k bank', 64.6)
+    """
+    about = json.loads((files("nnnorm.reproduce") / "paper.json").read_text(encoding="utf-8"))
+    tables = []
+    for table in about["tables"]:
+        cells = []
+        for row, figures in zip(table["rows"], table["figures"], strict=True):
+            for column, printed in zip(table["columns"], figures, strict=True):
+                given = {**table["shared"], **row, **column}
+                given.pop("label")
+                value = tuple(printed) if isinstance(printed, list) else printed
+                cells.append(PaperCell(row["label"], column["label"], Experiment(**given), value))
+        names = ("name", "number", "label", "title")
+        kept = {name: table[name] for name in names}
+        tables.append(PaperTable(**kept, cells=tuple(cells), notes=tuple(table["notes"])))
+    return Paper(about["paper"], about["url"], about["models"], tuple(tables))
+
+
+def find_tables(names: Sequence[str]) -> list[PaperTable]:
+    """The tables of those names; the beginning of a name stands for all that begin so.
+
+    Examples
+    --------
+    >>> [table.name for table in find_tables(["k-sweep", "gender"])]
+    ['gender', 'k-sweep-image', 'k-sweep-text']
+    """
+    tables = load_paper().tables
+    for name in names:
+        if name != "all" and not any(_is_called(table, name) for table in tables):
+            known = ", ".join(table.name for table in tables)
+            raise NNNormError(f"there is no table {name!r}; there are: {known}, and all")
+    return [
+        table for table in tables if any(name == "all" or _is_called(table, name) for name in names)
+    ]
+
+
+def _is_called(table: PaperTable, name: str) -> bool:
+    return table.name == name or table.name.startswith(f"{name}-")

@@ -1,0 +1,392 @@
+"""One small runner for all experiments, over the same tuning, evaluation and audit as elsewhere.
+
+A setting that the paper tuned is tuned here on the tuning images, by the maximum of R@1. What cells
+have in common (a tuning, an evaluation) is done once per run.
+"""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.audit import Audit, audit
+from nnnorm.bias import Bias
+from nnnorm.bootstrap import Interval, interval_of_difference, interval_of_mean
+from nnnorm.compare import Task
+from nnnorm.embeddings import open_embeddings, open_matrix
+from nnnorm.errors import MissingExtraError, NNNormError
+from nnnorm.grids import Grid
+from nnnorm.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.methods import NNN, make_method
+from nnnorm.metrics import Evaluation, count_above, evaluate
+from nnnorm.reproduce.material import Material, NotThere
+from nnnorm.reproduce.paper import Experiment, PaperTable
+from nnnorm.reproduce.runtime import Timed, time_exact, time_index
+from nnnorm.truth import clusters_of, open_truth
+from nnnorm.tune import tune
+
+__all__ = ["Figure", "Outcome", "Runner", "run_table"]
+
+T = TypeVar("T")
+Counts: TypeAlias = npt.NDArray[np.int64]
+_TWO_BANKS = ("dualis", "dualdis")
+_PER_CENT = ("antihub_share", "precision@1", "precision@5")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What an experiment gave, on the paper's scale.
+
+    Attributes
+    ----------
+    value : float or tuple (α, k)
+        Recalls and precisions in %, gains in points.
+    low, high : float or None
+        95 % interval, where there is one.
+    """
+
+    value: float | tuple[float, int]
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One cell: what was asked, what came, what the paper prints.
+
+    Attributes
+    ----------
+    row, column : str
+    experiment : Experiment
+    figure : Figure or None
+    missing : str or None
+        Why there is no figure.
+    printed : float, tuple (α, k) or None
+    """
+
+    row: str
+    column: str
+    experiment: Experiment
+    figure: Figure | None
+    missing: str | None = None
+    printed: float | tuple[float, int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON.
+
+        Examples
+        --------
+        >>> there = Experiment("recall_at_1", "CLIP", "coco")
+        >>> Outcome("CLIP", "original", there, Figure(30.4), None, 30.43).to_dict()["printed"]
+        30.43
+        """
+        return asdict(self)
+
+
+def run_table(
+    runner: "Runner",
+    table: PaperTable,
+    *,
+    stand_in: str | None = None,
+    step: Callable[[str], None] | None = None,
+) -> list[Outcome]:
+    """Run all cells of a table; those whose material is missing say so.
+
+    Parameters
+    ----------
+    runner : Runner
+    table : PaperTable
+    stand_in : str, optional
+        Take this in the place of every model and data set; cells that then are the same experiment
+        come once, without the paper's figure.
+    step : callable, optional
+        Told what is being done.
+
+    Returns
+    -------
+    list of Outcome
+
+    Examples
+    --------
+    >>> from nnnorm.reproduce.paper import find_tables
+    >>> from nnnorm.reproduce.standins import open_stand_in
+    >>> name, shapes = open_stand_in("shapes")
+    >>> runner = Runner(lambda model, dataset: shapes)
+    >>> (table,) = find_tables(["k-sweep-image"])
+    >>> len(table.cells), len(run_table(runner, table, stand_in=name))
+    (112, 8)
+    """
+    outcomes: list[Outcome] = []
+    for cell in table.cells:
+        experiment, printed = cell.experiment, cell.printed
+        if stand_in is not None:
+            experiment, printed = experiment.as_stand_in(stand_in), None
+            if any(outcome.experiment == experiment for outcome in outcomes):
+                continue
+        if step is not None:
+            step(f"{table.name}: {experiment.model}, {cell.column}")
+        figure = missing = None
+        try:
+            figure = runner.measure(experiment)
+        except (NotThere, MissingExtraError) as error:
+            missing = str(error)
+        outcomes.append(Outcome(cell.row, cell.column, experiment, figure, missing, printed))
+    return outcomes
+
+
+class Runner:
+    """Runs experiments on the material that `open_material` gives.
+
+    Parameters
+    ----------
+    open_material : callable
+        Model and data set to `Material`.
+    grids : dict, optional
+        Instead of the paper's grids, see `tune`.
+    seed : int
+        Of the intervals.
+
+    Examples
+    --------
+    >>> from nnnorm.reproduce.standins import open_stand_in
+    >>> name, shapes = open_stand_in("shapes")
+    >>> runner = Runner(lambda model, dataset: shapes)
+    >>> round(runner.measure(Experiment("recall_at_1", name, name)).value, 1)
+    21.4
+    """
+
+    def __init__(
+        self,
+        open_material: Callable[[str, str], Material],
+        *,
+        grids: Mapping[str, Grid] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._open, self._grids, self._seed = open_material, grids or {}, seed
+        self._done: dict[Hashable, Any] = {}
+
+    def measure(self, experiment: Experiment) -> Figure:
+        """Run one experiment.
+
+        Raises
+        ------
+        NotThere
+            Where its material is missing.
+        MissingExtraError
+            Where it needs a library that is not installed.
+        """
+        metric = experiment.metric
+        if metric == "setting":
+            params = self._setting(experiment)
+            return Figure((float(params.get("alpha", 0.0)), int(params.get("reference_k", 0))))
+        if metric in ("seconds", "speedup"):
+            return self._time(experiment)
+        if metric.startswith(("bias@", "precision@")):
+            line = self.groups(experiment).line(metric)
+            found = line.before if experiment.method == "none" else line.after
+            return _figure(found, 100 if metric in _PER_CENT else 1)
+        done = self._evaluate(experiment)
+        if metric.startswith("recall_at_"):
+            hits = done.hits(int(metric.removeprefix("recall_at_")))
+            return _figure(interval_of_mean(hits, clusters_of(done.truth), seed=self._seed), 100)
+        counts = self.occurrences(experiment)
+        if metric in ("gain", "ks_p_value"):
+            plain = _without(experiment)
+            if metric == "ks_p_value":
+                return Figure(compare_occurrences(self.occurrences(plain), counts)[1])
+            before = self._evaluate(plain)
+            clusters = clusters_of(done.truth)
+            gain = interval_of_difference(done.hits(1), before.hits(1), clusters, seed=self._seed)
+            return _figure(gain, 100)
+        hubness = measure_hubness(counts).to_dict()
+        if metric not in hubness:
+            raise NNNormError(f"there is no way to measure {metric!r}")
+        return Figure(hubness[metric] * (100 if metric in _PER_CENT else 1))
+
+    def occurrences(self, experiment: Experiment) -> Counts:
+        """How often each item comes first, for histograms."""
+        done = self._evaluate(experiment)
+        return count_occurrences(done.top1, done.n_gallery)
+
+    def groups(self, experiment: Experiment) -> Audit:
+        """The audit of a gallery in groups, before and after."""
+        return self._once(("groups", experiment.model), lambda: self._audit(experiment))
+
+    def _audit(self, experiment: Experiment) -> Audit:
+        material = self._material(experiment)
+        queries, gallery, groups, labels, asked, difference = material.groups()
+        bank = material.bank("image", experiment.bank or "", experiment.share)
+        return audit(
+            queries,
+            gallery,
+            groups,
+            bias=NNN(**(experiment.params or {})).fit(gallery, bank),
+            ks=(6, 10),
+            difference=difference,
+            target="equal",
+            labels=labels,
+            query_labels=asked,
+            seed=self._seed,
+        )
+
+    def _evaluate(self, experiment: Experiment) -> Evaluation:
+        plain = experiment.method == "none"
+        key = _key(_without(experiment) if plain else experiment)
+        if experiment.kind == "scores":
+            return self._once(key, lambda: _evaluate_scores(self._material(experiment), plain))
+        queries, gallery, truth = self._task(experiment, "test")
+        return self._once(
+            key,
+            lambda: evaluate(queries, gallery, truth, None if plain else self._bias(experiment)),
+        )
+
+    def _bias(self, experiment: Experiment) -> Bias:
+        if experiment.search == "index":
+            return self._timed(experiment).bias
+        params = dict(self._setting(experiment))
+        method = make_method(experiment.method if params else "none", **params)
+        second = self._gallery_bank(experiment) if params else None
+        gallery = self._task(experiment, "test").gallery
+        return method.fit(gallery, self._bank(experiment), gallery_references=second)
+
+    def _setting(self, experiment: Experiment) -> Mapping[str, Any]:
+        """The parameters: those given, or the best on the tuning images (none: no correction)."""
+        if experiment.params is not None:
+            return experiment.params
+        if experiment.bank is None:
+            raise NNNormError(f"{experiment.method} needs a bank to be tuned with; none was named")
+        method, grid = experiment.method, self._grids.get(experiment.method)
+
+        def choose() -> Mapping[str, Any]:
+            queries, gallery, truth = self._task(experiment, "validation")
+            tuning = tune(
+                gallery,
+                self._bank(experiment),
+                queries,
+                truth,
+                (method,),
+                gallery_references=self._gallery_bank(experiment),
+                grids=None if grid is None else {method: grid},
+                select="max",
+                seed=self._seed,
+            )
+            return tuning.best.params
+
+        return self._once(("setting", *_key(experiment)[1:]), choose)
+
+    def _time(self, experiment: Experiment) -> Figure:
+        if experiment.metric == "seconds":
+            return Figure(self._timed(experiment).seconds)
+        exact, index = (
+            self._timed(_with(experiment, search=search)).seconds for search in ("exact", "index")
+        )
+        return Figure(exact / index)
+
+    def _timed(self, experiment: Experiment) -> Timed:
+        params = self._setting(experiment)
+        if not params:
+            raise NotThere("no correction was the best, so there is no bias to be timed")
+        gallery, bank = self._task(experiment, "test").gallery, self._bank(experiment)
+        clock = time_exact if experiment.search == "exact" else time_index
+        given = {name: params[name] for name in ("reference_k", "alpha")}
+        return self._once(("seconds", *_key(experiment)), lambda: clock(gallery, bank, **given))
+
+    def _task(self, experiment: Experiment, part: str) -> Task:
+        def read() -> Task:
+            queries, gallery, truth = self._material(experiment).task(experiment.direction, part)
+            # Opened once: checks and fingerprints are made once.
+            return Task(
+                open_embeddings(queries, name=f"{part} queries"),
+                open_embeddings(gallery, name=f"{part} gallery"),
+                truth,
+            )
+
+        return self._once(("task", *_where(experiment), experiment.direction, part), read)
+
+    def _bank(self, experiment: Experiment) -> Any:
+        bank, share, direction = experiment.bank or "", experiment.share, experiment.direction
+        return self._once(
+            ("bank", *_where(experiment), direction, bank, share),
+            lambda: open_embeddings(
+                self._material(experiment).bank(direction, bank, share), name="references"
+            ),
+        )
+
+    def _gallery_bank(self, experiment: Experiment) -> Any:
+        if experiment.method not in _TWO_BANKS:
+            return None
+        share, direction = experiment.share, experiment.direction
+        return self._once(
+            ("gallery bank", *_where(experiment), direction, share),
+            lambda: open_embeddings(
+                self._material(experiment).gallery_bank(direction, share), name="gallery bank"
+            ),
+        )
+
+    def _material(self, experiment: Experiment) -> Material:
+        return self._open(experiment.model, experiment.dataset)
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self._done:
+            self._done[key] = make()
+        found: T = self._done[key]
+        return found
+
+
+def _where(experiment: Experiment) -> tuple[str, str]:
+    return experiment.model, experiment.dataset
+
+
+def _key(experiment: Experiment) -> tuple[Hashable, ...]:
+    """What an evaluation depends on; the metric is not of it."""
+    params = tuple(sorted((experiment.params or {}).items()))
+    return (
+        experiment.search,
+        *_where(experiment),
+        experiment.kind,
+        experiment.direction,
+        experiment.method,
+        experiment.bank,
+        experiment.share,
+        params,
+    )
+
+
+def _with(experiment: Experiment, **changes: Any) -> Experiment:
+    return Experiment(**{**experiment.__dict__, **changes})
+
+
+def _without(experiment: Experiment) -> Experiment:
+    """The same without a correction, for which neither bank nor setting matter."""
+    return _with(experiment, method="none", bank=None, share=1.0, params=None, search="exact")
+
+
+def _figure(interval: Interval | None, scale: float) -> Figure:
+    if interval is None:
+        raise NNNormError("there is no figure after the correction")
+    return Figure(*(scale * float(end) for end in (interval.mean, interval.low, interval.high)))
+
+
+def _evaluate_scores(material: Material, plain: bool) -> Evaluation:
+    """Evaluate ready scores, corrected by the automatic NNN unless `plain`."""
+    ready = material.scores()
+    test = open_matrix(ready.test, name="test scores")
+    n_gallery, n_queries = test.shape
+    if n_gallery != n_queries:
+        raise NNNormError(
+            f"test scores must have a query per item, query i of item i; got {test.shape}"
+        )
+    scores = np.array(test.rows(0, n_gallery).T)
+    if not plain:
+        references = open_matrix(ready.references, name="reference scores")
+        if len(references) != n_gallery:
+            raise NNNormError(
+                f"both score files must have the gallery in rows; got {test.shape} and "
+                f"{references.shape}"
+            )
+        scores -= NNN().fit_scores(references).correction
+    truth = open_truth(np.arange(n_queries), n_queries=n_queries, n_gallery=n_gallery)
+    above, tied = count_above(scores, truth, 0)
+    return Evaluation(truth, above, tied, scores.argmax(axis=1), n_gallery, n_gallery)

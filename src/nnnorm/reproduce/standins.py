@@ -1,0 +1,177 @@
+"""Other material in the place of the paper's: the shapes that ship, and a folder of Flickr8k.
+
+They run every experiment from end to end where the paper's models and pictures are not at hand.
+Their figures are not comparable with the paper's and are never shown beside them.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.compare import Task
+from nnnorm.datasets.protocol import Direction
+from nnnorm.datasets.scenes import SHAPES, read_scene
+from nnnorm.datasets.shapes import load_shapes
+from nnnorm.errors import NNNormError
+from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores
+
+__all__ = ["NOTES", "STAND_INS", "open_stand_in"]
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+_PER_IMAGE = 5
+_SPLITS = {"test": "test", "validation": "val", "references": "train"}
+
+
+class _FivePerImage:
+    """What both stand-ins share: images in order, five captions each."""
+
+    name: str
+
+    def _part(self, part: str) -> tuple[Floats, Floats]:
+        """Images and captions of "test", "validation" or "references"."""
+        raise NotImplementedError
+
+    def _other_captions(self) -> Floats:
+        raise NotImplementedError
+
+    def task(self, direction: Direction, part: str) -> Task:
+        images, captions = self._part(part)
+        image_of = np.arange(len(captions)) // _PER_IMAGE
+        if direction == "image":
+            return Task(captions, images, image_of)
+        return Task(images, captions, np.stack([image_of, np.arange(len(captions))], axis=1))
+
+    def bank(self, direction: Direction, bank: str, share: float) -> Floats:
+        if bank == "own":
+            images, captions = self._share(share)
+            return captions if direction == "image" else images
+        if direction == "text":
+            raise NotThere(f"{self.name} has no pictures of its other bank")
+        other = self._other_captions()
+        order = np.random.default_rng(0).permutation(len(other))
+        return other[np.sort(order[: max(1, round(share * len(other)))])]
+
+    def gallery_bank(self, direction: Direction, share: float) -> Floats:
+        images, captions = self._share(share)
+        return images if direction == "image" else captions
+
+    def groups(self) -> Groups:
+        raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
+
+    def scores(self) -> ReadyScores:
+        """The dual encoder's own scores as a matrix, one caption per image."""
+        images, captions = self._part("test")
+        return ReadyScores(images @ captions[::_PER_IMAGE].T, images @ self._share(0.2)[1].T)
+
+    def _share(self, share: float) -> tuple[Floats, Floats]:
+        images, captions = self._part("references")
+        order = np.random.default_rng(0).permutation(len(images))
+        rows = np.sort(order[: max(1, round(share * len(images)))])
+        return images[rows], captions[(_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()]
+
+
+class _Shapes(_FivePerImage):
+    """The pictures and captions of `load_shapes`."""
+
+    name = "shapes"
+
+    def _part(self, part: str) -> tuple[Floats, Floats]:
+        shapes = load_shapes()
+        return {
+            "test": (shapes.gallery, shapes.queries),
+            "validation": (shapes.validation_gallery, shapes.validation_queries),
+            "references": (shapes.gallery_references, shapes.references),
+        }[part]
+
+    def _other_captions(self) -> Floats:
+        return load_shapes().other_references
+
+    def groups(self) -> Groups:
+        """Shapes for occupations and sizes for genders: five big and five small ones of each.
+
+        A question names a shape and no size, so a search without a leaning would bring as many
+        big as small ones.
+        """
+        shapes = load_shapes()
+        chosen: list[int] = []
+        labels: list[str] = []
+        sizes: list[str] = []
+        for shape in SHAPES:
+            for size in ("big", "small"):
+                rows = [
+                    row
+                    for row, scene in enumerate(shapes.scenes)
+                    if [thing.size for thing in read_scene(scene)[1] if thing.shape == shape]
+                    == [size]
+                    and row not in chosen
+                ]
+                chosen += rows[:_PER_IMAGE]
+                labels += [shape] * _PER_IMAGE
+                sizes += [size] * _PER_IMAGE
+        asked = shapes.encode_texts([f"a {shape}" for shape in SHAPES])
+        return Groups(asked, shapes.gallery[chosen], sizes, labels, list(SHAPES), ("big", "small"))
+
+
+class _Flickr8k(_FivePerImage):
+    """Embeddings of Flickr8k: image.npy, caption.npy, row numbers of the splits, COCO captions."""
+
+    name = "flickr8k"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._parts: dict[str, tuple[Floats, Floats]] = {}
+        needed = ["image", "caption", "coco_caption"]
+        needed += [f"{split}_images" for split in _SPLITS.values()]
+        if missing := [name for name in needed if not (folder / f"{name}.npy").is_file()]:
+            raise NNNormError(f"{folder} has no {missing[0]}.npy; expected embeddings of Flickr8k")
+
+    def _part(self, part: str) -> tuple[Floats, Floats]:
+        if part not in self._parts:
+            rows = self._load(f"{_SPLITS[part]}_images")
+            captions = (_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()
+            self._parts[part] = self._images[rows], self._captions[captions]
+        return self._parts[part]
+
+    def _other_captions(self) -> Floats:
+        return self._load("coco_caption").astype(np.float32)
+
+    @cached_property
+    def _images(self) -> Floats:
+        return self._load("image").astype(np.float32)
+
+    @cached_property
+    def _captions(self) -> Floats:
+        return self._load("caption").astype(np.float32)
+
+    def _load(self, name: str) -> npt.NDArray[Any]:
+        return np.asarray(np.load(self._folder / f"{name}.npy", allow_pickle=False))
+
+
+# What a stand-in means where it is not plain.
+NOTES = {
+    "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
+    'big and five small ones of each, big − small), and "a star" for a question.',
+    "cross-attention": "The scores are those of the stand-ins' dual encoders, handed over as a "
+    "matrix: this runs the arithmetic, and says nothing about cross-attention.",
+}
+
+STAND_INS: dict[str, Callable[..., Material]] = {"shapes": _Shapes, "flickr8k": _Flickr8k}
+
+
+def open_stand_in(text: str) -> tuple[str, Material]:
+    """Open a stand-in by its name, and its folder where it has one: ``flickr8k=FOLDER``.
+
+    Examples
+    --------
+    >>> name, shapes = open_stand_in("shapes")
+    >>> shapes.task("image", "test").gallery.shape[0]
+    1000
+    """
+    name, equals, folder = text.partition("=")
+    if name not in STAND_INS or (name == "shapes") == bool(equals):
+        raise NNNormError(f"a stand-in is shapes or flickr8k=FOLDER; got {text!r}")
+    return name, STAND_INS[name](*([Path(folder)] if equals else []))

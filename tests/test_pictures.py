@@ -1,0 +1,79 @@
+import struct
+import zlib
+
+import pytest
+
+from nnnorm import NNNormError
+from nnnorm.datasets.pictures import check_images, find_problems
+from nnnorm.datasets.scenes import draw_scene, make_scenes, write_png
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number, scene in enumerate(make_scenes(3)):
+        write_png(tmp_path / f"good{number}.png", draw_scene(scene, 24))
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "page.jpg").write_text("<!DOCTYPE html><title>404</title>")
+    (tmp_path / "folder.jpg").mkdir()
+    whole = (tmp_path / "good0.png").read_bytes()
+    (tmp_path / "short.png").write_bytes(whole[: len(whole) // 2])
+    return tmp_path
+
+
+def names(folder, *files):
+    return [str(folder / file) for file in files]
+
+
+def test_what_is_absent_empty_or_no_picture_is_listed_with_the_reason(folder):
+    files = names(folder, "good0.png", "empty.jpg", "page.jpg", "nowhere.jpg", "folder.jpg")
+    assert [(problem.row, problem.reason) for problem in find_problems(files)] == [
+        (1, "is empty"),
+        (2, "is no picture (it begins like none)"),
+        (3, "is not there"),
+        (4, "is no file"),
+    ]
+
+
+def test_a_picture_cut_short_is_found_by_decoding(folder):
+    files = names(folder, "good0.png", "short.png")
+    assert find_problems(files) == []
+    (problem,) = find_problems(files, decode=True)
+    assert problem.row == 1
+    assert problem.reason.startswith("can't be read (")
+
+
+def test_a_picture_of_absurd_size_is_refused(folder):
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99))
+    (folder / "bomb.png").write_bytes(bomb + chunk(b"IEND", b""))
+    (problem,) = find_problems(names(folder, "bomb.png"), decode=True)
+    assert "exceeds limit" in problem.reason
+
+
+def test_nothing_is_skipped_unless_told_to(folder):
+    files = names(folder, "good0.png", "nowhere.jpg", "empty.jpg")
+    with pytest.raises(
+        NNNormError, match=r"2 of 3 pictures can't be used: .*nowhere.jpg is not th"
+    ):
+        check_images(files)
+    assert [problem.row for problem in check_images(files, skip=True)] == [1, 2]
+    assert check_images(files[:1]) == []
+
+
+def test_a_folder_without_any_of_the_pictures_is_the_wrong_one(tmp_path):
+    files = names(tmp_path, *(f"{n}.jpg" for n in range(1000)))
+    with pytest.raises(
+        NNNormError, match=r"1,000 of 1,000 .*; …\. Is it the right folder\?"
+    ) as error:
+        check_images(files, skip=True)
+    assert str(error.value).count("is not there") == 5
+
+
+def test_progress_reaches_the_end(folder):
+    seen = []
+    find_problems(names(folder, "good0.png", "good1.png"), progress=lambda *s: seen.append(s))
+    assert seen == [(1, 2), (2, 2)]
