@@ -29,6 +29,7 @@ def benchmark(monkeypatch):
         ("automatic_rule", "automatic-rule.md"),
         ("choosing", "choosing.md"),
         ("flickr8k", "flickr8k.md"),
+        ("reproduce", "reproduce.md"),
     ],
 )
 def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):
