@@ -41,6 +41,7 @@ LAYERS = [
     {"reproduce.material"},
     {"reproduce.standins", "reproduce.run"},
     {"reproduce.tables"},
+    {"reproduce.encode"},
     {"reproduce"},
     {"demo"},
     {"demo_story"},
