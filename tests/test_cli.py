@@ -340,7 +340,19 @@ def test_names_beyond_what_a_file_system_takes_are_one_sentence(files):
 
 
 def test_help_is_plain_ascii_for_old_terminals():
-    for name in ("fit", "search", "info", "demo", "evaluate", "diagnose", "tune", "compare"):
+    for name in (
+        "fit",
+        "search",
+        "info",
+        "demo",
+        "evaluate",
+        "diagnose",
+        "tune",
+        "compare",
+        "audit",
+        "dataset",
+        "reproduce",
+    ):
         assert run(name, "--help").stdout.isascii(), name
 
 

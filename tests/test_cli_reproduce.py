@@ -168,6 +168,15 @@ def test_the_paper_s_figures_are_drawn_where_asked_for(root, tmp_path):
         (["--table", "bogus", "--stand-in", "shapes"], "there is no table 'bogus'"),
         (["--table", "gender", "--stand-in", "photos"], "a stand-in is shapes or flickr8k=FOLDER"),
         (["--embeddings", "nowhere"], "nowhere is no folder"),
+        (["--table", "gender", "--stand-in", "shapes", "--encoder", "clip=x"], "needs --embedd"),
+        (
+            ["--table", "gender", "--embeddings", ".", "--encoder", "clap=x"],
+            "the paper has no model 'clap'; its models are: clip, clip-ft-flickr",
+        ),
+        (
+            ["--table", "gender", "--embeddings", ".", "--encoder", "clip=x"],
+            "there is no visogender-images.txt in .; `nnnorm dataset` writes it",
+        ),
         (["--table", "gender", "--stand-in", "flickr8k=."], "has no image.npy"),
     ],
 )

@@ -30,6 +30,7 @@ def benchmark(monkeypatch):
         ("choosing", "choosing.md"),
         ("flickr8k", "flickr8k.md"),
         ("sweep", "speed.md"),
+        ("reproduce", "reproduce.md"),
     ],
 )
 def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):

@@ -43,6 +43,7 @@ LAYERS = [
     {"reproduce.material"},
     {"reproduce.standins", "reproduce.run"},
     {"reproduce.tables"},
+    {"reproduce.encode"},
     {"reproduce"},
     {"demo"},
     {"demo_story"},

@@ -48,7 +48,7 @@ def audit(
         list[int] | None, typer.Option("-k", "--k", help="First places; several times.")
     ] = None,
     difference: Annotated[
-        str | None, typer.Option(help="Groups of bias@k, as A,B: (A − B)/k.")
+        str | None, typer.Option(help="Groups of bias@k, as A,B: (A - B)/k.")
     ] = None,
     target: Annotated[
         str, typer.Option(help="Fair shares: gallery, equal, or A=0.5,B=0.5.")

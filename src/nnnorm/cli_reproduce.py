@@ -79,6 +79,10 @@ def reproduce(
     embeddings: Annotated[
         Path | None, typer.Option(help="Folder with embeddings of the paper's models.")
     ] = None,
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(help="Encode what is missing there: clip=MODEL; several times."),
+    ] = None,
     stand_in: Annotated[
         list[str] | None,
         typer.Option(help="Other material: shapes, or flickr8k=FOLDER; several times."),
@@ -114,8 +118,12 @@ def reproduce(
     others = dict(open_stand_in(text) for text in stand_in or [])
     if folder is None and not others:
         raise NNNormError("give --embeddings DIR with the models' embeddings, or --stand-in shapes")
+    if encoder and folder is None:
+        raise NNNormError("--encoder needs --embeddings DIR, where the embeddings go")
     runs: list[_Run] = []
     with show_steps() as step:
+        for text in encoder or []:
+            _encode(folder, wanted, text, step)
         if folder is not None:
             runner = Runner(folder.open, seed=seed)
             runs += [_run_paper(runner, folder, one, embeddings, step) for one in wanted]
@@ -134,6 +142,15 @@ def reproduce(
 
 _Picture = tuple[str, Callable[[Any], Any]]
 _Run = tuple[Any, dict[str, Any], list[_Picture]]
+
+
+def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:
+    from nnnorm.reproduce.encode import encode_missing, find_missing
+
+    short, equals, source = text.partition("=")
+    if not (short and equals and source):
+        raise typer.BadParameter(f"expected clip=MODEL, got {text!r}", param_hint="--encoder")
+    encode_missing(folder, find_missing(folder, tables, short), source, step=step)
 
 
 def _run_paper(runner: Any, folder: Any, table: Any, root: Any, step: Any) -> _Run:

@@ -1,0 +1,102 @@
+"""Embeddings that a table needs and that are not there yet, made with an encoder.
+
+The lists are those that `nnnorm dataset` wrote, the result lies where `material.py` looks for it,
+and work that was broken off is taken up again.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from nnnorm.errors import NNNormError
+from nnnorm.reproduce.material import EmbeddingFolder
+from nnnorm.reproduce.paper import PaperTable, load_paper
+from nnnorm.reproduce.tables import list_material
+
+__all__ = ["encode_missing", "find_missing"]
+
+
+def find_missing(
+    folder: EmbeddingFolder, tables: Sequence[PaperTable], short: str
+) -> list[tuple[str, str]]:
+    """The data sets that some tables need of a model and that are not embedded yet.
+
+    Parameters
+    ----------
+    folder : EmbeddingFolder
+    tables : sequence of PaperTable
+    short : str
+        The model's folder, such as "clip".
+
+    Returns
+    -------
+    list of (model, dataset)
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from nnnorm.reproduce.paper import find_tables
+    >>> folder = EmbeddingFolder(Path(tempfile.mkdtemp()))
+    >>> find_missing(folder, find_tables(["gender"]), "clip")
+    [('CLIP', 'visogender'), ('CLIP', 'coco')]
+    """
+    models = load_paper().models
+    if short not in models.values():
+        raise NNNormError(
+            f"the paper has no model {short!r}; its models are: {', '.join(models.values())}"
+        )
+    needed = {pair: None for table in tables for pair in list_material(table)}
+    return [pair for pair in needed if models[pair[0]] == short and not folder.has(*pair)]
+
+
+def encode_missing(
+    folder: EmbeddingFolder,
+    missing: Sequence[tuple[str, str]],
+    source: str,
+    *,
+    step: Callable[[str], None] | None = None,
+) -> list[Path]:
+    """Encode the images and captions of some data sets.
+
+    Parameters
+    ----------
+    folder : EmbeddingFolder
+    missing : sequence of (model, dataset)
+        From `find_missing`; all of one model.
+    source : str
+        What `nnnorm encode` takes: a folder, a checkpoint or a name on the hub.
+    step : callable, optional
+        Told what is being done.
+
+    Returns
+    -------
+    list of Path
+        The folders of embeddings.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> encode_missing(EmbeddingFolder(Path(tempfile.mkdtemp())), [], "no model is loaded for this")
+    []
+    """
+    lists = {
+        (pair, modality): folder.file(f"{pair[1]}-{kind}.txt")
+        for pair in missing
+        for modality, kind in (("images", "images"), ("texts", "captions"))
+    }
+    if not lists:
+        return []
+    encoders = import_module("nnnorm.encoders")
+    if step is not None:
+        step(f"Loading {source}")
+    encoder = encoders.load_encoder(source)
+    made = []
+    for (pair, modality), path in lists.items():
+        if step is not None:
+            step(f"Encoding {modality} of {pair[1]} with {pair[0]}")
+        output = folder.path(*pair)
+        output.mkdir(parents=True, exist_ok=True)
+        items = path.read_text(encoding="utf-8").splitlines()
+        done = encoders.encode_to_folder(encoder, modality, items, output, resume=True)
+        made.append(Path(done.folder))
+    return made
