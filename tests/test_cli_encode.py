@@ -163,6 +163,16 @@ def test_a_picture_cut_short_is_refused_and_what_was_done_is_kept_for_later(work
     assert_fails(run(*encode), "work was broken off there; go on with --resume")
 
 
+def test_all_outputs_are_looked_at_before_any_work(workplace, tiny_model):
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "-o", "out"]
+    assert run(*encode, "--texts", "bank.txt").exit_code == 0
+    result = run(*encode, "--images", "pictures", "--texts", "bank.txt")
+    assert_fails(result, "cannot write out/text_emb: there are embeddings already")
+    assert os.listdir("out") == ["text_emb"]
+    assert run(*encode, "--images", "pictures", "--texts", "bank.txt", "--resume").exit_code == 0
+    assert sorted(os.listdir("out")) == ["img_emb", "text_emb"]
+
+
 def test_empty_texts_are_refused(workplace, tiny_model):
     (workplace / "texts.txt").write_text("a star\n\na ring\n")
     result = run("encode", tiny_model("clip"), "--texts", "texts.txt", "-o", "out")

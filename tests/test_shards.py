@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import tiny
 
 import nnnorm
 from nnnorm import NNNormError
@@ -191,8 +192,9 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path):
             encode(tmp_path / "out", texts=texts)
     with pytest.raises(NNNormError, match="hashes encodes texts, not images"):
         encode_to_folder(Hashes(), "images", ["a.png"], tmp_path / "out")
-    with pytest.raises(NNNormError, match="batch_size and shard_rows must be 1 or more"):
-        encode(tmp_path / "out", shard_rows=0)
+    for option in ("batch_size", "shard_rows"):
+        with pytest.raises(NNNormError, match=f"{option} must be 1 or more; got 0"):
+            encode(tmp_path / "out", **{option: 0})
     assert not (tmp_path / "out").exists()
 
 
@@ -205,14 +207,23 @@ def test_an_output_that_cannot_be_made_is_said(tmp_path):
 
 
 def test_a_file_that_changed_under_its_name_is_another_file(tmp_path, tiny_encoder):
-    import tiny
-
     paths = tiny.draw_images(tmp_path / "pictures", n=6)
     clip = tiny_encoder("clip")
     encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2)
     paths[0].write_bytes(paths[1].read_bytes())
     with pytest.raises(NNNormError, match="made with other inputs"):
         encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2, resume=True)
+
+
+def test_a_file_name_that_is_no_utf_8_is_kept_as_it_is(tmp_path, tiny_encoder):
+    name = os.fsdecode(b"caf\xe9.png")
+    import tiny
+
+    (tiny.draw_images(tmp_path / "pictures", n=1)[0]).rename(tmp_path / "pictures" / name)
+    done = encode_to_folder(
+        tiny_encoder("clip"), "images", [tmp_path / "pictures" / name], tmp_path
+    )
+    assert b"caf\xe9.png" in (done.folder / "items.jsonl").read_bytes()
 
 
 def test_progress_goes_up_to_all_rows(tmp_path):

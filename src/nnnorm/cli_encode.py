@@ -56,8 +56,9 @@ def encode(
     debug: Debug = False,
 ) -> None:
     """Turn images, texts or sounds into embeddings with a model."""
-    from nnnorm.encoders import encode_to_folder, load_encoder
+    from nnnorm.encoders import load_encoder
     from nnnorm.encoders.inputs import list_files, list_texts
+    from nnnorm.encoders.shards import plan_encoding
 
     wanted: dict[Modality, Any] = {}
     if images is not None:
@@ -76,8 +77,8 @@ def encode(
         if source is None and column is not None:
             raise NNNormError(f"--{option}-column needs its table; give it, or leave it out")
     with show_steps() as step:
-        if step:
-            step(f"Loading {model}")
+        say = step or (lambda text: None)
+        say(f"Loading {model}")
         encoder = load_encoder(
             model,
             library=library,
@@ -86,22 +87,22 @@ def encode(
             image_size=image_size,
             device=device,
         )
-    for modality in wanted:
-        encoder.check_modality(modality)
+        for modality in wanted:
+            encoder.check_modality(modality)
+        plans = []
+        for modality, items in wanted.items():
+            say(f"Looking at {len(items):,} {modality}")
+            plans.append(
+                plan_encoding(
+                    encoder, modality, items, output, shard_rows=shard_rows, resume=resume
+                )
+            )
     written = {}
-    for modality, items in wanted.items():
+    for plan in plans:
+        modality, items = plan.modality, plan.items
         try:
             with show_progress(f"Encoding {len(items):,} {modality}") as progress:
-                done = encode_to_folder(
-                    encoder,
-                    modality,
-                    items,
-                    output,
-                    batch_size=batch_size,
-                    shard_rows=shard_rows,
-                    resume=resume,
-                    progress=progress,
-                )
+                done = plan.run(batch_size=batch_size, progress=progress)
         except KeyboardInterrupt:
             raise NNNormError(
                 "interrupted; what was done is kept: go on with the same command and --resume"

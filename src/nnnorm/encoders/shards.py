@@ -14,11 +14,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.images import check_images
@@ -26,7 +26,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.files import write_whole
 from nnnorm.scores import Progress
 
-__all__ = ["Encoded", "encode_to_folder"]
+__all__ = ["Encoded", "Plan", "encode_to_folder", "plan_encoding"]
 
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _ITEMS = "about.json", "items.jsonl"
@@ -108,29 +108,95 @@ def encode_to_folder(
     >>> nnnorm.open_embeddings(done.folder).shape
     (2, 2)
     """
-    if batch_size < 1 or shard_rows < 1:
-        raise NNNormError(
-            f"batch_size and shard_rows must be 1 or more; got {batch_size} and {shard_rows}"
-        )
+    plan = plan_encoding(encoder, modality, items, output, shard_rows=shard_rows, resume=resume)
+    return plan.run(batch_size=batch_size, progress=progress)
+
+
+def plan_encoding(
+    encoder: Encoder,
+    modality: Modality,
+    items: Sequence[Any],
+    output: str | os.PathLike[str],
+    *,
+    shard_rows: int = 1024,
+    resume: bool = False,
+) -> "Plan":
+    """Look at everything before anything is written; `Plan.run` then does the work.
+
+    Parameters are those of `encode_to_folder`, which does both at once.
+
+    Examples
+    --------
+    >>> plan_encoding(Encoder(), "texts", [], "out")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there are no texts to encode; give at least one
+    """
+    if shard_rows < 1:
+        raise NNNormError(f"shard_rows must be 1 or more; got {shard_rows}")
     if not len(items):
         raise NNNormError(f"there are no {modality} to encode; give at least one")
     encoder.check_modality(modality)
     folder = Path(output) / _FOLDERS[modality]
-    partial = folder.with_name(f"{folder.name}.partial")
-    # Everything is looked at before anything is written.
+    growing = folder.with_name(f"{folder.name}.partial")
     about = _describe(encoder, modality, items, shard_rows)
-    if folder.exists():
-        kept = _check_folder(folder, about, resume)
-        return Encoded(folder, kept, len(items))
-    if partial.exists():
-        about = _check_folder(partial, about, resume)
-    else:
-        _begin(partial, about, items)
-    for stray in partial.glob(".nnnorm-*.tmp"):  # what a killed process was writing
-        stray.unlink()
-    n_resumed = _fill(encoder, modality, items, partial, about, batch_size, progress)
-    os.rename(partial, folder)
-    return Encoded(folder, about, n_resumed)
+    for place in (folder, growing):
+        if place.exists():
+            about = _check_folder(place, about, resume)
+            break
+    return Plan(encoder, modality, items, folder, growing, about)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Checked work: what is to be encoded, and into which folder. Made by `plan_encoding`."""
+
+    encoder: Encoder
+    modality: Modality
+    items: Sequence[Any]
+    folder: Path
+    growing: Path
+    about: dict[str, Any]
+
+    def run(self, *, batch_size: int = 32, progress: Progress | None = None) -> Encoded:
+        """Encode what is not there yet, and give the folder its name."""
+        if batch_size < 1:
+            raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
+        if self.folder.exists():
+            return Encoded(self.folder, self.about, len(self.items))
+        if not self.growing.exists():
+            _begin(self.growing, self.about, self.items)
+        for stray in self.growing.glob(".nnnorm-*.tmp"):  # what a killed process was writing
+            stray.unlink()
+        n_resumed = self._fill(batch_size, progress)
+        os.rename(self.growing, self.folder)
+        return Encoded(self.folder, self.about, n_resumed)
+
+    def _fill(self, batch_size: int, progress: Progress | None) -> int:
+        """Encode the shards that are not there yet; returns how many rows were."""
+        shard_rows, n_rows = int(self.about["shard_rows"]), len(self.items)
+        n_resumed = n_written = 0
+        try:
+            for number, start in enumerate(range(0, n_rows, shard_rows)):
+                shard = self.items[start : start + shard_rows]
+                path = self.growing / f"{_FOLDERS[self.modality]}_{number:05d}.npy"
+                if path.exists():
+                    n_resumed += len(shard)
+                    continue
+                rows = np.empty((len(shard), self.encoder.dim), dtype=np.float32)
+                for first in range(0, len(shard), batch_size):
+                    batch = shard[first : first + batch_size]
+                    rows[first : first + len(batch)] = self.encoder.encode_batch(
+                        self.modality, batch
+                    )
+                    if progress is not None:
+                        progress(start + first + len(batch), n_rows)
+                write_whole(path, partial(np.save, arr=rows, allow_pickle=False))
+                n_written += 1
+        except BaseException:
+            if n_written + n_resumed == 0:  # nothing worth keeping
+                shutil.rmtree(self.growing, ignore_errors=True)
+            raise
+        return n_resumed
 
 
 def _describe(
@@ -189,61 +255,21 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str
     return found
 
 
-def _begin(partial: Path, about: dict[str, Any], items: Sequence[Any]) -> None:
+def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> None:
     """Make the growing folder, whole or not at all: it appears with its sidecar inside."""
-    lines = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in items)
-    starting = partial.with_suffix(".starting")
+    names = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in items)
+    lines = names.encode("utf-8", "surrogateescape")  # a file's name may be any bytes
+    starting = growing.with_suffix(".starting")
     try:
-        partial.parent.mkdir(exist_ok=True)
+        growing.parent.mkdir(exist_ok=True)
         if starting.exists():
             shutil.rmtree(starting)
         starting.mkdir()
     except OSError as error:
         raise NNNormError(
-            f"cannot make the folder {partial.parent}: {error.strerror}; choose another output"
+            f"cannot make the folder {growing.parent}: {error.strerror}; choose another output"
         ) from error
-    write_whole(starting / _ITEMS, lambda file: file.write(lines.encode("utf-8")))
+    write_whole(starting / _ITEMS, lambda file: file.write(lines))
     text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
     write_whole(starting / _ABOUT, lambda file: file.write(text.encode("utf-8")))
-    os.rename(starting, partial)
-
-
-def _fill(
-    encoder: Encoder,
-    modality: Modality,
-    items: Sequence[Any],
-    partial: Path,
-    about: dict[str, Any],
-    batch_size: int,
-    progress: Progress | None,
-) -> int:
-    """Encode the shards that are not there yet; returns how many rows were."""
-    shard_rows, n_resumed = int(about["shard_rows"]), 0
-    name = _FOLDERS[modality]
-    n_written = 0
-    try:
-        for number, start in enumerate(range(0, len(items), shard_rows)):
-            shard = items[start : start + shard_rows]
-            path = partial / f"{name}_{number:05d}.npy"
-            if path.exists():
-                n_resumed += len(shard)
-            else:
-                rows = np.empty((len(shard), encoder.dim), dtype=np.float32)
-                for first in range(0, len(shard), batch_size):
-                    batch = shard[first : first + batch_size]
-                    rows[first : first + len(batch)] = encoder.encode_batch(modality, batch)
-                    if progress is not None:
-                        progress(start + first + len(batch), len(items))
-                write_whole(path, lambda file, rows=rows: _save(file, rows))  # type: ignore[misc]
-                n_written += 1
-            if progress is not None:
-                progress(start + len(shard), len(items))
-    except BaseException:
-        if n_written + n_resumed == 0:  # nothing worth keeping
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return n_resumed
-
-
-def _save(file: BinaryIO, rows: npt.NDArray[np.float32]) -> None:
-    np.save(file, rows, allow_pickle=False)
+    os.rename(starting, growing)
