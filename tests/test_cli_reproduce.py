@@ -194,6 +194,13 @@ def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     assert f"--embeddings {tmp_path} --encoder clip=MODEL" in words
 
 
+def test_a_model_without_embeddings_is_not_sent_to_an_encoder(tmp_path):
+    asked = ["reproduce", "--table", "cross-attention", "--embeddings", tmp_path]
+    assert_fails(run(*asked), "there is no test-scores.npy in")
+    result = run(*asked, "--encoder", "blip-itm=MODEL")
+    assert_fails(result, "blip-itm has no embeddings, only scores of pairs")
+
+
 def test_embeddings_that_do_not_fit_their_data_set_stop_the_run(tmp_path):
     root = make_paper_folder(tmp_path)
     np.save(root / "clip/coco/texts.npy", np.eye(16, dtype=np.float32))

@@ -160,12 +160,13 @@ def _run_paper(runner: Any, table: Any, root: Any, step: Any) -> _Run:
 
     outcomes = run_table(runner, table, step=step)
     if not any(outcome.figure for outcome in outcomes):
-        short = load_paper().models[list_material(table)[0][0]]
-        raise NNNormError(
-            f"nothing of table {table.name} can be measured from {root}: {outcomes[0].missing}. "
-            f"For one model: nnnorm reproduce --table {table.name} "
-            f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
-        )
+        message = f"nothing of table {table.name} can be measured from {root}: "
+        message += str(outcomes[0].missing)
+        if table.cells[0].experiment.kind == "embeddings":
+            short = load_paper().models[list_material(table)[0][0]]
+            message += f". For one model: nnnorm reproduce --table {table.name} "
+            message += f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
+        raise NNNormError(message)
     return (
         tabulate_beside_paper(table, outcomes),
         {"table": table.name, "cells": [outcome.to_dict() for outcome in outcomes]},
