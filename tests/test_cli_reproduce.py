@@ -190,8 +190,15 @@ def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     result = run("reproduce", "--table", "k-sweep-image", "--embeddings", tmp_path)
     assert_fails(result, "nothing of table k-sweep-image can be measured")
     words = " ".join(result.stderr.split())
-    assert f"nnnorm encode CLIP --images {tmp_path}/coco-images.txt" in words
-    assert f"-o {tmp_path}/clip/coco" in words
+    assert "there is no coco.json" in words
+    assert f"--embeddings {tmp_path} --encoder clip=MODEL" in words
+
+
+def test_a_model_without_embeddings_is_not_sent_to_an_encoder(tmp_path):
+    asked = ["reproduce", "--table", "cross-attention", "--embeddings", tmp_path]
+    assert_fails(run(*asked), "there is no test-scores.npy in")
+    result = run(*asked, "--encoder", "blip-itm=MODEL")
+    assert_fails(result, "blip-itm has no embeddings, only scores of pairs")
 
 
 def test_embeddings_that_do_not_fit_their_data_set_stop_the_run(tmp_path):

@@ -126,7 +126,7 @@ def reproduce(
             _encode(folder, wanted, text, step)
         if folder is not None:
             runner = Runner(folder.open, seed=seed)
-            runs += [_run_paper(runner, folder, one, embeddings, step) for one in wanted]
+            runs += [_run_paper(runner, one, embeddings, step) for one in wanted]
         if others:
             runners = {
                 name: Runner(lambda *_, material=material: material, seed=seed)
@@ -153,21 +153,20 @@ def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:
     encode_missing(folder, find_missing(folder, tables, short), source, step=step)
 
 
-def _run_paper(runner: Any, folder: Any, table: Any, root: Any, step: Any) -> _Run:
+def _run_paper(runner: Any, table: Any, root: Any, step: Any) -> _Run:
+    from nnnorm.reproduce.paper import load_paper
     from nnnorm.reproduce.run import run_table
     from nnnorm.reproduce.tables import list_material, tabulate_beside_paper
 
     outcomes = run_table(runner, table, step=step)
     if not any(outcome.figure for outcome in outcomes):
-        absent = [pair for pair in list_material(table) if not folder.has(*pair)]
-        model, dataset_name = absent[0] if absent else list_material(table)[0]
-        lists = shlex.quote(str(root / dataset_name))
-        raise NNNormError(
-            f"nothing of table {table.name} can be measured from {root}: {outcomes[0].missing}. It "
-            f"needs {len(list_material(table))} sets of embeddings; the first would be made by: "
-            f"nnnorm encode {shlex.quote(model)} --images {lists}-images.txt "
-            f"--texts {lists}-captions.txt -o {shlex.quote(str(folder.path(model, dataset_name)))}"
-        )
+        message = f"nothing of table {table.name} can be measured from {root}: "
+        message += str(outcomes[0].missing)
+        if table.cells[0].experiment.kind == "embeddings":
+            short = load_paper().models[list_material(table)[0][0]]
+            message += f". For one model: nnnorm reproduce --table {table.name} "
+            message += f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
+        raise NNNormError(message)
     return (
         tabulate_beside_paper(table, outcomes),
         {"table": table.name, "cells": [outcome.to_dict() for outcome in outcomes]},

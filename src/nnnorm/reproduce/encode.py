@@ -45,6 +45,17 @@ def find_missing(
         raise NNNormError(
             f"the paper has no model {short!r}; its models are: {', '.join(models.values())}"
         )
+    kinds = {
+        cell.experiment.kind
+        for table in load_paper().tables
+        for cell in table.cells
+        if models[cell.experiment.model] == short
+    }
+    if "scores" in kinds:
+        raise NNNormError(
+            f"{short} has no embeddings, only scores of pairs; make its two score files yourself "
+            "(docs/reproduce.md)"
+        )
     needed = {pair: None for table in tables for pair in list_material(table)}
     return [pair for pair in needed if models[pair[0]] == short and not folder.has(*pair)]
 

@@ -3,7 +3,7 @@
 A folder holds what `nnnorm dataset` and `nnnorm encode` write:
 
     coco.json  flickr30k.json  visogender.tsv     pairs and splits
-    clip/coco/images  clip/coco/texts             embeddings, in the order of those files
+    clip/coco/img_emb  clip/coco/text_emb         embeddings, in the order of those files
     blip-itm/coco/test-scores.npy                 ready scores of a model that has no embeddings
 
 `Material` is the form that `run.py` works with; whatever is not there is said by `NotThere`, so

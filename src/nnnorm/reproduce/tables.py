@@ -194,7 +194,7 @@ def _missing_notes(outcomes: Sequence[Outcome]) -> list[str]:
     if not missing:
         return []
     reasons = list(dict.fromkeys(outcome.missing or "" for outcome in missing))
-    more = f" (and {len(reasons) - 1} other reasons)" if len(reasons) > 1 else ""
+    more = f" (and {len(reasons) - 1} more of the kind)" if len(reasons) > 1 else ""
     return [f"No figure for {len(missing)} of {len(outcomes)} cells: {reasons[0]}{more}."]
 
 
