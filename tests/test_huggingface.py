@@ -175,6 +175,15 @@ def test_the_sidecar_s_facts_name_model_weights_and_preprocessing(tiny_encoder, 
     json.dumps(about)
 
 
+def test_loading_prints_nothing_and_leaves_the_library_s_settings(tiny_model, capfd):
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    HuggingFace(str(tiny_model("clip")), device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
 # --- models that do not fit ---------------------------------------------------------------------
 
 
