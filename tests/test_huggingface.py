@@ -269,6 +269,16 @@ def test_a_folder_that_lacks_a_file_is_refused(copied, name):
         HuggingFace(str(folder), device="cpu")
 
 
+def test_code_in_a_model_s_folder_is_never_run(copied):
+    folder = copied("clip")
+    (folder / "custom.py").write_text("raise SystemExit('the code was run')\n")
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), "model_type": "custom"}
+    path.write_text(json.dumps({**config, "auto_map": {"AutoConfig": "custom.Config"}}))
+    with pytest.raises(NNNormError, match=r"can't be loaded \("):
+        load_encoder(folder, device="cpu")
+
+
 def test_a_name_that_is_not_on_this_machine_is_said_while_offline():
     with pytest.raises(NNNormError, match="model someone/some-clip can't be loaded"):
         load_encoder("someone/some-clip", device="cpu")

@@ -249,7 +249,10 @@ def _read_config(model: str, revision: str | None) -> Any:
         raise NNNormError(f"{model} is no model folder: it has no config.json")
     try:
         with quiet_loading():
-            config = transformers.AutoConfig.from_pretrained(model, revision=revision)
+            # Without that word the library may ask at the terminal whether to run a model's code.
+            config = transformers.AutoConfig.from_pretrained(
+                model, revision=revision, trust_remote_code=False
+            )
     except Exception as error:
         raise NNNormError(
             f"model {model} can't be loaded ({first_line(error)}); expected a folder with a "
@@ -268,7 +271,8 @@ def _load_part(model: str, auto_class: str, revision: str | None, **options: Any
     try:
         with quiet_loading():
             loader = getattr(transformers, auto_class)
-            return loader.from_pretrained(model, revision=revision, **options)
+            options = {"revision": revision, "trust_remote_code": False, **options}
+            return loader.from_pretrained(model, **options)
     except Exception as error:
         raise NNNormError(
             f"the {auto_class.removeprefix('Auto')} of model {model} can't be loaded "
