@@ -92,3 +92,24 @@ def test_a_model_that_gives_another_dim_than_it_says_is_refused():
 
     with pytest.raises(NNNormError, match=r"gave shape \(1, 3\) for 1 texts; expected \(1, 4\)"):
         Liar().encode_texts(["a"])
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+)
+def test_a_batch_too_large_for_the_memory_is_said(error):
+    class Large(Letters):
+        def embed_texts(self, texts):
+            raise error
+
+    with pytest.raises(NNNormError, match=r"out of memory with 2 texts at once; .*--batch-size"):
+        Large().encode_texts(["a", "b"])
+
+
+def test_another_error_of_a_model_shows_itself():
+    class Broken(Letters):
+        def embed_texts(self, texts):
+            raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        Broken().encode_texts(["a"])

@@ -175,6 +175,15 @@ def test_the_sidecar_s_facts_name_model_weights_and_preprocessing(tiny_encoder, 
     json.dumps(about)
 
 
+def test_loading_prints_nothing_and_leaves_the_library_s_settings(tiny_model, capfd):
+    from transformers.utils import logging
+
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    HuggingFace(str(tiny_model("clip")), device="cpu")
+    assert capfd.readouterr() == ("", "")
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+
+
 # --- models that do not fit ---------------------------------------------------------------------
 
 
@@ -258,6 +267,16 @@ def test_a_folder_that_lacks_a_file_is_refused(copied, name):
     (folder / name).unlink()
     with pytest.raises(NNNormError, match="can't be loaded"):
         HuggingFace(str(folder), device="cpu")
+
+
+def test_code_in_a_model_s_folder_is_never_run(copied):
+    folder = copied("clip")
+    (folder / "custom.py").write_text("raise SystemExit('the code was run')\n")
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), "model_type": "custom"}
+    path.write_text(json.dumps({**config, "auto_map": {"AutoConfig": "custom.Config"}}))
+    with pytest.raises(NNNormError, match=r"can't be loaded \("):
+        load_encoder(folder, device="cpu")
 
 
 def test_a_name_that_is_not_on_this_machine_is_said_while_offline():

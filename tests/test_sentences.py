@@ -61,6 +61,11 @@ def test_its_rows_are_those_of_the_library(minilm):
     np.testing.assert_allclose(minilm.encode_texts(tiny.TEXTS, batch_size=3), expected, atol=1e-6)
 
 
+def test_loading_it_prints_nothing(minilm, capfd):
+    SentenceEncoder(minilm.name, device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_texts_beyond_its_context_are_counted(minilm):
     assert minilm.context == 256
     assert minilm.count_cut(["word " * 254, "word " * 255]) == 1

@@ -90,12 +90,20 @@ class Encoder:
 
     def encode_batch(self, modality: Modality, batch: Sequence[Any]) -> FloatArray:
         """Open and embed one batch, and bring its rows to unit norm."""
-        if modality == "images":
-            rows = self.embed_images([open_image(image) for image in batch])
-        elif modality == "texts":
-            rows = self.embed_texts(list(batch))
-        else:
-            rows = self.embed_audio([read_sound(sound, self.rate) for sound in batch])
+        try:
+            if modality == "images":
+                rows = self.embed_images([open_image(image) for image in batch])
+            elif modality == "texts":
+                rows = self.embed_texts(list(batch))
+            else:
+                rows = self.embed_audio([read_sound(sound, self.rate) for sound in batch])
+        except (MemoryError, RuntimeError) as error:  # torch has its own, a RuntimeError
+            if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+                raise
+            raise NNNormError(
+                f"{self.name} ran out of memory with {len(batch)} {modality} at once; "
+                "take a smaller batch_size (--batch-size)"
+            ) from error
         unit = unit_rows(rows, f"{self.name}'s {modality}")
         if unit.shape != (len(batch), self.dim):
             raise NNNormError(

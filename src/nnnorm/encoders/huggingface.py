@@ -7,8 +7,7 @@ BLIP's towers are projected from their first tokens, CLAP hears the first second
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.layers import to_numpy
-from nnnorm.encoders.weights import fingerprint_files, pick_device
+from nnnorm.encoders.weights import fingerprint_files, pick_device, quiet_loading
 from nnnorm.errors import NNNormError, first_line, require
 
 __all__ = ["HuggingFace", "load_pretrained"]
@@ -216,7 +215,7 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
     """
     transformers = require("transformers", "encoders")
     try:
-        with _quiet(transformers):
+        with quiet_loading():
             loaded, info = getattr(transformers, architecture).from_pretrained(
                 model, revision=revision, output_loading_info=True
             )
@@ -249,8 +248,11 @@ def _read_config(model: str, revision: str | None) -> Any:
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
         raise NNNormError(f"{model} is no model folder: it has no config.json")
     try:
-        with _quiet(transformers):
-            config = transformers.AutoConfig.from_pretrained(model, revision=revision)
+        with quiet_loading():
+            # Without that word the library may ask at the terminal whether to run a model's code.
+            config = transformers.AutoConfig.from_pretrained(
+                model, revision=revision, trust_remote_code=False
+            )
     except Exception as error:
         raise NNNormError(
             f"model {model} can't be loaded ({first_line(error)}); expected a folder with a "
@@ -267,9 +269,10 @@ def _read_config(model: str, revision: str | None) -> Any:
 def _load_part(model: str, auto_class: str, revision: str | None, **options: Any) -> Any:
     transformers = require("transformers", "encoders")
     try:
-        with _quiet(transformers):
+        with quiet_loading():
             loader = getattr(transformers, auto_class)
-            return loader.from_pretrained(model, revision=revision, **options)
+            options = {"revision": revision, "trust_remote_code": False, **options}
+            return loader.from_pretrained(model, **options)
     except Exception as error:
         raise NNNormError(
             f"the {auto_class.removeprefix('Auto')} of model {model} can't be loaded "
@@ -290,18 +293,3 @@ def _features(found: Any) -> Tensor:
 
 def _weight_files(folder: Path) -> list[Path]:
     return [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """No bars and no log lines while loading; what matters of them is raised."""
-    logging = transformers.utils.logging
-    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bar:
-            logging.enable_progress_bar()

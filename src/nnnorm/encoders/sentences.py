@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.weights import fingerprint_files, pick_device
+from nnnorm.encoders.weights import fingerprint_files, pick_device, quiet_loading
 from nnnorm.errors import NNNormError, first_line, require
 
 __all__ = ["SentenceEncoder"]
@@ -42,12 +42,13 @@ class SentenceEncoder(Encoder):
         library = require("sentence_transformers", "sentence-transformers")
         is_folder = Path(model).is_dir()
         try:
-            self._model = library.SentenceTransformer(
-                model,
-                device=pick_device(device),
-                revision=revision,
-                local_files_only=is_folder,
-            )
+            with quiet_loading():
+                self._model = library.SentenceTransformer(
+                    model,
+                    device=pick_device(device),
+                    revision=revision,
+                    local_files_only=is_folder,
+                )
         except (MemoryError, ImportError):
             raise
         except Exception as error:  # the library, the hub and safetensors each raise their own kind

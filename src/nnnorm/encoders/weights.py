@@ -8,7 +8,8 @@ or unknown key is named, and the checkpoint refused.
 import argparse
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,6 +19,7 @@ __all__ = [
     "check_keys",
     "fingerprint_files",
     "pick_device",
+    "quiet_loading",
     "read_checkpoint",
     "resize_positions",
 ]
@@ -174,6 +176,27 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
             while block := file.read(2**22):
                 digest.update(block)
     return digest.hexdigest()
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Keep transformers' bars and log lines away while it loads; what matters of them is raised.
+
+    Examples
+    --------
+    >>> with quiet_loading():
+    ...     pass
+    """
+    logging = require("transformers", "encoders").utils.logging
+    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()
 
 
 def _some(keys: list[str]) -> str:
