@@ -34,5 +34,5 @@ $(VENV)/core: pyproject.toml
 	touch $@
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/core
-	$(PIP) --constraint constraints.txt --editable ".[parquet,plots,dev]"
+	$(PIP) --constraint constraints.txt --editable ".[parquet,plots,engines,dev]"
 	touch $@
