@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faiss import omp_set_num_threads
+from servers import pgvector, qdrant, qdrant_edge
 
 from nnnorm.index import Store
 from nnnorm.index.faiss import FaissStore
@@ -43,4 +44,16 @@ CASES = [
     Case("faiss sq refined", faiss(kind="sq", refine=4), "ip", recall=0.99),
     Case("faiss pq", faiss(kind="pq", part=1), "ip", recall=0.9, tolerance=0.15),
     Case("faiss pq refined", faiss(kind="pq", refine=8), "ip", recall=0.99),
+    Case("pgvector flat", pgvector(), "ip"),
+    Case("pgvector flat", pgvector(), "l2"),
+    Case("pgvector flat", pgvector(), "cosine"),
+    Case("pgvector flat", pgvector(), "rerank"),
+    Case("pgvector flat", pgvector(), "column"),
+    Case("pgvector hnsw", pgvector(kind="hnsw", ef=400), "l2", recall=0.99),
+    Case("qdrant local", qdrant(), "ip"),
+    Case("qdrant local", qdrant(), "cosine"),
+    Case("qdrant-edge flat", qdrant_edge(kind="flat"), "ip"),
+    Case("qdrant-edge flat", qdrant_edge(kind="flat"), "cosine"),
+    Case("qdrant-edge flat", qdrant_edge(kind="flat"), "rerank"),
+    Case("qdrant-edge hnsw", qdrant_edge(), "l2", recall=0.99),
 ]

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from nnnorm.errors import NNNormError
 
 __all__ = [
     "BATCH",
+    "Engine",
     "Facts",
     "Found",
     "Ids",
@@ -29,6 +31,7 @@ __all__ = [
     "check_ids",
     "check_way",
     "pad_rows",
+    "uuid_of",
 ]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -104,8 +107,8 @@ class Facts:
     n_items: int
 
 
-class Store(ABC):
-    """A collection of vectors in one engine. Nothing is touched before it is asked for.
+class Engine(ABC):
+    """What an engine can do, as far as a recipe must know.
 
     Class attributes
     ----------------
@@ -129,6 +132,10 @@ class Store(ABC):
     is_graph: bool = False
     is_quantized: bool = False
     largest_k: int | None = None
+
+
+class Store(Engine):
+    """A collection of vectors in one engine. Nothing is touched before it is asked for."""
 
     @property
     @abstractmethod
@@ -255,7 +262,24 @@ def pad_rows(
     )
 
 
-def check_way(way: str, store: Store) -> Way:
+def uuid_of(name: str) -> str:
+    """The id for an engine that only has UUIDs: always the same for a name; a UUID stays itself.
+
+    Examples
+    --------
+    >>> uuid_of("photo/7.jpg")
+    'f7154c7c-5584-55d0-9296-ffe7a38ad3a7'
+    >>> uuid_of("f7154c7c-5584-55d0-9296-ffe7a38ad3a7")
+    'f7154c7c-5584-55d0-9296-ffe7a38ad3a7'
+    """
+    try:
+        is_uuid = str(UUID(name)) == name
+    except ValueError:
+        is_uuid = False
+    return name if is_uuid else str(uuid5(NAMESPACE_URL, f"nnnorm:{name}"))
+
+
+def check_way(way: str, store: Engine | type[Engine]) -> Way:
     """Return `way`, or say which ones this engine has.
 
     Examples

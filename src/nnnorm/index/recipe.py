@@ -16,7 +16,7 @@ from nnnorm.augment import Target, count_extra, extend_rows
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Embeddings, norm_range
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import Items, Store, StoreMetric, Way, check_way
+from nnnorm.index.protocol import Engine, Items, StoreMetric, Way, check_way
 
 __all__ = ["Recipe", "make_recipe"]
 
@@ -161,7 +161,7 @@ class Recipe:
 
 
 def make_recipe(
-    store: Store,
+    store: Engine | type[Engine],
     gallery: Embeddings,
     bias: Bias,
     *,
@@ -220,14 +220,14 @@ def make_recipe(
     )
 
 
-def _choose_way(store: Store, low: float, high: float) -> Way:
+def _choose_way(store: Engine | type[Engine], low: float, high: float) -> Way:
     """The store's first, but equal norms where a graph would lose items of unequal ones."""
     if store.is_graph and high - low > _EQUAL * high:
         return next((way for way in ("l2", "cosine") if way in store.ways), store.ways[0])
     return store.ways[0]
 
 
-def _choose_metric(store: Store, way: Way) -> StoreMetric:
+def _choose_metric(store: Engine | type[Engine], way: Way) -> StoreMetric:
     if way in get_args(StoreMetric):
         return way  # type: ignore[return-value]
     if way == "column":

@@ -18,6 +18,9 @@ __all__ = ["ENGINES", "open_store"]
 # the question mark) and the options, or has a `from_url(place, **options)` of its own.
 ENGINES = {
     "faiss": ("nnnorm.index.faiss", "FaissStore"),
+    "qdrant": ("nnnorm.index.qdrant", "QdrantStore"),
+    "qdrant-edge": ("nnnorm.index.qdrant_edge", "QdrantEdgeStore"),
+    "pgvector": ("nnnorm.index.pgvector", "PgvectorStore"),
 }
 
 

