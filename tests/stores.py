@@ -12,6 +12,8 @@ from faiss import omp_set_num_threads
 
 from nnnorm.index import Store
 from nnnorm.index.faiss import FaissStore
+from nnnorm.index.hnswlib import HnswlibStore
+from nnnorm.index.usearch import UsearchStore
 
 # Small searches gain nothing from threads, and threads that wait for a busy core lose much.
 omp_set_num_threads(1)
@@ -25,12 +27,20 @@ class Case:
     make: Callable[[Path, str], Store]
     way: str
     recall: float = 1.0  # 1 means exact: the same ids and scores
-    unit: bool = False  # whether this way needs unit norm (a re-rank where there is no dot product)
+    unit: bool = False  # graphs by inner product, and a re-rank by cosine, need unit norm
     tolerance: float = 1e-5  # of scores
 
 
 def faiss(**options):
     return lambda folder, name: FaissStore(folder / f"{name}.faiss", **options)
+
+
+def hnswlib(**options):
+    return lambda folder, name: HnswlibStore(folder / f"{name}.hnsw", **options)
+
+
+def usearch(**options):
+    return lambda folder, name: UsearchStore(folder / f"{name}.usearch", **options)
 
 
 CASES = [
@@ -43,4 +53,11 @@ CASES = [
     Case("faiss sq refined", faiss(kind="sq", refine=4), "ip", recall=0.99),
     Case("faiss pq", faiss(kind="pq", part=1), "ip", recall=0.9, tolerance=0.15),
     Case("faiss pq refined", faiss(kind="pq", refine=8), "ip", recall=0.99),
+    Case("hnswlib", hnswlib(ef=1024), "l2", recall=0.99),
+    Case("hnswlib", hnswlib(ef=1024), "ip", recall=0.99, unit=True),
+    Case("hnswlib", hnswlib(ef=1024), "rerank", recall=0.99, unit=True),
+    Case("usearch", usearch(ef=1024), "l2", recall=0.99),
+    Case("usearch", usearch(ef=1024), "cosine", recall=0.99),
+    Case("usearch", usearch(ef=1024), "ip", recall=0.99, unit=True),
+    Case("usearch", usearch(ef=1024), "rerank", recall=0.99, unit=True),
 ]

@@ -178,6 +178,10 @@ class Store(ABC):
     def write_note(self, note: Mapping[str, Any]) -> None:
         """Keep a small JSON note with the collection: how the correction was built in."""
 
+    def traps(self) -> list[str]:
+        """What may be wrong with an existing collection, one sentence each, for `verify`."""
+        return []
+
     def save(self) -> None:  # noqa: B027 - most engines keep what they are given
         """Make everything durable, for engines that live in this process' memory."""
 

@@ -127,9 +127,12 @@ class Recipe:
         """What the store keeps, as raw items with their values."""
         if self.target is None:
             return items
-        values = items.vectors[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
-        raw = np.ascontiguousarray(items.vectors[:, : self.dim])
-        return Items(items.ids, raw, values, items.metadata)
+        stored = items.vectors
+        if self.metric == "cosine":  # some engines keep the direction alone
+            stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
+        values = stored[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
+        raw = np.ascontiguousarray(stored[:, : self.dim], dtype=np.float32)
+        return Items(items.ids, raw, values.astype(np.float32), items.metadata)
 
     def widen(self, values: FloatArray) -> "Recipe":
         """The same, once items with these values have come in."""

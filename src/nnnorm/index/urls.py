@@ -18,6 +18,8 @@ __all__ = ["ENGINES", "open_store"]
 # the question mark) and the options, or has a `from_url(place, **options)` of its own.
 ENGINES = {
     "faiss": ("nnnorm.index.faiss", "FaissStore"),
+    "hnswlib": ("nnnorm.index.hnswlib", "HnswlibStore"),
+    "usearch": ("nnnorm.index.usearch", "UsearchStore"),
 }
 
 
