@@ -15,6 +15,7 @@ import nnnorm
 SOURCE = Path(nnnorm.__file__).parent
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
+HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 
 # A module may import from the layers above its own, never from its own line's neighbours below.
 LAYERS = [
@@ -41,7 +42,7 @@ LAYERS = [
     {"index.protocol"},
     {"index.local", "index.recipe", "index.urls"},
     {"index.corrected"},
-    {"index.faiss"},
+    {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},
     {"index"},
     {"cli_shared"},
     {"cli_study"},

@@ -56,11 +56,11 @@ class HnswlibStore(LocalStore):
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
         self._given = {"dim": dim, "metric": metric}
 
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         self._settings = {"dim": width, "metric": metric, "deleted": []}
         self._index = require("hnswlib", "hnswlib").Index(space=metric, dim=width)
         self._index.init_index(
-            max_elements=n_items, M=self._links, ef_construction=self._ef_construction
+            max_elements=sample.n_items, M=self._links, ef_construction=self._ef_construction
         )
 
     def _load(self, path: Path) -> Any:

@@ -19,6 +19,8 @@ __all__ = ["ENGINES", "open_store"]
 ENGINES = {
     "faiss": ("nnnorm.index.faiss", "FaissStore"),
     "hnswlib": ("nnnorm.index.hnswlib", "HnswlibStore"),
+    "duckdb": ("nnnorm.index.duckdb", "DuckdbStore"),
+    "sqlite": ("nnnorm.index.sqlite_vec", "SqliteVecStore"),
     "usearch": ("nnnorm.index.usearch", "UsearchStore"),
 }
 

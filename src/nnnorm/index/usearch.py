@@ -60,7 +60,7 @@ class UsearchStore(LocalStore):
         self._dtype: Precision = dtype
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
 
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         self._index = require("usearch.index", "usearch").Index(
             ndim=width,
             metric=_METRICS[metric],
@@ -111,6 +111,7 @@ class UsearchStore(LocalStore):
         distances = np.array(found.distances, dtype=np.float32).reshape(len(queries), -1)
         counts = np.atleast_1d(getattr(found, "counts", len(found)))
         empty = np.arange(labels.shape[1]) >= counts[:, None]
+        distances[empty] = 0  # whatever was in memory
         scores = -distances if self._describe()[1] == "l2" else 1 - distances
         return np.where(empty, -1, labels), scores
 
