@@ -38,11 +38,11 @@ def faiss(**options):
 
 
 def hnswlib(**options):
-    return lambda folder, name: HnswlibStore(folder / f"{name}.hnsw", **options)
+    return lambda folder, name: HnswlibStore(folder / f"{name}.hnsw", threads=1, **options)
 
 
 def usearch(**options):
-    return lambda folder, name: UsearchStore(folder / f"{name}.usearch", **options)
+    return lambda folder, name: UsearchStore(folder / f"{name}.usearch", threads=1, **options)
 
 
 def duckdb(folder, name):
@@ -65,11 +65,11 @@ CASES = [
     Case("faiss pq", faiss(kind="pq", part=1), "ip", recall=0.9, tolerance=0.15),
     Case("faiss pq refined", faiss(kind="pq", refine=8), "ip", recall=0.99),
     Case("hnswlib", hnswlib(ef=1024), "l2", recall=0.99),
-    Case("hnswlib", hnswlib(ef=1024), "ip", recall=0.99),
+    Case("hnswlib", hnswlib(ef=1024), "ip", recall=0.99, unit=True),
     Case("hnswlib", hnswlib(ef=1024), "rerank", recall=0.99),
     Case("usearch", usearch(ef=1024), "l2", recall=0.99),
     Case("usearch", usearch(ef=2000), "cosine", recall=0.99),
-    Case("usearch", usearch(ef=1024), "ip", recall=0.99),
+    Case("usearch", usearch(ef=1024), "ip", recall=0.99, unit=True),
     Case("usearch", usearch(ef=1024), "rerank", recall=0.99),
     Case("duckdb", duckdb, "column"),
     Case("duckdb", duckdb, "ip"),

@@ -42,10 +42,11 @@ LAYERS = [
     {"index.protocol"},
     {"index.local", "index.recipe", "index.urls"},
     {"index.corrected"},
+    {"index.export", "index.verify"},
     {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},
     {"index"},
     {"cli_shared"},
-    {"cli_study"},
+    {"cli_index", "cli_study"},
     {"cli"},
     {"__main__"},
 ]

@@ -4,6 +4,7 @@ All engines are served from here; an engine's own file only stores and finds (`p
 weight stands on the query's side, so it changes with each search and never needs a new index.
 """
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -371,13 +372,19 @@ def fill_store(
             )
         store.write_note(recipe.to_dict())
     done = 0
-    for batch in batches:
-        missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
-        if missing.any():
-            store.add(recipe.pack(batch.take(missing)))
-        done += len(batch)
-        if progress is not None:
-            progress(done, sample.n_items)
+    try:
+        for batch in batches:
+            missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
+            if missing.any():
+                store.add(recipe.pack(batch.take(missing)))
+            done += len(batch)
+            if progress is not None:
+                progress(done, sample.n_items)
+    except BaseException:
+        # What is in stays in, also where the engine keeps it in memory until it is saved.
+        with contextlib.suppress(NNNormError):
+            store.save()
+        raise
     whole = replace(recipe, state="whole")
     store.write_note(whole.to_dict())
     store.save()

@@ -32,6 +32,8 @@ class HnswlibStore(LocalStore):
         Of each item (hnswlib's M).
     ef_construction, ef : int
         Breadth of the search while building and searching.
+    threads : int
+        0 takes all cores; 1 builds the same index each time.
     dim, metric : int and {"ip", "cosine", "l2"}
         Of a file that nnnorm did not write.
     """
@@ -47,6 +49,7 @@ class HnswlibStore(LocalStore):
         links: int = 32,
         ef_construction: int = 100,
         ef: int = 128,
+        threads: int = 0,
         dim: int = 0,
         metric: StoreMetric = "ip",
     ) -> None:
@@ -54,6 +57,7 @@ class HnswlibStore(LocalStore):
         if metric not in get_args(StoreMetric):
             raise NNNormError(f"metric must be 'ip', 'cosine' or 'l2'; got {metric!r}")
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
+        self._threads = threads or -1
         self._given = {"dim": dim, "metric": metric}
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
@@ -96,7 +100,7 @@ class HnswlibStore(LocalStore):
         needed = self._index.get_current_count() + len(labels) - len(back)
         if needed > self._index.get_max_elements():
             self._index.resize_index(max(needed, 2 * self._index.get_max_elements()))
-        self._index.add_items(vectors, labels)
+        self._index.add_items(vectors, labels, num_threads=self._threads)
 
     def _remove(self, labels: Labels) -> None:
         for label in labels.tolist():
@@ -109,7 +113,7 @@ class HnswlibStore(LocalStore):
         for ef in (max(self._ef, k), n_items):
             self._index.set_ef(ef)
             try:
-                labels, distances = self._index.knn_query(queries, k)
+                labels, distances = self._index.knn_query(queries, k, num_threads=self._threads)
                 break
             except RuntimeError:  # it found fewer than k, and then it gives nothing at all
                 continue
@@ -123,7 +127,7 @@ class HnswlibStore(LocalStore):
         while k > 1:
             k //= 2
             try:
-                return *self._index.knn_query(queries, k), k
+                return *self._index.knn_query(queries, k, num_threads=self._threads), k
             except RuntimeError:
                 continue
         return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32), 0

@@ -36,6 +36,8 @@ class UsearchStore(LocalStore):
         Of each item (usearch's connectivity).
     ef_construction, ef : int
         Breadth of the search while building and searching (its expansions).
+    threads : int
+        0 takes all cores; 1 builds the same index each time.
     """
 
     engine = "usearch"
@@ -50,6 +52,7 @@ class UsearchStore(LocalStore):
         links: int = 32,
         ef_construction: int = 128,
         ef: int = 128,
+        threads: int = 0,
     ) -> None:
         super().__init__(path)
         if dtype not in get_args(Precision):
@@ -58,6 +61,7 @@ class UsearchStore(LocalStore):
                 "normalises every vector and so forgets the bias)"
             )
         self._dtype: Precision = dtype
+        self._threads = threads
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
@@ -99,14 +103,14 @@ class UsearchStore(LocalStore):
         return np.array(self._index.keys, dtype=np.int64)
 
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
-        self._index.add(labels.astype(np.uint64), vectors)
+        self._index.add(labels.astype(np.uint64), vectors, threads=self._threads)
 
     def _remove(self, labels: Labels) -> None:
         self._index.remove(labels.astype(np.uint64))
 
     def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         self._index.expansion_search = max(self._ef, k)
-        found = self._index.search(queries, k)
+        found = self._index.search(queries, k, threads=self._threads)
         labels = np.array(found.keys).astype(np.int64).reshape(len(queries), -1)
         distances = np.array(found.distances, dtype=np.float32).reshape(len(queries), -1)
         counts = np.atleast_1d(getattr(found, "counts", len(found)))
