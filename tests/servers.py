@@ -6,8 +6,10 @@ One PostgreSQL serves the whole session: started when a test first asks for it, 
 import atexit
 import functools
 import hashlib
+import shutil
 import tempfile
 import warnings
+from pathlib import Path
 
 from nnnorm.index.pgvector import PgvectorStore
 from nnnorm.index.qdrant import QdrantStore
@@ -33,13 +35,20 @@ def unique(folder, name):
 def pgvector(**options):
     # Tables this small would never use their index: the planner may not scan them instead.
     planner = "&options=-c%20enable_seqscan%3Doff" if options.get("kind") == "hnsw" else ""
-    return lambda folder, name: PgvectorStore(
-        postgres() + planner, unique(folder, name), **options
-    )
+    return lambda folder, name: PgvectorStore(postgres() + planner, unique(folder, name), **options)
+
+
+def in_memory(folder):
+    """A folder of a file system in memory, where there is one: local Qdrant syncs every point."""
+    if not Path("/dev/shm").is_dir():
+        return folder
+    quick = Path("/dev/shm") / unique(folder, "nnnorm")
+    atexit.register(shutil.rmtree, quick, ignore_errors=True)
+    return quick
 
 
 def qdrant(**options):
-    return lambda folder, name: QdrantStore(folder / "qdrant", name, **options)
+    return lambda folder, name: QdrantStore(in_memory(folder), name, **options)
 
 
 def qdrant_edge(**options):

@@ -12,7 +12,11 @@ from faiss import omp_set_num_threads
 from servers import pgvector, qdrant, qdrant_edge
 
 from nnnorm.index import Store
+from nnnorm.index.duckdb import DuckdbStore
 from nnnorm.index.faiss import FaissStore
+from nnnorm.index.hnswlib import HnswlibStore
+from nnnorm.index.sqlite_vec import SqliteVecStore
+from nnnorm.index.usearch import UsearchStore
 
 # Small searches gain nothing from threads, and threads that wait for a busy core lose much.
 omp_set_num_threads(1)
@@ -26,7 +30,7 @@ class Case:
     make: Callable[[Path, str], Store]
     way: str
     recall: float = 1.0  # 1 means exact: the same ids and scores
-    unit: bool = False  # whether this way needs unit norm (a re-rank where there is no dot product)
+    unit: bool = False  # a re-rank needs unit norm where the engine has no inner product
     tolerance: float = 1e-5  # of scores
 
 
@@ -34,16 +38,48 @@ def faiss(**options):
     return lambda folder, name: FaissStore(folder / f"{name}.faiss", **options)
 
 
+def hnswlib(**options):
+    return lambda folder, name: HnswlibStore(folder / f"{name}.hnsw", threads=1, **options)
+
+
+def usearch(**options):
+    return lambda folder, name: UsearchStore(folder / f"{name}.usearch", threads=1, **options)
+
+
+def duckdb(folder, name):
+    return DuckdbStore(folder / "photos.duckdb", table=name)
+
+
+def sqlite_vec(folder, name):
+    return SqliteVecStore(folder / "photos.db", table=name)
+
+
 CASES = [
     Case("faiss flat", faiss(), "ip"),
     Case("faiss flat", faiss(), "l2"),
     Case("faiss flat", faiss(), "rerank"),
     Case("faiss ivf", faiss(kind="ivf", probes=40), "ip", recall=0.99),
+    Case("faiss hnsw", faiss(kind="hnsw", ef=1024), "ip", recall=0.99),
     Case("faiss hnsw", faiss(kind="hnsw", ef=1024), "l2", recall=0.99),
     Case("faiss sq", faiss(kind="sq"), "ip", recall=0.9, tolerance=0.02),
     Case("faiss sq refined", faiss(kind="sq", refine=4), "ip", recall=0.99),
     Case("faiss pq", faiss(kind="pq", part=1), "ip", recall=0.9, tolerance=0.15),
     Case("faiss pq refined", faiss(kind="pq", refine=8), "ip", recall=0.99),
+    Case("hnswlib", hnswlib(ef=1024), "l2", recall=0.99),
+    Case("hnswlib", hnswlib(ef=1024), "ip", recall=0.99, unit=True),
+    Case("hnswlib", hnswlib(ef=1024), "rerank", recall=0.99),
+    Case("usearch", usearch(ef=1024), "l2", recall=0.99),
+    Case("usearch", usearch(ef=2000), "cosine", recall=0.99),
+    Case("usearch", usearch(ef=1024), "ip", recall=0.99, unit=True),
+    Case("usearch", usearch(ef=1024), "rerank", recall=0.99),
+    Case("duckdb", duckdb, "column"),
+    Case("duckdb", duckdb, "ip"),
+    Case("duckdb", duckdb, "l2"),
+    Case("duckdb", duckdb, "cosine"),
+    Case("duckdb", duckdb, "rerank"),
+    Case("sqlite-vec", sqlite_vec, "cosine"),
+    Case("sqlite-vec", sqlite_vec, "l2"),
+    Case("sqlite-vec", sqlite_vec, "rerank", unit=True),
     Case("pgvector flat", pgvector(), "ip"),
     Case("pgvector flat", pgvector(), "l2"),
     Case("pgvector flat", pgvector(), "cosine"),

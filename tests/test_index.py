@@ -13,6 +13,8 @@ import nnnorm
 from nnnorm.index import CorrectedIndex, build_index, open_index
 from nnnorm.index.protocol import check_ids, pad_rows
 
+# The contract's norms are unequal on purpose; a test of its own is about this warning.
+pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
 each = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.way}")
 
 
@@ -189,7 +191,6 @@ def test_a_build_that_was_interrupted_goes_on_where_it_stopped(case, store, data
 
     def add_and_break(items):
         if len(calls) == 2:
-            broken.save()
             raise KeyboardInterrupt
         calls.append(items)
         add(items)

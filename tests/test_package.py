@@ -15,6 +15,8 @@ import nnnorm
 SOURCE = Path(nnnorm.__file__).parent
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
+HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
+HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
 
 # A module may import from the layers above its own, never from its own line's neighbours below.
 LAYERS = [
@@ -39,12 +41,15 @@ LAYERS = [
     {"demo"},
     {"demo_story"},
     {"index.protocol"},
-    {"index.local", "index.recipe", "index.urls"},
+    {"index.local", "index.points", "index.recipe", "index.urls"},
     {"index.corrected"},
-    {"index.faiss"},
+    {"index.export", "index.verify"},
+    {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},
+    {"index.qdrant", "index.qdrant_edge", "index.pgvector", "index.payloads"},
+    {"index.lancedb", "index.chroma", "index.milvus"},
     {"index"},
     {"cli_shared"},
-    {"cli_study"},
+    {"cli_index", "cli_study"},
     {"cli"},
     {"__main__"},
 ]

@@ -4,6 +4,7 @@ All engines are served from here; an engine's own file only stores and finds (`p
 weight stands on the query's side, so it changes with each search and never needs a new index.
 """
 
+import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -289,13 +290,20 @@ def build_index(
     described = _check_metadata(metadata, len(items))
     recipe = make_recipe(opened, items, bias, way=way, scale=scale)
 
-    def sample() -> FloatArray:
+    def vectors() -> FloatArray:
         rows = np.linspace(0, len(items) - 1, min(len(items), _LARGEST_SAMPLE)).astype(np.int64)
         taken = Items(named[rows], items.take(rows), bias.values[rows])
         return recipe.pack(taken).vectors
 
     batches = cut(items, bias.values, named, described)
-    return fill_store(opened, recipe, batches, n_items=len(items), sample=sample, progress=progress)
+    return fill_store(
+        opened,
+        recipe,
+        batches,
+        strings=named.dtype.kind == "U",
+        sample=Sample(len(items), vectors),
+        progress=progress,
+    )
 
 
 def open_index(store: "Store | str") -> CorrectedIndex:
@@ -330,7 +338,7 @@ def fill_store(
     recipe: Recipe,
     batches: Iterable[Items],
     *,
-    n_items: int,
+    strings: bool,
     sample: Sample,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
@@ -343,15 +351,15 @@ def fill_store(
     >>> store, bias = FaissStore(), Bias(np.array([0.25, 0.5]), 0.75, "nnn")
     >>> recipe = make_recipe(store, open_embeddings(np.eye(2)), bias)
     >>> items = Items(np.array([3, 4]), np.eye(2, dtype=np.float32), bias.values)
-    >>> whole = lambda: recipe.pack(items).vectors
-    >>> len(fill_store(store, recipe, [items], n_items=2, sample=whole))
+    >>> sample = Sample(2, lambda: recipe.pack(items).vectors)
+    >>> len(fill_store(store, recipe, [items], strings=False, sample=sample))
     2
     """
     facts = store.facts()
     resumed = False
     if facts is None:
         _warn_of_graph(store, recipe)
-        store.create(recipe.width, recipe.metric, n_items=n_items, sample=sample)
+        store.create(recipe.width, recipe.metric, strings=strings, sample=sample)
         store.write_note(recipe.to_dict())
     else:
         _check_fits(store, facts, recipe)
@@ -364,13 +372,19 @@ def fill_store(
             )
         store.write_note(recipe.to_dict())
     done = 0
-    for batch in batches:
-        missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
-        if missing.any():
-            store.add(recipe.pack(batch.take(missing)))
-        done += len(batch)
-        if progress is not None:
-            progress(done, n_items)
+    try:
+        for batch in batches:
+            missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
+            if missing.any():
+                store.add(recipe.pack(batch.take(missing)))
+            done += len(batch)
+            if progress is not None:
+                progress(done, sample.n_items)
+    except BaseException:
+        # What is in stays in, also where the engine keeps it in memory until it is saved.
+        with contextlib.suppress(NNNormError):
+            store.save()
+        raise
     whole = replace(recipe, state="whole")
     store.write_note(whole.to_dict())
     store.save()
@@ -420,11 +434,10 @@ def _rank(ids: Ids, scores: FloatArray, k: int, n_fetched: int) -> IndexRanking:
 def _warn_of_graph(store: Store, recipe: Recipe) -> None:
     """A graph of unequal norms, walked by inner product, never reaches many of its items."""
     if store.is_graph and not recipe.has_equal_norms:
-        equal = next((way for way in ("l2", "cosine") if way in store.ways), None)
         warnings.warn(
             f"{store.name} walks a graph, and the gallery has norms {recipe.shortest:.3g} to "
-            f"{recipe.longest:.3g}: by inner product it will miss many items; normalise them where "
-            f"cosine was meant{f', or use way={equal!r}' if equal else ''}",
+            f"{recipe.longest:.3g}: it will miss many items; normalise the embeddings where cosine "
+            "was meant, or search more broadly (ef) and look with nnnorm index verify",
             stacklevel=4,
         )
 

@@ -77,7 +77,7 @@ class FaissStore(LocalStore):
         self.is_graph = kind == "hnsw"
         self.is_quantized = kind in ("sq", "pq")
 
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         faiss = require("faiss", "faiss")
         by = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
         self._settings = {"padding": -width % self._part if self._kind == "pq" else 0}
@@ -86,6 +86,7 @@ class FaissStore(LocalStore):
             bare = faiss.IndexHNSWFlat(total, self._links, by)
             bare.hnsw.efConstruction = self._ef_construction
         elif self._kind == "ivf":
+            n_items = sample.n_items
             cells = self._cells or max(1, min(int(4 * n_items**0.5), n_items // 39))
             quantizer = faiss.IndexFlat(total, by)
             bare = faiss.IndexIVFFlat(quantizer, total, cells, by)
@@ -101,7 +102,7 @@ class FaissStore(LocalStore):
         if self._refine and self.is_quantized:
             bare = faiss.IndexRefineFlat(bare)
         if not bare.is_trained:
-            rows = self._pad(sample())
+            rows = self._pad(sample.vectors())
             # Product quantisation learns 256 centres and refuses fewer rows.
             bare.train(rows if len(rows) >= 256 else np.resize(rows, (256, total)))
         self._index = bare if self._kind == "ivf" else faiss.IndexIDMap2(bare)

@@ -207,20 +207,29 @@ class LocalStore(Store):
             return
         if self._path is None or not self._path.exists():
             raise NNNormError(f"there is no {self.name}; build it first")
+        beside = self._sidecar(self._path)
+        kept = self._read_sidecar(beside) if beside.exists() else None
         try:
             self._index = self._load(self._path)
             self._live = set(self._labels().tolist())
         except (RuntimeError, OSError, ValueError) as error:
-            self._index = None
+            self.close()
+            if isinstance(error, NNNormError):
+                raise
             raise NNNormError(
                 f"{self._path} can't be read as an index of {self.engine} ({first_line(error)}); "
                 "is it cut short, or another kind of file?"
             ) from error
-        beside = self._sidecar(self._path)
-        if beside.exists():
-            self._read_sidecar(beside)
+        if kept is not None and kept != self._live:
+            n_items, n_kept = len(self._live), len(kept)
+            self.close()
+            raise NNNormError(
+                f"{beside} does not belong to {self._path}: it is about {n_kept} items, not about "
+                f"the {n_items} there are; restore both files together, or build the index anew"
+            )
 
-    def _read_sidecar(self, path: Path) -> None:
+    def _read_sidecar(self, path: Path) -> set[int]:
+        """Take in all that stands beside the engine's file, and return its labels."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -228,10 +237,8 @@ class LocalStore(Store):
                 about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if about.get("format") != _FORMAT:
-                raise ValueError(f"its format is {about.get('format')!r}")
+                raise ValueError(f"its format is {about.get('format')!r}, not {_FORMAT!r}")
             labels = tensors["labels"].tolist()
-            if set(labels) != self._live:
-                raise ValueError(f"it is about {len(labels)} items, not these {len(self._live)}")
             self._note = json.loads(about["note"])
             self._settings = json.loads(about["settings"])
             names, metadata = json.loads(about["names"]), json.loads(about["metadata"])
@@ -245,9 +252,10 @@ class LocalStore(Store):
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             self.close()
             raise NNNormError(
-                f"{path} does not belong to {self._path} ({first_line(error)}); restore both files "
-                "together, or build the index anew"
+                f"{path} can't be read ({first_line(error)}); restore it together with "
+                f"{self._path}, or build the index anew"
             ) from error
+        return set(labels)
 
     def _new_labels(self, items: Items) -> Labels:
         """Labels for new items: whole-number ids are their own, names get the next free ones."""

@@ -1,4 +1,4 @@
-"""Ready documents for engines that are asked over HTTP: what to create, what to put in, what to ask.
+"""Ready documents for engines that are asked over HTTP: what to create, to put in, and to ask.
 
 Elasticsearch, OpenSearch, Weaviate, Vespa and turbopuffer. Nothing is sent from here, and no server
 was at hand: these documents are tested as documents, not against the engines. Each class names the
@@ -81,7 +81,7 @@ class Payloads(Engine):
         return self._query(vector, k)
 
     def read_score(self, score: float, query: Any, *, weight: float | None = None) -> float:
-        """The corrected score ``s(q, r) − weight·m(r)`` out of the engine's own score or distance."""
+        """The corrected score ``s(q, r) − weight·m(r)`` out of the engine's score or distance."""
         asked, used = self._ask(query, weight)
         own = np.array([[self._unfold(float(score))]], dtype=np.float32)
         return float(self.recipe.read_scores(own, self.recipe.ask(asked, used), used)[0, 0])
@@ -143,7 +143,9 @@ class Elasticsearch(_Lucene):
             "similarity": self.similarities[self.recipe.metric],
             "index_options": {"type": "hnsw", "m": 16, "ef_construction": 100},
         }
-        return {"mappings": {"properties": {"embedding": embedding, "metadata": {"type": "object"}}}}
+        return {
+            "mappings": {"properties": {"embedding": embedding, "metadata": {"type": "object"}}}
+        }
 
     def _query(self, vector: list[float], k: int) -> dict[str, Any]:
         knn = {
@@ -234,7 +236,7 @@ class Weaviate(Payloads):
 
 
 class Vespa(Payloads):
-    """Its ``dotproduct`` metric suits a graph at any norms; the rank profile gives plain products."""
+    """Its ``dotproduct`` suits a graph at any norms; the rank profile gives plain products."""
 
     engine = "vespa"
     ways: tuple[Way, ...] = ("ip",)

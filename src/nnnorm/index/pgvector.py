@@ -54,7 +54,7 @@ class PgvectorStore(Store):
         Of a new table: no index, so that every search is exact, or pgvector's graph.
     links, ef_construction, ef : int
         Of "hnsw"; `ef` also applies to a table that has such an index already.
-    id, vector : str, optional
+    id, embedding : str, optional
         Columns of someone else's table, where there are several.
     """
 
@@ -71,7 +71,7 @@ class PgvectorStore(Store):
         ef_construction: int = 100,
         ef: int = 100,
         id: str = "",  # noqa: A002 - as in SQL
-        vector: str = "",
+        embedding: str = "",
     ) -> None:
         if kind not in get_args(PgvectorKind):
             raise NNNormError(
@@ -79,7 +79,7 @@ class PgvectorStore(Store):
             )
         self._address, self._table = address, table
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
-        self._id, self._vector = id, vector
+        self._id, self._embedding = id, embedding
         self.is_graph = kind == "hnsw"
         self._connection: Any = None
         self._columns: dict[str, str] | None = None
@@ -96,7 +96,7 @@ class PgvectorStore(Store):
         ef_construction: int = 100,
         ef: int = 100,
         id: str = "",  # noqa: A002
-        vector: str = "",
+        embedding: str = "",
     ) -> "PgvectorStore":
         """``pgvector://user@host:5432/database?table=photos``; `host` may be a socket's folder."""
         address = f"postgresql:{place}" if place else ""
@@ -110,12 +110,14 @@ class PgvectorStore(Store):
             ef_construction=ef_construction,
             ef=ef,
             id=id,
-            vector=vector,
+            embedding=embedding,
         )
 
     @property
     def name(self) -> str:
-        return f"pgvector table {self._table}"
+        known = require("psycopg.conninfo", "pgvector").conninfo_to_dict(self._address)
+        place = "/".join(str(known[key]) for key in ("host", "dbname") if known.get(key))
+        return f"pgvector table {self._table}{f' of {place}' if place else ''}"
 
     def facts(self) -> Facts | None:
         if self._look() is None:
@@ -123,7 +125,7 @@ class PgvectorStore(Store):
         (n_items,) = self._run("SELECT count(*) FROM {table}")[0]
         return Facts(self._width(), self._metric(), n_items)
 
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         if self.is_graph and width > _WIDEST_INDEX:
             raise NNNormError(
                 f"pgvector's hnsw takes at most {_WIDEST_INDEX} numbers, and these embeddings need "
@@ -137,8 +139,8 @@ class PgvectorStore(Store):
         with self._connect().transaction():
             self._run("CREATE EXTENSION IF NOT EXISTS vector")
             self._run(
-                f"CREATE TABLE {{table}} (id bigint PRIMARY KEY, embedding vector({width:d}) "
-                "NOT NULL, nnnorm_bias real, metadata jsonb)"
+                f"CREATE TABLE {{table}} (id {'text' if strings else 'bigint'} PRIMARY KEY, "
+                f"embedding vector({width:d}) NOT NULL, nnnorm_bias real, metadata jsonb)"
             )
             if self.is_graph:
                 self._run(
@@ -149,7 +151,7 @@ class PgvectorStore(Store):
         self._columns = None
 
     def add(self, items: Items) -> None:
-        self._fit_ids(items.ids)
+        self._check_ids(items.ids)
         rows = zip(
             items.ids.tolist(),
             map(_literal, items.vectors),
@@ -244,7 +246,7 @@ class PgvectorStore(Store):
         chosen = []
         for what, given, known in (
             ("id", self._id, [row[0] for row in keys]),
-            ("vector", self._vector, vectors),
+            ("embedding", self._embedding, vectors),
         ):
             if given and given not in (columns if what == "id" else vectors):
                 raise NNNormError(
@@ -299,17 +301,11 @@ class PgvectorStore(Store):
     def _is_any(self) -> str:
         return f"{{id}} = ANY(%s::{self._id_type()}[])"
 
-    def _fit_ids(self, ids: Ids) -> None:
-        """Our tables have whole-number ids until the first items come with names."""
+    def _check_ids(self, ids: Ids) -> None:
         strings = ids.dtype.kind == "U"
-        if strings != self._has_whole_ids():
-            return
-        if strings and not self._run("SELECT 1 FROM {table} LIMIT 1"):
-            self._run("ALTER TABLE {table} ALTER COLUMN {id} TYPE text")
-            self._columns = None
-            return
-        kinds = ("whole numbers", "strings") if strings else ("strings", "whole numbers")
-        raise NNNormError(f"the ids of {self.name} are {kinds[0]}; got {kinds[1]}")
+        if strings == self._has_whole_ids():
+            kinds = ("whole numbers", "strings") if strings else ("strings", "whole numbers")
+            raise NNNormError(f"the ids of {self.name} are {kinds[0]}; got {kinds[1]}")
 
     def _read_remark(self) -> dict[str, Any] | None:
         rows = self._run("SELECT obj_description(to_regclass(%s), 'pg_class')", [self._quoted()])

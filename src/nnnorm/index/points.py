@@ -1,7 +1,7 @@
 """What Qdrant's client and its embedded engine share: points with an id, a vector and a payload.
 
 A point's id is a whole number or a UUID; other names become a UUID and stay in the payload. Cosine
-collections store unit vectors whatever they are given: their common norm is in the note.
+collections keep the direction of a vector alone, whatever they are given.
 """
 
 from abc import abstractmethod
@@ -130,19 +130,18 @@ class PointStore(Store):
         )
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        note = self.read_note() if self._metric() == "cosine" else None
-        norm = None if note is None else note["radius"]
+        self._metric()  # also finds out which vector is meant
         offset = None
         while True:
             points, offset = self._scroll(batch, offset)
             for kind in (int, str):  # one collection may have both
                 some = [p for p in points if isinstance(p.payload.get(NAME, p.id), kind)]
                 if some:
-                    yield self._items(some, norm)
+                    yield self._items(some)
             if offset is None:
                 return
 
-    def _items(self, points: list[Point], norm: float | None) -> Items:
+    def _items(self, points: list[Point]) -> Items:
         ids = np.array([point.payload.get(NAME, point.id) for point in points])
         if ids.dtype.kind not in "iU":
             raise NNNormError(f"ids must fit in 64 bits with a sign; {self.name} has larger ones")
@@ -151,12 +150,9 @@ class PointStore(Store):
             {key: value for key, value in point.payload.items() if key not in (BIAS, NAME)}
             for point in points
         ]
-        vectors = np.array([point.vector for point in points], dtype=np.float32)
-        if norm is not None:
-            vectors *= np.float32(norm) / np.linalg.norm(vectors, axis=1, keepdims=True)
         return Items(
             ids,
-            vectors,
+            np.array([point.vector for point in points], dtype=np.float32),
             None if None in values else np.array(values, dtype=np.float32),
             known if any(known) else None,
         )

@@ -31,6 +31,7 @@ __all__ = [
     "check_ids",
     "check_way",
     "pad_rows",
+    "quote_name",
     "uuid_of",
 ]
 
@@ -39,10 +40,17 @@ Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
 StoreMetric = Literal["ip", "cosine", "l2"]
 Way = Literal["ip", "cosine", "l2", "rerank", "column"]
 Metadata: TypeAlias = Mapping[str, Any]
-Sample: TypeAlias = Callable[[], FloatArray]  # stored vectors to train on, shape (n_sample, width)
 
 # How many items go to or come from an engine at once, unless the engine wants fewer.
 BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is coming: how many items, and on demand some of their vectors as they are stored."""
+
+    n_items: int
+    vectors: Callable[[], FloatArray]  # shape (at most 65536, width)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,10 +155,11 @@ class Store(Engine):
         """Describe the collection, or None if there is none of this name."""
 
     @abstractmethod
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
-        """Make an empty collection; `n_items` are coming, and `sample()` gives some of them.
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+        """Make an empty collection for whole-number ids, or for strings.
 
-        Never called where `facts` is not None.
+        `sample.n_items` are coming; `sample.vectors()` gives some of them to train on. Never called
+        where `facts` is not None.
         """
 
     @abstractmethod
@@ -185,10 +194,14 @@ class Store(Engine):
     def write_note(self, note: Mapping[str, Any]) -> None:
         """Keep a small JSON note with the collection: how the correction was built in."""
 
-    def save(self) -> None:  # noqa: B027 - most engines keep what they are given
+    def traps(self) -> list[str]:
+        """What may be wrong with an existing collection, one sentence each, for `verify`."""
+        return []
+
+    def save(self) -> None:
         """Make everything durable, for engines that live in this process' memory."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Let go of files and connections; nothing is saved by this."""
 
 
@@ -260,6 +273,17 @@ def pad_rows(
         fill(scores, -np.inf),
         None if values is None else fill(values, 0.0),
     )
+
+
+def quote_name(name: str) -> str:
+    """A table's or column's name as SQL wants it.
+
+    Examples
+    --------
+    >>> print(quote_name('my "own" photos'))
+    "my ""own"" photos"
+    """
+    return '"' + name.replace('"', '""') + '"'
 
 
 def uuid_of(name: str) -> str:

@@ -57,7 +57,9 @@ class QdrantStore(PointStore):
         vector: str = "",
     ) -> None:
         if kind not in get_args(QdrantKind):
-            raise NNNormError(f"kind must be one of {', '.join(get_args(QdrantKind))}; got {kind!r}")
+            raise NNNormError(
+                f"kind must be one of {', '.join(get_args(QdrantKind))}; got {kind!r}"
+            )
         self._place, self._collection, self._asked = str(place), collection, vector
         self._is_server = self._place.startswith(("http://", "https://"))
         self._exact = kind == "flat"
@@ -95,9 +97,9 @@ class QdrantStore(PointStore):
 
     @property
     def name(self) -> str:
-        return f"qdrant collection {self._collection}"
+        return f"qdrant collection {self._collection} of {self._place}"
 
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         models = require("qdrant_client.models", "qdrant")
         params = models.VectorParams(size=width, distance=models.Distance(DISTANCES[metric]))
         with self._telling():

@@ -69,7 +69,7 @@ class QdrantEdgeStore(PointStore):
     def name(self) -> str:
         return f"qdrant-edge {self._path}"
 
-    def create(self, width: int, metric: StoreMetric, *, n_items: int, sample: Sample) -> None:
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         edge = require("qdrant_edge", "qdrant-edge")
         params = edge.EdgeVectorParams(
             size=width, distance=getattr(edge.Distance, DISTANCES[metric])

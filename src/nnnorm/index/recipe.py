@@ -79,8 +79,12 @@ class Recipe:
 
     @property
     def has_equal_norms(self) -> bool:
-        """Whether stored vectors have about the same norm, as graphs want it for "ip"."""
-        return self.metric != "ip" or self.longest - self.shortest <= _EQUAL * self.longest
+        """Whether the gallery's norms are about the same, as graphs want them.
+
+        The coordinate that makes stored norms equal ("l2", "cosine") does not help a graph: its
+        search is then among norms instead of meanings.
+        """
+        return self.longest - self.shortest <= _EQUAL * self.longest
 
     @property
     def target(self) -> Target | None:
@@ -127,9 +131,12 @@ class Recipe:
         """What the store keeps, as raw items with their values."""
         if self.target is None:
             return items
-        values = items.vectors[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
-        raw = np.ascontiguousarray(items.vectors[:, : self.dim])
-        return Items(items.ids, raw, values, items.metadata)
+        stored = items.vectors
+        if self.metric == "cosine":  # some engines keep the direction alone
+            stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
+        values = stored[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
+        raw = np.ascontiguousarray(stored[:, : self.dim], dtype=np.float32)
+        return Items(items.ids, raw, values.astype(np.float32), items.metadata)
 
     def widen(self, values: FloatArray) -> "Recipe":
         """The same, once items with these values have come in."""
@@ -187,7 +194,7 @@ def make_recipe(
             "use nnnorm.search, or fit the method without its gate"
         )
     low, high = norm_range(gallery)
-    chosen = _choose_way(store, low, high) if way is None else check_way(way, store)
+    chosen = store.ways[0] if way is None else check_way(way, store)
     metric = _choose_metric(store, chosen)
     if chosen == "rerank" and metric != "ip" and max(abs(low - 1), abs(high - 1)) > _EQUAL:
         raise NNNormError(
@@ -218,13 +225,6 @@ def make_recipe(
         longest=high,
         gallery=gallery.fingerprint,
     )
-
-
-def _choose_way(store: Engine | type[Engine], low: float, high: float) -> Way:
-    """The store's first, but equal norms where a graph would lose items of unequal ones."""
-    if store.is_graph and high - low > _EQUAL * high:
-        return next((way for way in ("l2", "cosine") if way in store.ways), store.ways[0])
-    return store.ways[0]
 
 
 def _choose_metric(store: Engine | type[Engine], way: Way) -> StoreMetric:

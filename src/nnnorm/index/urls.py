@@ -18,6 +18,10 @@ __all__ = ["ENGINES", "open_store"]
 # the question mark) and the options, or has a `from_url(place, **options)` of its own.
 ENGINES = {
     "faiss": ("nnnorm.index.faiss", "FaissStore"),
+    "hnswlib": ("nnnorm.index.hnswlib", "HnswlibStore"),
+    "duckdb": ("nnnorm.index.duckdb", "DuckdbStore"),
+    "sqlite": ("nnnorm.index.sqlite_vec", "SqliteVecStore"),
+    "usearch": ("nnnorm.index.usearch", "UsearchStore"),
     "qdrant": ("nnnorm.index.qdrant", "QdrantStore"),
     "qdrant-edge": ("nnnorm.index.qdrant_edge", "QdrantEdgeStore"),
     "pgvector": ("nnnorm.index.pgvector", "PgvectorStore"),
