@@ -11,6 +11,9 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from nnnorm.index.chroma import ChromaStore
+from nnnorm.index.lancedb import LancedbStore
+from nnnorm.index.milvus import MilvusStore
 from nnnorm.index.pgvector import PgvectorStore
 from nnnorm.index.qdrant import QdrantStore
 from nnnorm.index.qdrant_edge import QdrantEdgeStore
@@ -39,17 +42,30 @@ def pgvector(**options):
 
 
 def in_memory(folder):
-    """A folder of a file system in memory, where there is one: local Qdrant syncs every point."""
+    """A folder of a file system in memory, where there is one: databases wait for slow disks."""
     if not Path("/dev/shm").is_dir():
         return folder
     quick = Path("/dev/shm") / unique(folder, "nnnorm")
+    quick.mkdir(exist_ok=True)
     atexit.register(shutil.rmtree, quick, ignore_errors=True)
     return quick
 
 
 def qdrant(**options):
-    return lambda folder, name: QdrantStore(in_memory(folder), name, **options)
+    return lambda folder, name: QdrantStore(in_memory(folder) / "qdrant", name, **options)
 
 
 def qdrant_edge(**options):
-    return lambda folder, name: QdrantEdgeStore(folder / name, **options)
+    return lambda folder, name: QdrantEdgeStore(in_memory(folder) / name, **options)
+
+
+def lancedb(**options):
+    return lambda folder, name: LancedbStore(in_memory(folder) / "lance", name, **options)
+
+
+def chroma(**options):
+    return lambda folder, name: ChromaStore(in_memory(folder) / "chroma", name, **options)
+
+
+def milvus(**options):
+    return lambda folder, name: MilvusStore(in_memory(folder) / "milvus.db", name, **options)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faiss import omp_set_num_threads
-from servers import pgvector, qdrant, qdrant_edge
+from servers import chroma, lancedb, milvus, pgvector, qdrant, qdrant_edge
 
 from nnnorm.index import Store
 from nnnorm.index.duckdb import DuckdbStore
@@ -81,15 +81,20 @@ CASES = [
     Case("sqlite-vec", sqlite_vec, "l2"),
     Case("sqlite-vec", sqlite_vec, "rerank", unit=True),
     Case("pgvector flat", pgvector(), "ip"),
-    Case("pgvector flat", pgvector(), "l2"),
-    Case("pgvector flat", pgvector(), "cosine"),
     Case("pgvector flat", pgvector(), "rerank"),
     Case("pgvector flat", pgvector(), "column"),
     Case("pgvector hnsw", pgvector(kind="hnsw", ef=400), "l2", recall=0.99),
     Case("qdrant local", qdrant(), "ip"),
-    Case("qdrant local", qdrant(), "cosine"),
-    Case("qdrant-edge flat", qdrant_edge(kind="flat"), "ip"),
     Case("qdrant-edge flat", qdrant_edge(kind="flat"), "cosine"),
     Case("qdrant-edge flat", qdrant_edge(kind="flat"), "rerank"),
     Case("qdrant-edge hnsw", qdrant_edge(), "l2", recall=0.99),
+    Case("lancedb flat", lancedb(), "ip"),
+    Case("lancedb flat", lancedb(), "rerank"),
+    Case("lancedb ivf", lancedb(kind="ivf", cells=40, probes=36), "l2", recall=0.99),
+    Case("chroma", chroma(ef=1024), "ip", recall=0.99, unit=True),
+    Case("chroma", chroma(ef=1024), "l2", recall=0.99),
+    Case("chroma", chroma(ef=1024), "rerank", recall=0.99),
+    Case("milvus flat", milvus(), "ip"),
+    Case("milvus flat", milvus(), "rerank"),
+    Case("milvus hnsw", milvus(kind="hnsw", ef=1024), "l2", recall=0.99),
 ]

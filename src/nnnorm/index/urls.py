@@ -24,6 +24,9 @@ ENGINES = {
     "usearch": ("nnnorm.index.usearch", "UsearchStore"),
     "qdrant": ("nnnorm.index.qdrant", "QdrantStore"),
     "qdrant-edge": ("nnnorm.index.qdrant_edge", "QdrantEdgeStore"),
+    "lancedb": ("nnnorm.index.lancedb", "LancedbStore"),
+    "chroma": ("nnnorm.index.chroma", "ChromaStore"),
+    "milvus": ("nnnorm.index.milvus", "MilvusStore"),
     "pgvector": ("nnnorm.index.pgvector", "PgvectorStore"),
 }
 
