@@ -234,16 +234,15 @@ class ChromaStore(Store):
     def _connect(self) -> Any:
         if self._client is None:
             chromadb = require("chromadb", "chroma")
-            settings = chromadb.config.Settings(anonymized_telemetry=False)
             try:
                 if self._is_server:
                     scheme, _, address = self._place.partition("://")
                     host, _, port = address.partition(":")
                     self._client = chromadb.HttpClient(
-                        host, port=int(port or 8000), ssl=scheme == "https", settings=settings
+                        host, port=int(port or 8000), ssl=scheme == "https"
                     )
                 else:
-                    self._client = chromadb.PersistentClient(self._place, settings=settings)
+                    self._client = chromadb.PersistentClient(self._place)
             except Exception as error:  # Chroma raises what its parts raise
                 raise NNNormError(
                     f"Chroma can't be reached at {self._place} ({first_line(error)}); check the "

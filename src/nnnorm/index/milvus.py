@@ -35,7 +35,7 @@ __all__ = ["MilvusKind", "MilvusStore"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 MilvusKind = Literal["flat", "hnsw"]
 _METRICS: dict[StoreMetric, str] = {"ip": "IP", "cosine": "COSINE", "l2": "L2"}
-_BIAS, _METADATA = "nnnorm_bias", "metadata"
+_BIAS, _METADATA, _NOTE = "nnnorm_bias", "metadata", "nnnorm"
 _LONGEST_NAME = 65535
 _QUERIES = 1000  # in one request
 
@@ -152,7 +152,11 @@ class MilvusStore(Store):
                 params=graph if self.is_graph else {},
             )
             client.create_collection(
-                self._collection, schema=schema, index_params=index, consistency_level="Strong"
+                self._collection,
+                schema=schema,
+                index_params=index,
+                consistency_level="Strong",
+                properties={_NOTE: "null"},
             )
 
     def add(self, items: Items) -> None:
@@ -223,7 +227,7 @@ class MilvusStore(Store):
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         fields = self._fields()
         key, column = self._key(fields), self._column(fields)
-        ours = self.read_note() is not None
+        ours = _NOTE in self._properties()
         with self._telling(), _quiet():
             pages = self._connect().query_iterator(
                 self._collection, batch_size=batch, output_fields=["*"], consistency_level="Strong"
@@ -248,15 +252,12 @@ class MilvusStore(Store):
             pages.close()
 
     def read_note(self) -> dict[str, Any] | None:
-        with self._telling():
-            about = self._connect().describe_collection(self._collection)
-        note = (about.get("properties") or {}).get("nnnorm")
-        return None if note is None else json.loads(note)
+        return json.loads(self._properties().get(_NOTE, "null"))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         with self._telling():
             self._connect().alter_collection_properties(
-                self._collection, properties={"nnnorm": json.dumps(dict(note))}
+                self._collection, properties={_NOTE: json.dumps(dict(note))}
             )
         if self.read_note() != dict(note):
             raise NNNormError(
@@ -274,6 +275,10 @@ class MilvusStore(Store):
         self._client = None
 
     # --- what the collection says ---
+
+    def _properties(self) -> dict[str, str]:
+        with self._telling():
+            return self._connect().describe_collection(self._collection).get("properties") or {}
 
     def _fields(self) -> dict[str, dict[str, Any]]:
         with self._telling():

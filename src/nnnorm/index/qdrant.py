@@ -4,6 +4,7 @@ A server walks a graph; local mode compares with every point and is exact. A fol
 client at a time, so stores of the same folder share one.
 """
 
+import atexit
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,13 @@ QdrantKind = Literal["hnsw", "flat"]
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
 # Open clients of folders, and how many stores use them.
 _FOLDERS: dict[str, tuple[Any, int]] = {}
+
+
+@atexit.register
+def _close_folders() -> None:
+    """A client that is left open complains when Python ends."""
+    while _FOLDERS:
+        _FOLDERS.popitem()[1][0].close()
 
 
 class QdrantStore(PointStore):
