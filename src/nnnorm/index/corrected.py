@@ -419,7 +419,7 @@ def cut(
 def _rank(ids: Ids, scores: FloatArray, k: int, n_fetched: int) -> IndexRanking:
     """Best first, without columns where nothing was found for any query."""
     width = min(k, int(np.isfinite(scores).sum(axis=1).max(initial=0)))
-    if (np.diff(scores, axis=1) > 0).any():  # cosine and L2 may tie where the product does not
+    if (scores[:, 1:] > scores[:, :-1]).any():  # cosine and L2 may tie where the product does not
         order = np.argsort(-scores, axis=1, kind="stable")
         scores = np.take_along_axis(scores, order, axis=1)
         ids = np.take_along_axis(ids, order, axis=1)

@@ -101,6 +101,7 @@ class FaissStore(LocalStore):
             bare = faiss.IndexFlat(total, by)
         if self._refine and self.is_quantized:
             bare = faiss.IndexRefineFlat(bare)
+            bare.k_factor = self._refine
         if not bare.is_trained:
             rows = self._pad(sample.vectors())
             # Product quantisation learns 256 centres and refuses fewer rows.

@@ -1,0 +1,192 @@
+"""What goes wrong in engines, each shown on the engine itself, and what the adapter makes of it."""
+
+import sys
+
+import faiss
+import hnswlib
+import numpy as np
+import pytest
+import stores  # noqa: F401 - one thread per engine
+from made import make_embeddings
+from test_index import exact, make_data
+
+import nnnorm
+from nnnorm.index import Items, build_index, open_index, open_store
+from nnnorm.index.faiss import FaissStore
+from nnnorm.index.hnswlib import HnswlibStore
+from nnnorm.index.protocol import Sample
+from nnnorm.index.usearch import UsearchStore
+
+
+def share_found(found, right):
+    both = zip(np.asarray(found).tolist(), np.asarray(right).tolist(), strict=True)
+    return sum(len(set(hits) & set(best)) for hits, best in both) / np.asarray(right).size
+
+
+def test_hnswlib_calls_one_minus_the_product_a_distance():
+    data = make_data(50, 5, 8, unit=False)
+    engine = hnswlib.Index(space="ip", dim=8)
+    engine.init_index(50)
+    engine.add_items(data.gallery)
+    _, distances = engine.knn_query(data.queries, 1)
+    best = (data.queries @ data.gallery.T).max(axis=1)
+    np.testing.assert_allclose(distances[:, 0], 1 - best, atol=1e-5)
+    with pytest.warns(UserWarning, match="walks a graph"):
+        index = build_index(HnswlibStore(), data.gallery, data.bias, way="ip")
+    scores = index.search(data.queries, k=1, weight=0.0).scores[:, 0]
+    np.testing.assert_allclose(scores, best, atol=1e-5)
+
+
+def test_hnswlib_keeps_neither_dimension_nor_metric_in_its_file(tmp_path):
+    engine = hnswlib.Index(space="cosine", dim=8)
+    engine.init_index(50)
+    engine.add_items(make_data(50, 5, 8, unit=True).gallery)
+    engine.save_index(str(tmp_path / "mine.hnsw"))
+    with pytest.raises(nnnorm.NNNormError, match=r"add them, as in hnswlib:photos\.hnsw\?dim=512"):
+        open_store(f"hnswlib:{tmp_path}/mine.hnsw").facts()
+    facts = open_store(f"hnswlib:{tmp_path}/mine.hnsw?dim=8&metric=cosine").facts()
+    assert (facts.width, facts.metric, facts.n_items) == (8, "cosine", 50)
+
+
+def test_hnswlib_gives_nothing_at_all_where_it_finds_fewer_than_k():
+    data = make_data(400, 5, 8, unit=True)
+    engine = hnswlib.Index(space="ip", dim=8)
+    engine.init_index(400)
+    engine.add_items(data.gallery, np.arange(400))
+    for row in range(390):
+        engine.mark_deleted(row)
+    engine.set_ef(10)
+    with pytest.raises(RuntimeError, match=r"2D array\. Probably ef or M is too small"):
+        engine.knn_query(data.queries, 300)
+    index = build_index(HnswlibStore(ef=10, threads=1), data.gallery, data.bias)
+    index.delete(np.arange(390))
+    ranking = index.search(data.queries, k=300)
+    right = exact(data, k=10, keep=np.arange(400) >= 390).ids
+    assert ranking.indices.tolist() == right.tolist()
+
+
+def test_faiss_fills_empty_places_with_minus_one_and_a_huge_negative_score():
+    data = make_data(200, 30, 8, unit=True)
+    store = FaissStore(kind="ivf", cells=50, probes=1)
+    index = build_index(store, data.gallery, data.bias)
+    asked = nnnorm.augment_queries(data.queries, data.bias)
+    scores, labels = store._index.search(asked, 50)
+    assert scores.min() < -3e38
+    assert labels.min() == -1
+    ranking = index.search(data.queries, k=50)
+    empty = ranking.indices == -1
+    assert empty.any()
+    assert not empty.all(axis=0).any()  # columns where nothing was found for anyone are not there
+    assert np.isneginf(ranking.scores[empty]).all()
+    assert (ranking.scores[~empty] > -10).all()
+
+
+def test_product_quantisation_of_an_odd_dimension_is_filled_up(tmp_path):
+    data = make_data(400, 30, 16, unit=True)  # 16 and one for the bias: 17
+    with pytest.raises(RuntimeError, match="multiple of the number of subquantizers"):
+        faiss.IndexPQ(17, 8, 8, faiss.METRIC_INNER_PRODUCT)
+    path = tmp_path / "photos.faiss"
+    build_index(FaissStore(path, kind="pq", refine=8), data.gallery, data.bias).close()
+    assert faiss.read_index(str(path)).d == 18
+    with open_index(FaissStore(path)) as index:
+        assert index.store.facts().width == 17
+        assert share_found(index.search(data.queries).indices, exact(data).ids) >= 0.99
+        np.testing.assert_allclose(
+            np.concatenate([batch.vectors for batch in index.scan()]), data.gallery, atol=1e-6
+        )
+
+
+def test_faiss_hnsw_cannot_delete_and_says_so():
+    data = make_data(20, 5, 8, unit=True)
+    index = build_index(FaissStore(kind="hnsw"), data.gallery, data.bias)
+    with pytest.raises(nnnorm.NNNormError, match="can't delete items; build it anew without them"):
+        index.delete([3])
+
+
+def test_the_bias_is_centred_and_scaled_for_eight_bits():
+    """usearch's i8 has one step for all coordinates; an outlier costs the others their digits."""
+    gallery, queries, references = make_embeddings(n_items=1000, n_past=1000)
+    queries = queries[::17]
+    bias = nnnorm.NNN().fit(gallery, references)
+    right = nnnorm.search(queries, gallery, bias, k=10).indices
+
+    def recall_of(scale, center=True):
+        store = UsearchStore(dtype="i8", ef=1000, threads=1)
+        if center:
+            found = build_index(store, gallery, bias, scale=scale).search(queries).indices
+        else:
+            rows = nnnorm.augment_gallery(gallery, bias, target="cosine", scale=scale)
+            store.create(66, "cosine", strings=False, sample=Sample(1000, lambda: rows))
+            store.add(Items(np.arange(1000), rows))
+            asked = nnnorm.augment_queries(queries, bias, target="cosine", scale=scale)
+            found = store.search(asked, 10).ids
+        return share_found(found, right)
+
+    plain = UsearchStore(dtype="i8", ef=1000, threads=1)
+    plain.create(64, "cosine", strings=False, sample=Sample(1000, lambda: gallery))
+    plain.add(Items(np.arange(1000), gallery))
+    raw = nnnorm.search(queries, gallery, k=10).indices
+    uncorrected = share_found(plain.search(queries, 10).ids, raw)
+    by_itself = recall_of(None)
+    assert by_itself > uncorrected - 0.025
+    assert by_itself > recall_of(0.25) + 0.05  # the query's coordinate is the outlier
+    assert by_itself > recall_of(16.0) + 0.02  # the items' is
+    assert by_itself > recall_of(4.0, center=False) + 0.02
+
+
+def test_i8_of_usearch_normalises_so_only_equal_norms_serve():
+    data = make_data(50, 5, 8, unit=False)
+    with pytest.raises(nnnorm.NNNormError, match="usearch can't serve the way 'ip'; it has cosine"):
+        build_index(UsearchStore(dtype="i8"), data.gallery, data.bias, way="ip")
+
+
+def test_a_graph_over_unequal_norms_is_warned_of_and_one_over_equal_norms_is_not(recwarn):
+    data = make_data(50, 5, 8, unit=True)
+    build_index(HnswlibStore(), data.gallery, data.bias)
+    assert not recwarn.list
+    other = make_data(50, 5, 8, unit=False)
+    with pytest.warns(UserWarning, match=r"norms 0\.5.* to 1\.4.*: it will miss many items"):
+        build_index(HnswlibStore(), other.gallery, other.bias)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "library"),
+    [("faiss", "faiss"), ("hnswlib", "hnswlib"), ("usearch", "usearch"), ("duckdb", "duckdb")],
+)
+def test_an_engine_that_is_not_installed_names_its_extra(scheme, library, monkeypatch, tmp_path):
+    data = make_data(20, 5, 8, unit=True)
+    store = open_store(f"{scheme}:{tmp_path}/photos")
+    for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"run: pip install 'nnnorm\[{scheme}\]'"):
+        build_index(store, data.gallery, data.bias)
+
+
+def test_files_that_are_no_index_are_told_apart(tmp_path):
+    for scheme in ("faiss", "usearch", "duckdb", "sqlite"):
+        path = tmp_path / f"note.{scheme}"
+        path.write_text("nothing that an engine wrote" * 50)
+        with pytest.raises(nnnorm.NNNormError, match=r"can't be (read|opened).*another kind of"):
+            open_index(f"{scheme}:{path}")
+
+
+def test_a_second_file_that_belongs_to_another_index_is_refused(tmp_path):
+    for name, size in (("a", 20), ("b", 30)):
+        data = make_data(size, 5, 8, unit=True)
+        build_index(FaissStore(tmp_path / f"{name}.faiss"), data.gallery, data.bias).close()
+    (tmp_path / "a.faiss.nnnorm").write_bytes((tmp_path / "b.faiss.nnnorm").read_bytes())
+    with pytest.raises(nnnorm.NNNormError, match=r"does not belong to .*a\.faiss: it is about 30"):
+        open_index(FaissStore(tmp_path / "a.faiss"))
+    (tmp_path / "a.faiss.nnnorm").write_bytes(b"short")
+    with pytest.raises(nnnorm.NNNormError, match=r"a\.faiss\.nnnorm can't be read"):
+        open_index(FaissStore(tmp_path / "a.faiss"))
+
+
+def test_negative_ids_and_ids_of_another_kind_are_refused_where_labels_are_unsigned():
+    data = make_data(3, 5, 8, unit=True)
+    with pytest.raises(nnnorm.NNNormError, match="takes no negative ids; got -4"):
+        build_index(FaissStore(), data.gallery, data.bias, ids=[-4, 1, 2])
+    index = build_index(FaissStore(), data.gallery, data.bias, ids=["a", "b", "c"])
+    with pytest.raises(nnnorm.NNNormError, match="are strings; got whole numbers"):
+        index.add(data.gallery, data.bias, ids=[1, 2, 3])
