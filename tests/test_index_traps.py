@@ -156,9 +156,15 @@ def test_a_graph_over_unequal_norms_is_warned_of_and_one_over_equal_norms_is_not
 def test_an_engine_that_is_not_installed_names_its_extra(scheme, library, monkeypatch, tmp_path):
     data = make_data(20, 5, 8, unit=True)
     store = open_store(f"{scheme}:{tmp_path}/photos")
+
+    class Absent:
+        def find_spec(self, name, *_):
+            if name.partition(".")[0] == library:
+                raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     with pytest.raises(ImportError, match=rf"run: pip install 'nnnorm\[{scheme}\]'"):
         build_index(store, data.gallery, data.bias)
 

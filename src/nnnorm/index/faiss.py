@@ -77,7 +77,7 @@ class FaissStore(LocalStore):
         self.is_graph = kind == "hnsw"
         self.is_quantized = kind in ("sq", "pq")
 
-    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         faiss = require("faiss", "faiss")
         by = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
         self._settings = {"padding": -width % self._part if self._kind == "pq" else 0}

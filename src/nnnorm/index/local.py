@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import check_writable, write_whole
-from nnnorm.index.protocol import BATCH, Facts, Found, Ids, Items, Store, StoreMetric
+from nnnorm.index.protocol import BATCH, Facts, Found, Ids, Items, Sample, Store, StoreMetric
 
 __all__ = ["LocalStore"]
 
@@ -51,6 +51,10 @@ class LocalStore(Store):
         self._sorted: tuple[Labels, FloatArray] | None = None
 
     # --- what an engine says ---
+
+    @abstractmethod
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
+        """Make an empty index."""
 
     @abstractmethod
     def _load(self, path: Path) -> Any:
@@ -95,6 +99,11 @@ class LocalStore(Store):
             return None
         self._open()
         return Facts(*self._describe(), n_items=len(self._live))
+
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+        if self._path is not None:
+            check_writable(self._path)  # before the work, not after it
+        self._create(width, metric, sample)
 
     def add(self, items: Items) -> None:
         self._open()
@@ -171,7 +180,6 @@ class LocalStore(Store):
             return
         from safetensors.numpy import save
 
-        check_writable(self._path)
         path = self._path
         write_whole(path, lambda file: self._dump(Path(file.name)))
         labels = np.array(sorted(self._live), dtype=np.int64)

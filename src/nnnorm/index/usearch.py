@@ -65,7 +65,7 @@ class UsearchStore(LocalStore):
         self._threads = threads
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
 
-    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         self._index = require("usearch.index", "usearch").Index(
             ndim=width,
             metric=_METRICS[metric],
