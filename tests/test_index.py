@@ -182,6 +182,16 @@ def test_items_go_and_come_back(case, store, data):
 
 
 @each
+def test_an_index_without_items_finds_nothing(case, store, data):
+    few = make_data(3, 2, 13, unit=case.unit)
+    with build_index(store(), few.gallery, few.bias, way=case.way) as index:
+        if index.store.can_delete:
+            index.delete([0, 1, 2])
+            assert index.search(few.queries).indices.shape == (2, 0)
+            assert len(index) == 0
+
+
+@each
 def test_a_build_that_was_interrupted_goes_on_where_it_stopped(case, store, data, monkeypatch):
     import nnnorm.index.corrected as corrected
 

@@ -70,7 +70,7 @@ def test_faiss_fills_empty_places_with_minus_one_and_a_huge_negative_score():
     store = FaissStore(kind="ivf", cells=50, probes=1)
     index = build_index(store, data.gallery, data.bias)
     asked = nnnorm.augment_queries(data.queries, data.bias)
-    scores, labels = store._index.search(asked, 50)
+    scores, labels = store._index.search(store._pad(asked), 50)
     assert scores.min() < -3e38
     assert labels.min() == -1
     ranking = index.search(data.queries, k=50)
@@ -94,6 +94,39 @@ def test_product_quantisation_of_an_odd_dimension_is_filled_up(tmp_path):
         np.testing.assert_allclose(
             np.concatenate([batch.vectors for batch in index.scan()]), data.gallery, atol=1e-6
         )
+
+
+@pytest.mark.parametrize(
+    "factory", ["Flat", "IDMap,Flat", "IDMap2,Flat", "IVF4,Flat", "HNSW16", "IDMap2,HNSW16", "SQ8"]
+)
+def test_a_faiss_index_of_someone_else_is_read_as_it_is(factory, tmp_path):
+    data = make_data(400, 10, 16, unit=True)
+    mine = faiss.index_factory(16, factory, faiss.METRIC_INNER_PRODUCT)
+    mine.train(data.gallery)
+    ids = np.arange(400)
+    if factory.startswith("ID"):
+        ids = np.random.default_rng(1).permutation(400) * 5
+        mine.add_with_ids(data.gallery, ids)
+    else:
+        mine.add(data.gallery)
+    faiss.write_index(mine, str(tmp_path / "mine.faiss"))
+    store = FaissStore(tmp_path / "mine.faiss")
+    assert (store.facts().width, store.facts().n_items) == (16, 400)
+    assert store.read_note() is None
+    batches = list(store.scan(150))
+    found = np.concatenate([batch.ids for batch in batches])
+    assert found.tolist() == sorted(ids.tolist())
+    rows = np.concatenate([batch.vectors for batch in batches])
+    np.testing.assert_allclose(rows, data.gallery[np.argsort(ids)], atol=0.01)
+
+
+def test_rows_of_faiss_fill_whole_32_bytes():
+    """Its 8-bit codes are compared one by one, not eight at a time, where 8 does not divide."""
+    data = make_data(40, 5, 16, unit=True)
+    for kind in ("flat", "ivf", "hnsw", "sq"):
+        index = build_index(FaissStore(kind=kind), data.gallery, data.bias)
+        assert index.store._index.d == 24
+        assert index.store.facts().width == 17
 
 
 def test_faiss_hnsw_cannot_delete_and_says_so():
@@ -150,10 +183,18 @@ def test_a_graph_over_unequal_norms_is_warned_of_and_one_over_equal_norms_is_not
 
 
 @pytest.mark.parametrize(
-    ("scheme", "library"),
-    [("faiss", "faiss"), ("hnswlib", "hnswlib"), ("usearch", "usearch"), ("duckdb", "duckdb")],
+    ("scheme", "library", "extra"),
+    [
+        ("faiss", "faiss", "faiss"),
+        ("hnswlib", "hnswlib", "hnswlib"),
+        ("usearch", "usearch", "usearch"),
+        ("duckdb", "duckdb", "duckdb"),
+        ("sqlite", "sqlite_vec", "sqlite-vec"),
+    ],
 )
-def test_an_engine_that_is_not_installed_names_its_extra(scheme, library, monkeypatch, tmp_path):
+def test_an_engine_that_is_not_installed_names_its_extra(
+    scheme, library, extra, monkeypatch, tmp_path
+):
     data = make_data(20, 5, 8, unit=True)
     store = open_store(f"{scheme}:{tmp_path}/photos")
 
@@ -165,7 +206,7 @@ def test_an_engine_that_is_not_installed_names_its_extra(scheme, library, monkey
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
-    with pytest.raises(ImportError, match=rf"run: pip install 'nnnorm\[{scheme}\]'"):
+    with pytest.raises(ImportError, match=rf"run: pip install 'nnnorm\[{extra}\]'"):
         build_index(store, data.gallery, data.bias)
 
 
