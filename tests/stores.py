@@ -73,7 +73,6 @@ CASES = [
     Case("usearch", usearch(ef=1024), "rerank", recall=0.99),
     Case("usearch i8", usearch(dtype="i8", ef=2000), "cosine", recall=0.8, tolerance=0.05),
     Case("duckdb", duckdb, "column"),
-    Case("duckdb", duckdb, "ip"),
     Case("duckdb", duckdb, "l2"),
     Case("duckdb", duckdb, "cosine"),
     Case("duckdb", duckdb, "rerank"),

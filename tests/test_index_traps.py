@@ -230,6 +230,29 @@ def test_a_second_file_that_belongs_to_another_index_is_refused(tmp_path):
         open_index(FaissStore(tmp_path / "a.faiss"))
 
 
+@pytest.mark.parametrize("kind", [FaissStore, HnswlibStore, UsearchStore])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_ctrl_c_around_the_engine_s_own_work_leaves_both_files_in_agreement(kind, after, tmp_path):
+    data = make_data(300, 10, 8, unit=True)
+    ids = [f"photo {row}" for row in range(300)]
+    broken = kind(tmp_path / "photos")
+    work = broken._add
+
+    def add_and_break(labels, vectors):
+        if after:
+            work(labels, vectors)
+        raise KeyboardInterrupt
+
+    broken._add = add_and_break
+    with pytest.raises(KeyboardInterrupt):
+        build_index(broken, data.gallery, data.bias, ids=ids, way="rerank")
+    again = kind(tmp_path / "photos")
+    assert again.facts().n_items == (300 if after else 0)
+    index = build_index(again, data.gallery, data.bias, ids=ids, way="rerank")
+    assert len(index) == 300
+    assert share_found(index.search(data.queries).indices, exact(data, ids=ids).ids) >= 0.99
+
+
 def test_negative_ids_and_ids_of_another_kind_are_refused_where_labels_are_unsigned():
     data = make_data(3, 5, 8, unit=True)
     with pytest.raises(nnnorm.NNNormError, match="takes no negative ids; got -4"):
@@ -237,3 +260,51 @@ def test_negative_ids_and_ids_of_another_kind_are_refused_where_labels_are_unsig
     index = build_index(FaissStore(), data.gallery, data.bias, ids=["a", "b", "c"])
     with pytest.raises(nnnorm.NNNormError, match="are strings; got whole numbers"):
         index.add(data.gallery, data.bias, ids=[1, 2, 3])
+
+
+def unequal(flickr8k):
+    """Photos of Flickr8k with norms spread by e^±0.5, and what is the same with unit norm."""
+    gallery = np.asarray(flickr8k.image["train"], dtype=np.float32)
+    sizes = np.exp(0.5 * np.random.default_rng(0).normal(size=(len(gallery), 1)))
+    rng = np.random.default_rng(1)
+    queries, references = (
+        np.asarray(flickr8k.caption[split], dtype=np.float32) for split in ("test", "train")
+    )
+    queries = queries[rng.choice(len(queries), 200, replace=False)]
+    references = references[rng.choice(len(references), 2000, replace=False)]
+    return gallery, (gallery * sizes).astype(np.float32), queries, references
+
+
+@pytest.mark.slow
+def test_on_photos_a_graph_over_unequal_norms_loses_items_and_equal_norms_do_not_help(flickr8k):
+    equal, spread, queries, references = unequal(flickr8k)
+
+    def recall_of(gallery, way):
+        bias = nnnorm.NNN().fit(gallery, references)
+        index = build_index(HnswlibStore(ef=64, threads=1), gallery, bias, way=way)
+        right = nnnorm.search(queries, gallery, bias, k=10).indices
+        return share_found(index.search(queries).indices, right)
+
+    by_cosine = recall_of(equal, "ip")
+    assert by_cosine > 0.99
+    with pytest.warns(UserWarning, match="walks a graph"):
+        by_product = recall_of(spread, "ip")
+    with pytest.warns(UserWarning, match="walks a graph"):
+        by_distance = recall_of(spread, "l2")
+    assert by_product < by_cosine - 0.01
+    assert by_distance < by_product - 0.1
+
+
+@pytest.mark.slow
+def test_on_photos_eight_bits_cost_the_corrected_search_what_they_cost_the_plain_one(flickr8k):
+    gallery, _, queries, references = unequal(flickr8k)
+    bias = nnnorm.NNN().fit(gallery, references)
+    index = build_index(UsearchStore(dtype="i8", ef=500, threads=1), gallery, bias)
+    right = nnnorm.search(queries, gallery, bias, k=10).indices
+    corrected = share_found(index.search(queries).indices, right)
+    plain = UsearchStore(dtype="i8", ef=500, threads=1)
+    plain.create(gallery.shape[1], "cosine", strings=False, sample=Sample(1, lambda: gallery))
+    plain.add(Items(np.arange(len(gallery)), gallery))
+    raw = nnnorm.search(queries, gallery, k=10).indices
+    assert corrected > 0.92
+    assert corrected > share_found(plain.search(queries, 10).ids, raw) - 0.025

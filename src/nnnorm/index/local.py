@@ -8,7 +8,7 @@ themselves, so that other programs find them in the engine's own file.
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -107,15 +107,18 @@ class LocalStore(Store):
 
     def add(self, items: Items) -> None:
         self._open()
-        self._add(self._new_labels(items), np.ascontiguousarray(items.vectors))
-        labels = self._label(items.ids).tolist()
-        self._live.update(labels)
+        labels = self._new_labels(items)
+        # Known before they are in: Ctrl-C comes right after the engine is done, and `save` can
+        # forget what did not get in, but not learn what it never heard of.
+        listed = labels.tolist()
+        self._live.update(listed)
         if items.values is not None:
-            self._values.update(zip(labels, items.values.tolist(), strict=True))
+            self._values.update(zip(listed, items.values.tolist(), strict=True))
         if items.metadata is not None:
             described = (dict(entry) for entry in items.metadata)
-            self._metadata.update(zip(labels, described, strict=True))
+            self._metadata.update(zip(listed, described, strict=True))
         self._sorted = None
+        self._add(labels, np.ascontiguousarray(items.vectors))
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         self._open()
@@ -129,14 +132,7 @@ class LocalStore(Store):
         self._open()
         labels = self._label(ids)
         self._remove(labels)
-        for label in labels.tolist():
-            self._live.discard(label)
-            self._values.pop(label, None)
-            self._metadata.pop(label, None)
-            name = self._names.pop(label, None)
-            if name is not None:
-                del self._labels_of[name]
-        self._sorted = None
+        self._forget_labels(labels.tolist())
 
     def search(self, queries: FloatArray, k: int) -> Found:
         self._open()
@@ -181,6 +177,7 @@ class LocalStore(Store):
         from safetensors.numpy import save
 
         path = self._path
+        self._forget_labels(self._live - set(self._labels().tolist()))
         write_whole(path, lambda file: self._dump(Path(file.name)))
         labels = np.array(sorted(self._live), dtype=np.int64)
         tensors: dict[str, npt.NDArray[Any]] = {"labels": labels}
@@ -283,6 +280,16 @@ class LocalStore(Store):
             self._names[label] = name
             self._labels_of[name] = label
         return labels
+
+    def _forget_labels(self, labels: Iterable[int]) -> None:
+        for label in labels:
+            self._live.discard(label)
+            self._values.pop(label, None)
+            self._metadata.pop(label, None)
+            name = self._names.pop(label, None)
+            if name is not None:
+                del self._labels_of[name]
+        self._sorted = None
 
     def _label(self, ids: Ids) -> Labels:
         if ids.dtype.kind != "U":
