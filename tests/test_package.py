@@ -42,6 +42,7 @@ LAYERS = [
     {"demo_story"},
     {"index.protocol"},
     {"index.local", "index.points", "index.recipe", "index.urls"},
+    {"index.ranking"},
     {"index.corrected"},
     {"index.export", "index.verify"},
     {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},

@@ -302,8 +302,7 @@ def _tell(index: CorrectedIndex, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        skip = ("format", "state", "index", "gallery")
-        print_facts(f"Corrected index {facts['index']}", facts, skip=skip)
+        print_facts("Corrected index", facts, skip=("format", "state", "gallery"))
 
 
 def _finite(scores: Any) -> list[list[float | None]]:

@@ -7,7 +7,7 @@ weight stands on the query's side, so it changes with each search and never need
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,38 +17,16 @@ from nnnorm.bias import Bias, check_weight
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
+from nnnorm.index.ranking import IndexRanking, rank, rerank
 from nnnorm.index.recipe import Recipe, make_recipe
 from nnnorm.index.urls import open_store
 from nnnorm.scores import Progress
-from nnnorm.search import Ranking
 
 __all__ = ["CorrectedIndex", "IndexRanking", "build_index", "fill_store", "open_index"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _LARGEST_SAMPLE = 65536
 _MOST_FETCHED = 10_000
-
-
-@dataclass(frozen=True, eq=False)
-class IndexRanking(Ranking):
-    """A `Ranking` whose `indices` are the caller's own ids, whole numbers or strings.
-
-    It has fewer columns than k where there are fewer items. A place that an approximate engine
-    left empty for one query has the score ``-inf`` and the id −1 (or an empty string).
-
-    Attributes
-    ----------
-    extra_fetches : int
-        How often the engine was asked again because a re-rank was not yet certain.
-    n_fetched : int
-        The most hits that were fetched for a query.
-    certain : ndarray, shape (n_queries,), bool
-        False where a re-rank was cut off by `max_fetch` before the top k was certain.
-    """
-
-    extra_fetches: int = 0
-    n_fetched: int = 0
-    certain: npt.NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=bool))
 
 
 class CorrectedIndex:
@@ -116,7 +94,8 @@ class CorrectedIndex:
         used = self.recipe.weight if weight is None else check_weight(weight)
         rows = asked.rows(0, len(asked))
         if self.recipe.way == "rerank":
-            return self._rerank(rows, int(k), used, max(int(k), min(max_fetch, most or max_fetch)))
+            limit = max(int(k), min(max_fetch, most or max_fetch))
+            return rerank(self.store, self.recipe, rows, int(k), weight=used, limit=limit)
         if self.recipe.way == "column":
             found = self.store.search_column(rows, int(k), used)
             scores = found.scores
@@ -124,7 +103,7 @@ class CorrectedIndex:
             vectors = self.recipe.ask(rows, used)
             found = self.store.search(vectors, int(k))
             scores = self.recipe.read_scores(found.scores, vectors, used)
-        return _rank(found.ids, scores, int(k), n_fetched=found.ids.shape[1])
+        return rank(found.ids, scores, int(k))
 
     def add(
         self,
@@ -195,48 +174,6 @@ class CorrectedIndex:
     def close(self) -> None:
         """Let go of files and connections; nothing is saved by this."""
         self.store.close()
-
-    def _rerank(self, queries: FloatArray, k: int, weight: float, most: int) -> IndexRanking:
-        """Fetch by raw score, correct, and fetch more until no item outside can get in.
-
-        An item outside the fetched ones has at most the raw score of the last of them, and at
-        least the smallest correction that any item has.
-        """
-        smallest = min(weight * self.recipe.lowest, weight * self.recipe.highest)
-        ids: list[Ids] = [np.empty(0)] * len(queries)
-        scores: list[FloatArray] = [np.empty(0, dtype=np.float32)] * len(queries)
-        certain = np.zeros(len(queries), dtype=bool)
-        fetch, rounds, n_fetched = min(max(4 * k, 64), most), 0, 0
-        while True:
-            rows = np.flatnonzero(~certain)
-            found = self.store.search(queries[rows], fetch)
-            if found.values is None:
-                raise NNNormError(f"{self.store.name} gave back no bias values to re-rank with")
-            raw = self.recipe.read_scores(found.scores, queries[rows], weight)
-            corrected = raw - np.float32(weight) * found.values
-            for place, row in enumerate(rows):
-                is_hit = np.isfinite(raw[place])
-                order = np.argsort(-corrected[place][is_hit], kind="stable")[:k]
-                ids[row] = found.ids[place][is_hit][order]
-                scores[row] = corrected[place][is_hit][order]
-                n_hits = int(is_hit.sum())
-                certain[row] = n_hits < fetch or scores[row][-1] >= raw[place, -1] - smallest
-            rounds, n_fetched = rounds + 1, max(n_fetched, found.ids.shape[1])
-            if certain.all() or fetch >= most:
-                break
-            fetch = min(2 * fetch, most)
-        width = max(len(row) for row in ids)
-        kind = np.int64 if all(row.dtype.kind in "if" for row in ids) else str
-        nothing: Any = -1 if kind is np.int64 else ""
-        table = [[*row.tolist(), *[nothing] * (width - len(row))] for row in ids]
-        padded = [[*row.tolist(), *[-np.inf] * (width - len(row))] for row in scores]
-        return IndexRanking(
-            np.array(padded, dtype=np.float32).reshape(len(queries), width),
-            np.array(table, dtype=kind).reshape(len(queries), width),
-            extra_fetches=rounds - 1,
-            n_fetched=n_fetched,
-            certain=certain,
-        )
 
 
 def build_index(
@@ -414,21 +351,6 @@ def cut(
 
 
 # --- checks ------------------------------------------------------------------------------------
-
-
-def _rank(ids: Ids, scores: FloatArray, k: int, n_fetched: int) -> IndexRanking:
-    """Best first, without columns where nothing was found for any query."""
-    width = min(k, int(np.isfinite(scores).sum(axis=1).max(initial=0)))
-    if (np.diff(scores, axis=1) > 0).any():  # cosine and L2 may tie where the product does not
-        order = np.argsort(-scores, axis=1, kind="stable")
-        scores = np.take_along_axis(scores, order, axis=1)
-        ids = np.take_along_axis(ids, order, axis=1)
-    return IndexRanking(
-        scores[:, :width],
-        ids[:, :width],
-        n_fetched=n_fetched,
-        certain=np.ones(len(scores), dtype=bool),
-    )
 
 
 def _warn_of_graph(store: Store, recipe: Recipe) -> None:

@@ -60,7 +60,7 @@ class HnswlibStore(LocalStore):
         self._threads = threads or -1
         self._given = {"dim": dim, "metric": metric}
 
-    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         self._settings = {"dim": width, "metric": metric, "deleted": []}
         self._index = require("hnswlib", "hnswlib").Index(space=metric, dim=width)
         self._index.init_index(

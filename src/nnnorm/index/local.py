@@ -8,7 +8,7 @@ themselves, so that other programs find them in the engine's own file.
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import check_writable, write_whole
-from nnnorm.index.protocol import BATCH, Facts, Found, Ids, Items, Store, StoreMetric
+from nnnorm.index.protocol import BATCH, Facts, Found, Ids, Items, Sample, Store, StoreMetric
 
 __all__ = ["LocalStore"]
 
@@ -51,6 +51,10 @@ class LocalStore(Store):
         self._sorted: tuple[Labels, FloatArray] | None = None
 
     # --- what an engine says ---
+
+    @abstractmethod
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
+        """Make an empty index."""
 
     @abstractmethod
     def _load(self, path: Path) -> Any:
@@ -96,17 +100,25 @@ class LocalStore(Store):
         self._open()
         return Facts(*self._describe(), n_items=len(self._live))
 
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+        if self._path is not None:
+            check_writable(self._path)  # before the work, not after it
+        self._create(width, metric, sample)
+
     def add(self, items: Items) -> None:
         self._open()
-        self._add(self._new_labels(items), np.ascontiguousarray(items.vectors))
-        labels = self._label(items.ids).tolist()
-        self._live.update(labels)
+        labels = self._new_labels(items)
+        # Known before they are in: Ctrl-C comes right after the engine is done, and `save` can
+        # forget what did not get in, but not learn what it never heard of.
+        listed = labels.tolist()
+        self._live.update(listed)
         if items.values is not None:
-            self._values.update(zip(labels, items.values.tolist(), strict=True))
+            self._values.update(zip(listed, items.values.tolist(), strict=True))
         if items.metadata is not None:
             described = (dict(entry) for entry in items.metadata)
-            self._metadata.update(zip(labels, described, strict=True))
+            self._metadata.update(zip(listed, described, strict=True))
         self._sorted = None
+        self._add(labels, np.ascontiguousarray(items.vectors))
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         self._open()
@@ -120,14 +132,7 @@ class LocalStore(Store):
         self._open()
         labels = self._label(ids)
         self._remove(labels)
-        for label in labels.tolist():
-            self._live.discard(label)
-            self._values.pop(label, None)
-            self._metadata.pop(label, None)
-            name = self._names.pop(label, None)
-            if name is not None:
-                del self._labels_of[name]
-        self._sorted = None
+        self._forget_labels(labels.tolist())
 
     def search(self, queries: FloatArray, k: int) -> Found:
         self._open()
@@ -171,8 +176,8 @@ class LocalStore(Store):
             return
         from safetensors.numpy import save
 
-        check_writable(self._path)
         path = self._path
+        self._forget_labels(self._live - set(self._labels().tolist()))
         write_whole(path, lambda file: self._dump(Path(file.name)))
         labels = np.array(sorted(self._live), dtype=np.int64)
         tensors: dict[str, npt.NDArray[Any]] = {"labels": labels}
@@ -275,6 +280,16 @@ class LocalStore(Store):
             self._names[label] = name
             self._labels_of[name] = label
         return labels
+
+    def _forget_labels(self, labels: Iterable[int]) -> None:
+        for label in labels:
+            self._live.discard(label)
+            self._values.pop(label, None)
+            self._metadata.pop(label, None)
+            name = self._names.pop(label, None)
+            if name is not None:
+                del self._labels_of[name]
+        self._sorted = None
 
     def _label(self, ids: Ids) -> Labels:
         if ids.dtype.kind != "U":

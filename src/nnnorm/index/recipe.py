@@ -23,7 +23,7 @@ __all__ = ["Recipe", "make_recipe"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
 # Room for items that come later and are a little longer, or have a larger bias.
-_HEADROOM = 1.1
+_HEADROOM = 1.05
 # Norms that differ by more than this make graph search lose items.
 _EQUAL = 0.01
 

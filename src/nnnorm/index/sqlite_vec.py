@@ -172,8 +172,15 @@ class SqliteVecStore(Store):
         others = [name for name in self._columns() if name not in (key, vector, _BIAS, _METADATA)]
         ours = [name if name in self._columns() else "NULL" for name in (_BIAS, _METADATA)]
         listed = ", ".join([key, vector, *ours, *map(quote_name, others)])
-        cursor = self._connection.execute(f"SELECT {listed} FROM {quote_name(self._table)}")
-        while rows := cursor.fetchmany(batch):
+        table = quote_name(self._table)
+        keys = self._connection.execute(f"SELECT {key} FROM {table}").fetchall()
+        query = f"SELECT {listed} FROM {table} WHERE {key} = ?"
+        for start in range(0, len(keys), batch):
+            # One by one: a cursor left open would lock a target in the same file.
+            found = (self._connection.execute(query, one) for one in keys[start : start + batch])
+            rows = [cursor.fetchone() for cursor in found]
+            if None in rows:
+                raise NNNormError(f"{self.name} changed while it was read; start again")
             vectors = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32)
             values = [row[2] for row in rows]
             metadata = [

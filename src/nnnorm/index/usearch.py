@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.local import LocalStore
-from nnnorm.index.protocol import Sample, StoreMetric
+from nnnorm.index.protocol import Sample, StoreMetric, Way
 
 __all__ = ["Precision", "UsearchStore"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Labels: TypeAlias = npt.NDArray[np.int64]
-Precision = Literal["f32", "f16", "bf16"]
+Precision = Literal["f32", "f16", "bf16", "i8"]
 _METRICS: dict[StoreMetric, str] = {"ip": "ip", "cosine": "cos", "l2": "l2sq"}
 
 
@@ -30,8 +30,8 @@ class UsearchStore(LocalStore):
     ----------
     path : str or PathLike, optional
         A file that `Index.save` wrote, or that `save` will write.
-    dtype : {"f32", "f16", "bf16"}
-        How a new index stores numbers.
+    dtype : {"f32", "f16", "bf16", "i8"}
+        How a new index stores numbers; "i8" serves the way "cosine" alone.
     links : int
         Of each item (usearch's connectivity).
     ef_construction, ef : int
@@ -41,7 +41,7 @@ class UsearchStore(LocalStore):
     """
 
     engine = "usearch"
-    ways = ("ip", "l2", "cosine", "rerank")
+    ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     is_graph = True
 
     def __init__(
@@ -57,14 +57,15 @@ class UsearchStore(LocalStore):
         super().__init__(path)
         if dtype not in get_args(Precision):
             raise NNNormError(
-                f"dtype must be one of {', '.join(get_args(Precision))}; got {dtype!r} (i8 "
-                "normalises every vector and so forgets the bias)"
+                f"dtype must be one of {', '.join(get_args(Precision))}; got {dtype!r}"
             )
         self._dtype: Precision = dtype
+        if dtype == "i8":  # every vector is normalised first, which equal norms survive
+            self.ways, self.is_quantized = ("cosine",), True
         self._threads = threads
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
 
-    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         self._index = require("usearch.index", "usearch").Index(
             ndim=width,
             metric=_METRICS[metric],
@@ -76,7 +77,7 @@ class UsearchStore(LocalStore):
     def traps(self) -> list[str]:
         self._open()
         kind = str(self._index.dtype).rpartition(".")[2].lower()
-        if kind == "f32":
+        if kind == "f32" or self._note is not None:  # who asked for few bits knows it
             return []
         return [f"it stores {kind}, usearch's choice where none is made: build it with dtype=f32"]
 
@@ -85,6 +86,8 @@ class UsearchStore(LocalStore):
         index = usearch.Index.restore(str(path))
         if index is None:
             raise ValueError("no usearch header")
+        if str(index.dtype).lower().endswith("i8"):
+            self.is_quantized = True
         return index
 
     def _dump(self, path: Path) -> None:
