@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nnnorm.index import ENGINES
+
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
 
 
 @pytest.fixture
@@ -28,6 +30,7 @@ def benchmark(monkeypatch):
     [
         ("automatic_rule", "automatic-rule.md"),
         ("choosing", "choosing.md"),
+        ("engines", "engines/README.md"),
         ("flickr8k", "flickr8k.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),
@@ -44,6 +47,18 @@ def test_a_benchmark_without_its_data_says_so(benchmark, name, tmp_path, monkeyp
     monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path)])
     assert benchmark(name).main() == 1
     assert f"there is no flickr8k and no unsplash500 in {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_benchmark_of_engines_without_its_data_says_so(benchmark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["engines", "--data", str(tmp_path)])
+    assert benchmark("engines").main() == 1
+    assert f"there is no flickr8k in {tmp_path}" in capsys.readouterr().err
+
+
+def test_every_engine_has_a_page_that_its_table_links_to():
+    table = (ROOT / "docs" / "engines" / "README.md").read_text(encoding="utf-8")
+    for module, _ in ENGINES.values():
+        assert f"({module.rpartition('.')[2].replace('_', '-')}.md)" in table
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

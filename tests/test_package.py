@@ -16,6 +16,8 @@ SOURCE = Path(nnnorm.__file__).parent
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
+HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
+HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
 
 # A module may import from the layers above its own, never from its own line's neighbours below.
 LAYERS = [
@@ -39,6 +41,12 @@ LAYERS = [
     {"datasets.captions", "datasets.table", "datasets.karpathy", "datasets.coco"},
     {"datasets.shapes", "datasets.clip_retrieval", "datasets.visogender", "datasets.protocol"},
     {"datasets"},
+    {"encoders.images", "encoders.sounds", "encoders.weights", "encoders.inputs"},
+    {"encoders.encoder", "encoders.layers"},
+    {"encoders.huggingface", "encoders.sentences", "encoders.openclip"},
+    {"encoders.albef", "encoders.beit3", "encoders.blip_matching", "encoders.shards"},
+    {"encoders.load"},
+    {"encoders"},
     {"reproduce.paper", "reproduce.runtime"},
     {"reproduce.material"},
     {"reproduce.standins", "reproduce.run"},
@@ -47,14 +55,17 @@ LAYERS = [
     {"reproduce"},
     {"demo"},
     {"demo_story"},
-    {"encoders.images", "encoders.sounds", "encoders.weights", "encoders.inputs"},
-    {"encoders.encoder", "encoders.layers"},
-    {"encoders.huggingface", "encoders.sentences", "encoders.openclip"},
-    {"encoders.albef", "encoders.beit3", "encoders.blip_matching", "encoders.shards"},
-    {"encoders.load"},
-    {"encoders"},
+    {"index.protocol"},
+    {"index.local", "index.points", "index.recipe", "index.urls"},
+    {"index.ranking"},
+    {"index.corrected"},
+    {"index.export", "index.verify"},
+    {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},
+    {"index.qdrant", "index.qdrant_edge", "index.pgvector", "index.payloads"},
+    {"index.lancedb", "index.chroma", "index.milvus"},
+    {"index"},
     {"cli_shared"},
-    {"cli_study", "cli_encode"},
+    {"cli_study", "cli_encode", "cli_index"},
     {"cli_audit", "cli_reproduce"},
     {"cli"},
     {"__main__"},

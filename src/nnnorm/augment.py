@@ -13,7 +13,7 @@ from nnnorm.bias import Bias, check_weight
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError
 
-__all__ = ["Target", "augment_gallery", "augment_queries"]
+__all__ = ["Target", "augment_gallery", "augment_queries", "count_extra", "extend_rows"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
@@ -56,17 +56,73 @@ def augment_gallery(
     _check_augmentable(bias, target, scale)
     items = open_embeddings(gallery, name="gallery")
     bias.check_gallery(items)
-    shift = bias.values.mean(dtype=np.float64) if center else 0.0
-    stored = scale * (bias.values.astype(np.float64) - shift)
-    augmented = np.empty((len(items), items.dim + (1 if target == "ip" else 2)), dtype=np.float32)
+    shift = float(bias.values.mean(dtype=np.float64)) if center else 0.0
+    augmented = np.empty((len(items), items.dim + count_extra(target)), dtype=np.float32)
     for start, block in items.blocks():
         augmented[start : start + len(block), : items.dim] = block
-    augmented[:, items.dim] = stored
+    augmented[:, items.dim] = scale * (bias.values.astype(np.float64) - shift)
     if target != "ip":
-        kept = augmented[:, : items.dim + 1]
-        squares = np.einsum("ij,ij->i", kept, kept, dtype=np.float64)
+        squares = _squares(augmented[:, : items.dim + 1])
         augmented[:, -1] = np.sqrt(squares.max() - squares)
     return augmented
+
+
+def extend_rows(
+    rows: FloatArray,
+    values: FloatArray,
+    *,
+    target: Target,
+    shift: float,
+    scale: float,
+    radius: float,
+) -> FloatArray:
+    """Extend some rows the way an index was built: one shift, scale and radius for all its items.
+
+    Parameters
+    ----------
+    rows : ndarray, shape (n_rows, dim)
+    values : ndarray, shape (n_rows,)
+        The items' bias.
+    target : {"ip", "cosine", "l2"}
+    shift, scale : float
+        ``scale·(m − shift)`` is stored.
+    radius : float
+        The norm that all stored rows get; not used by "ip".
+
+    Returns
+    -------
+    ndarray, shape (n_rows, dim + 1) or (n_rows, dim + 2), float32
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rows, values = np.float32([[0.0, 2.0]]), np.float32([3.0])
+    >>> extend_rows(rows, values, target="l2", shift=2.0, scale=1.0, radius=3.0).tolist()
+    [[0.0, 2.0, 1.0, 2.0]]
+    """
+    stored = scale * (values.astype(np.float64) - shift)
+    kept = np.column_stack([rows, stored]).astype(np.float32)
+    if target == "ip":
+        return kept
+    room = radius**2 - _squares(kept)
+    if (room < 0).any():
+        row = int(room.argmin())
+        raise NNNormError(
+            f"item {row} has the norm {np.sqrt(radius**2 - room[row]):.4g} with its bias, but this "
+            f"index has room for {radius:.4g}; build it anew with this item"
+        )
+    return np.column_stack([kept, np.sqrt(room)]).astype(np.float32)
+
+
+def count_extra(target: Target) -> int:
+    """How many coordinates a target adds: one for "ip", two for "cosine" and "l2".
+
+    Examples
+    --------
+    >>> count_extra("ip"), count_extra("l2")
+    (1, 2)
+    """
+    return 1 if target == "ip" else 2
 
 
 def augment_queries(
@@ -111,7 +167,7 @@ def augment_queries(
             "Were they encoded by different models?"
         )
     used = bias.weight if weight is None else check_weight(weight)
-    extra = np.zeros((len(asked), 1 if target == "ip" else 2), dtype=np.float32)
+    extra = np.zeros((len(asked), count_extra(target)), dtype=np.float32)
     extra[:, 0] = -used / scale
     return np.hstack([asked.rows(0, len(asked)), extra])
 
@@ -126,3 +182,7 @@ def _check_augmentable(bias: Bias, target: str, scale: float) -> None:
             f"a gated bias ({bias.method}) decides per query and can't be stored as a dimension; "
             "use search, or fit the method without its gate"
         )
+
+
+def _squares(rows: FloatArray) -> npt.NDArray[np.float64]:
+    return np.einsum("ij,ij->i", rows, rows, dtype=np.float64)

@@ -1,7 +1,8 @@
 """The command `nnnorm`: arguments in, tables for people or JSON for programs out.
 
-Each command is one short function; those that evaluate stand in `cli_study.py`. What a command
-needs beyond the core is imported inside it, so that `--help` answers at once.
+Each command is one short function; those that evaluate stand in `cli_study.py`, those of engines
+in `cli_index.py`. What a command needs beyond the core is imported inside it, so that `--help`
+answers at once.
 """
 
 import shlex
@@ -25,13 +26,13 @@ from nnnorm.cli_shared import (
     open_input,
     print_facts,
     print_json,
+    print_ranking,
     print_story,
     show_progress,
     show_steps,
 )
 from nnnorm.engines import Engine
 from nnnorm.methods import GateForm, MethodName
-from nnnorm.search import Ranking
 
 
 @app.command(
@@ -176,7 +177,7 @@ def search(
             about["scores"] = [[float(f"{s:.7g}") for s in row] for row in ranking.scores]
         print_json(about)
         return
-    _print_ranking(ranking, output)
+    print_ranking(ranking, output)
 
 
 @app.command(epilog="Example: nnnorm info bias.safetensors")
@@ -244,31 +245,6 @@ def _why_nothing(bias: Bias) -> str:
             "noise, so the weight is 0; give more past queries"
         )
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
-
-
-def _print_ranking(ranking: Ranking, output: Path | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    shown, columns = min(10, len(ranking.indices)), min(5, ranking.indices.shape[1])
-    table = Table(title="Best items (index, corrected score)", title_justify="left")
-    table.add_column("query", justify="right")
-    for place in range(columns):
-        table.add_column(f"{place + 1}", justify="right")
-    for query in range(shown):
-        pairs = zip(ranking.indices[query], ranking.scores[query], strict=True)
-        cells = [f"{index} [dim]{score:.3f}[/dim]" for index, score in pairs]
-        table.add_row(str(query), *cells[:columns])
-    Console().print(table)
-    n_queries, k = ranking.indices.shape
-    if output is not None:
-        typer.echo(f"All {n_queries:,} x {k} are in {output}", err=True)
-    elif n_queries > shown or k > columns:
-        typer.echo(
-            f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
-            "-o FILE or --json gives all",
-            err=True,
-        )
 
 
 def _spread(values: Any) -> dict[str, Any]:
@@ -346,5 +322,6 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
 # Their commands come after these.
 import nnnorm.cli_encode  # noqa: E402, I001
 import nnnorm.cli_study  # noqa: E402
+import nnnorm.cli_index  # noqa: E402
 import nnnorm.cli_audit  # noqa: E402
 import nnnorm.cli_reproduce  # noqa: E402, F401

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from nnnorm.embeddings import Embeddings, Metric
 from nnnorm.scores import Progress
+from nnnorm.search import Ranking
 
 
 class _Group(TyperGroup):
@@ -182,6 +183,32 @@ def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
             table.add_row(escape(name), escape(shown))
     Console().print(table)
+
+
+def print_ranking(ranking: Ranking, output: Path | None) -> None:
+    """Print the first places of the first queries."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown, columns = min(10, len(ranking.indices)), min(5, ranking.indices.shape[1])
+    table = Table(title="Best items (index, corrected score)", title_justify="left")
+    table.add_column("query", justify="right")
+    for place in range(columns):
+        table.add_column(f"{place + 1}", justify="right")
+    for query in range(shown):
+        pairs = zip(ranking.indices[query], ranking.scores[query], strict=True)
+        cells = [f"{index} [dim]{score:.3f}[/dim]" for index, score in pairs]
+        table.add_row(str(query), *cells[:columns])
+    Console().print(table)
+    n_queries, k = ranking.indices.shape
+    if output is not None:
+        typer.echo(f"All {n_queries:,} x {k} are in {output}", err=True)
+    elif n_queries > shown or k > columns:
+        typer.echo(
+            f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+            "-o FILE or --json gives all",
+            err=True,
+        )
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,31 @@
+"""The corrected search inside someone else's engine, one file per library.
+
+`build_index` puts a gallery and its bias into a collection, `open_index` finds it again, and
+`export_index` makes a corrected copy of one that is there; all take an engine's store or its URL
+and return a `CorrectedIndex`, which `verify_index` checks. Importing this loads no engine.
+"""
+
+from nnnorm.index.corrected import CorrectedIndex, IndexRanking, build_index, open_index
+from nnnorm.index.export import export_index
+from nnnorm.index.protocol import Facts, Found, Items, Store
+from nnnorm.index.recipe import Recipe
+from nnnorm.index.urls import ENGINES, open_store
+from nnnorm.index.verify import Verification, adopt_index, verify_index
+
+__all__ = [
+    "ENGINES",
+    "CorrectedIndex",
+    "Facts",
+    "Found",
+    "IndexRanking",
+    "Items",
+    "Recipe",
+    "Store",
+    "Verification",
+    "adopt_index",
+    "build_index",
+    "export_index",
+    "open_index",
+    "open_store",
+    "verify_index",
+]

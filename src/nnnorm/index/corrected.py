@@ -1,0 +1,408 @@
+"""The corrected search inside an engine: `build_index`, `open_index`, and what they return.
+
+All engines are served from here; an engine's own file only stores and finds (`protocol.py`). The
+weight stands on the query's side, so it changes with each search and never needs a new index.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias, check_weight
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
+from nnnorm.index.ranking import IndexRanking, rank, rerank
+from nnnorm.index.recipe import Recipe, make_recipe
+from nnnorm.index.urls import open_store
+from nnnorm.scores import Progress
+
+__all__ = ["CorrectedIndex", "IndexRanking", "build_index", "fill_store", "open_index"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+_LARGEST_SAMPLE = 65536
+_MOST_FETCHED = 10_000
+
+
+class CorrectedIndex:
+    """A collection in some engine that ranks by ``s(q, r) − weight·m(r)``.
+
+    Made by `build_index` or `open_index`; also a context manager that closes the engine.
+
+    Attributes
+    ----------
+    store : Store
+        The engine's collection.
+    recipe : Recipe
+        How the correction was built in.
+    """
+
+    def __init__(self, store: Store, recipe: Recipe) -> None:
+        self.store = store
+        self.recipe = recipe
+
+    def __enter__(self) -> "CorrectedIndex":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return _facts(self.store).n_items
+
+    def search(
+        self,
+        queries: Source,
+        *,
+        k: int = 10,
+        weight: float | None = None,
+        max_fetch: int = _MOST_FETCHED,
+    ) -> IndexRanking:
+        """Find the k best items of every query by the corrected score.
+
+        Parameters
+        ----------
+        queries : array or path, shape (n_queries, dim)
+        k : int
+            Fewer come back where there are fewer items.
+        weight : float, optional
+            Instead of the bias's own weight; nothing is re-indexed.
+        max_fetch : int
+            The most hits a re-rank fetches for a query; `IndexRanking.certain` tells where that
+            was too few.
+
+        Returns
+        -------
+        IndexRanking
+        """
+        asked = open_embeddings(queries, name="queries")
+        if asked.dim != self.recipe.dim:
+            raise NNNormError(
+                f"{asked.name} and the items of {self.store.name} must share dim; got {asked.dim} "
+                f"and {self.recipe.dim}. Were they encoded by different models?"
+            )
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise NNNormError(f"k must be a whole number from 1; got {k}")
+        most = self.store.largest_k
+        if most is not None and k > most:
+            raise NNNormError(f"{self.store.engine} gives at most {most} hits; got k = {k}")
+        used = self.recipe.weight if weight is None else check_weight(weight)
+        rows = asked.rows(0, len(asked))
+        if self.recipe.way == "rerank":
+            limit = max(int(k), min(max_fetch, most or max_fetch))
+            return rerank(self.store, self.recipe, rows, int(k), weight=used, limit=limit)
+        if self.recipe.way == "column":
+            found = self.store.search_column(rows, int(k), used)
+            scores = found.scores
+        else:
+            vectors = self.recipe.ask(rows, used)
+            found = self.store.search(vectors, int(k))
+            scores = self.recipe.read_scores(found.scores, vectors, used)
+        return rank(found.ids, scores, int(k))
+
+    def add(
+        self,
+        gallery: Source,
+        bias: Bias,
+        *,
+        ids: Any = None,
+        metadata: Sequence[Metadata] | None = None,
+    ) -> None:
+        """Add items with the bias that was fitted for them (by the same method and references).
+
+        Parameters
+        ----------
+        gallery : array or path, shape (n_new, dim)
+        bias : Bias
+            Of these items.
+        ids : sequence of int or str
+            None of them may be in the index yet.
+        metadata : sequence of mappings, optional
+        """
+        items = open_embeddings(gallery, name="new items")
+        if items.dim != self.recipe.dim:
+            raise NNNormError(
+                f"new items and those of {self.store.name} must share dim; got {items.dim} and "
+                f"{self.recipe.dim}. Were they encoded by different models?"
+            )
+        bias.check_gallery(items)
+        if ids is None:
+            raise NNNormError("new items need ids that are not in the index yet; pass ids=")
+        named = check_ids(ids, len(items), name="new items")
+        there = self.store.present(named)
+        if there.any():
+            raise NNNormError(
+                f"{store_has(self.store, named[there])}; ids must be unique: delete first, or "
+                "choose other ids"
+            )
+        self.recipe = self.recipe.widen(bias.values)
+        for batch in cut(items, bias.values, named, _check_metadata(metadata, len(items))):
+            self.store.add(self.recipe.pack(batch))
+        self.store.write_note(self.recipe.to_dict())
+
+    def delete(self, ids: Any) -> None:
+        """Delete items by id; all of them must be there."""
+        if not self.store.can_delete:
+            raise NNNormError(
+                f"{self.store.name} can't delete items; build it anew without them, or use another "
+                "kind of index"
+            )
+        array = np.atleast_1d(np.asarray(ids))
+        named = check_ids(array, len(array), name="the items to delete")
+        there = self.store.present(named)
+        if not there.all():
+            raise NNNormError(
+                f"{self.store.name} has no item with the id {named[~there][0].item()!r}; "
+                "nothing was deleted"
+            )
+        self.store.delete(named)
+
+    def scan(self, batch: int = BATCH) -> Iterator[Items]:
+        """All items as they were given: ids, raw vectors, bias values, metadata."""
+        for items in self.store.scan(batch):
+            yield self.recipe.unpack(items)
+
+    def save(self) -> None:
+        """Make everything durable (engines that live in this process' memory write their file)."""
+        self.store.save()
+
+    def close(self) -> None:
+        """Let go of files and connections; nothing is saved by this."""
+        self.store.close()
+
+
+def build_index(
+    store: "Store | str",
+    gallery: Source,
+    bias: Bias,
+    *,
+    ids: Any = None,
+    metadata: Sequence[Metadata] | None = None,
+    way: Way | None = None,
+    scale: float | None = None,
+    progress: Progress | None = None,
+) -> CorrectedIndex:
+    """Put a gallery and its bias into an engine, so that the engine ranks by the corrected score.
+
+    Parameters
+    ----------
+    store : Store or str
+        An engine's collection, or its URL (``"faiss:photos.faiss"``). It must not exist yet, or be
+        empty with the right width and metric, or be what an interrupted build of the same left.
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias
+        Fitted on this gallery, without gates.
+    ids : sequence of int or str, optional
+        0…n−1 where there are none.
+    metadata : sequence of mappings, optional
+        One per item, kept with it.
+    way : {"ip", "cosine", "l2", "rerank", "column"}, optional
+        How the correction is served; by itself the best that the engine has.
+    scale : float, optional
+        Of the bias's coordinate; by itself 1, or what suits a quantised engine.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    CorrectedIndex
+        Already saved.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
+    >>> index = build_index("faiss:", np.array([[1.0, 0.0], [0.6, 0.8]]), bias, ids=[70, 80])
+    >>> index.search(np.array([[0.96, 0.28]]), k=1).indices.tolist()
+    [[80]]
+    """
+    opened = open_store(store)
+    items = open_embeddings(gallery, name="gallery")
+    named = check_ids(ids, len(items))
+    described = _check_metadata(metadata, len(items))
+    recipe = make_recipe(opened, items, bias, way=way, scale=scale)
+
+    def vectors() -> FloatArray:
+        rows = np.linspace(0, len(items) - 1, min(len(items), _LARGEST_SAMPLE)).astype(np.int64)
+        taken = Items(named[rows], items.take(rows), bias.values[rows])
+        return recipe.pack(taken).vectors
+
+    batches = cut(items, bias.values, named, described)
+    return fill_store(
+        opened,
+        recipe,
+        batches,
+        strings=named.dtype.kind == "U",
+        sample=Sample(len(items), vectors),
+        progress=progress,
+    )
+
+
+def open_index(store: "Store | str") -> CorrectedIndex:
+    """Open a collection that `build_index` or an export made.
+
+    Examples
+    --------
+    >>> open_index("faiss:nowhere.faiss")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there is no faiss nowhere.faiss; ...
+    """
+    opened = open_store(store)
+    facts = _facts(opened)
+    note = opened.read_note()
+    if note is None:
+        raise NNNormError(
+            f"{opened.name} holds no correction (no note of nnnorm); make a corrected copy with "
+            "nnnorm index export, or build one with nnnorm index build"
+        )
+    recipe = Recipe.from_dict(note, opened.name)
+    _check_fits(opened, facts, recipe)
+    if recipe.state != "whole":
+        raise NNNormError(
+            f"{opened.name} was not finished ({facts.n_items} items are in it); run the same build "
+            "or export again, it goes on where it stopped"
+        )
+    return CorrectedIndex(opened, recipe)
+
+
+def fill_store(
+    store: Store,
+    recipe: Recipe,
+    batches: Iterable[Items],
+    *,
+    strings: bool,
+    sample: Sample,
+    progress: Progress | None = None,
+) -> CorrectedIndex:
+    """Write raw items with their values into a store, going on where an interrupted run stopped.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.index.faiss import FaissStore
+    >>> store, bias = FaissStore(), Bias(np.array([0.25, 0.5]), 0.75, "nnn")
+    >>> recipe = make_recipe(store, open_embeddings(np.eye(2)), bias)
+    >>> items = Items(np.array([3, 4]), np.eye(2, dtype=np.float32), bias.values)
+    >>> sample = Sample(2, lambda: recipe.pack(items).vectors)
+    >>> len(fill_store(store, recipe, [items], strings=False, sample=sample))
+    2
+    """
+    facts = store.facts()
+    resumed = False
+    if facts is None:
+        _warn_of_graph(store, recipe)
+        store.create(recipe.width, recipe.metric, strings=strings, sample=sample)
+        store.write_note(recipe.to_dict())
+    else:
+        _check_fits(store, facts, recipe)
+        note = store.read_note()
+        resumed = note == recipe.to_dict()
+        if facts.n_items and not resumed:
+            raise NNNormError(
+                f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
+                "of this; choose another name, or remove it first"
+            )
+        store.write_note(recipe.to_dict())
+    done = 0
+    try:
+        for batch in batches:
+            missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
+            if missing.any():
+                store.add(recipe.pack(batch.take(missing)))
+            done += len(batch)
+            if progress is not None:
+                progress(done, sample.n_items)
+    except BaseException:
+        # What is in stays in, also where the engine keeps it in memory until it is saved.
+        with contextlib.suppress(NNNormError):
+            store.save()
+        raise
+    whole = replace(recipe, state="whole")
+    store.write_note(whole.to_dict())
+    store.save()
+    return CorrectedIndex(store, whole)
+
+
+def cut(
+    gallery: Embeddings, values: FloatArray, ids: Ids, metadata: Sequence[Metadata] | None
+) -> Iterator[Items]:
+    """A gallery in batches of raw items.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> values, ids = np.zeros(2, dtype=np.float32), np.arange(2)
+    >>> [len(batch) for batch in cut(open_embeddings(np.eye(2)), values, ids, None)]
+    [2]
+    """
+    for start in range(0, len(gallery), BATCH):
+        stop = min(start + BATCH, len(gallery))
+        yield Items(
+            ids[start:stop],
+            gallery.rows(start, stop),
+            values[start:stop],
+            None if metadata is None else metadata[start:stop],
+        )
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def _warn_of_graph(store: Store, recipe: Recipe) -> None:
+    """A graph of unequal norms, walked by inner product, never reaches many of its items."""
+    if store.is_graph and not recipe.has_equal_norms:
+        warnings.warn(
+            f"{store.name} walks a graph, and the gallery has norms {recipe.shortest:.3g} to "
+            f"{recipe.longest:.3g}: it will miss many items; normalise the embeddings where cosine "
+            "was meant, or search more broadly (ef) and look with nnnorm index verify",
+            stacklevel=4,
+        )
+
+
+def _facts(store: Store) -> Facts:
+    facts = store.facts()
+    if facts is None:
+        raise NNNormError(
+            f"there is no {store.name}; check the name, or make it with nnnorm index build"
+        )
+    return facts
+
+
+def _check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:
+    if facts.metric != recipe.metric:
+        raise NNNormError(
+            f"{store.name} compares by {facts.metric}, but the way {recipe.way!r} needs "
+            f"{recipe.metric}; choose another way or another collection"
+        )
+    if facts.width != recipe.width:
+        raise NNNormError(
+            f"{store.name} holds vectors of {facts.width} numbers, but embeddings of dim "
+            f"{recipe.dim} need {recipe.width} for the way {recipe.way!r}; choose another "
+            "collection, or embeddings of the same model"
+        )
+
+
+def _check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> Sequence[Metadata] | None:
+    if metadata is not None and len(metadata) != n_items:
+        raise NNNormError(f"metadata must be one mapping per item, {n_items}; got {len(metadata)}")
+    return metadata
+
+
+def store_has(store: Store, ids: Ids) -> str:
+    """A sentence's beginning: which ids are there already.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.index.faiss import FaissStore
+    >>> store_has(FaissStore("photos.faiss"), np.array([7, 8]))
+    'faiss photos.faiss already has the id 7 and 1 other'
+    """
+    others = len(ids) - 1
+    more = f" and {others} other{'s' if others > 1 else ''}" if others else ""
+    return f"{store.name} already has the id {ids[0].item()!r}{more}"

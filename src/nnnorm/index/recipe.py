@@ -1,0 +1,244 @@
+"""How the correction was built into a collection: `Recipe`, kept as a note beside the vectors.
+
+With it a collection can be opened by anyone: it says what is stored, what to ask, and how the
+engine's own scores become ``s(q, r) − weight·m(r)`` again.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.augment import Target, count_extra, extend_rows
+from nnnorm.bias import Bias
+from nnnorm.embeddings import Embeddings, norm_range
+from nnnorm.errors import NNNormError
+from nnnorm.index.protocol import Engine, Items, StoreMetric, Way, check_way
+
+__all__ = ["Recipe", "make_recipe"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+_FORMAT = "nnnorm.index/1"
+# Room for items that come later and are a little longer, or have a larger bias.
+_HEADROOM = 1.05
+# Norms that differ by more than this make graph search lose items.
+_EQUAL = 0.01
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is stored, and what to ask.
+
+    Attributes
+    ----------
+    dim : int
+        Of the embeddings, without extra coordinates.
+    way : {"ip", "cosine", "l2", "rerank", "column"}
+    metric : {"ip", "cosine", "l2"}
+        What the collection compares by.
+    weight : float
+        Of the bias; a search may override it.
+    method : str
+        That made the bias.
+    shift, scale : float
+        ``scale·(m − shift)`` is the extra coordinate.
+    radius : float
+        Norm of all stored vectors (ways "cosine" and "l2").
+    lowest, highest : float
+        Range of the bias over all items: when a re-rank is certain.
+    shortest, longest : float
+        Range of the norms of the gallery.
+    gallery : str or None
+        Fingerprint of the gallery it was built from.
+    state : {"part", "whole"}
+        Whether all items are in.
+    """
+
+    dim: int
+    way: Way
+    metric: StoreMetric
+    weight: float
+    method: str
+    shift: float
+    scale: float
+    radius: float
+    lowest: float
+    highest: float
+    shortest: float
+    longest: float
+    gallery: str | None
+    state: str = "part"
+
+    @property
+    def width(self) -> int:
+        """Coordinates of a stored vector."""
+        return self.dim + (0 if self.target is None else count_extra(self.target))
+
+    @property
+    def has_equal_norms(self) -> bool:
+        """Whether the gallery's norms are about the same, as graphs want them.
+
+        The coordinate that makes stored norms equal ("l2", "cosine") does not help a graph: its
+        search is then among norms instead of meanings.
+        """
+        return self.longest - self.shortest <= _EQUAL * self.longest
+
+    @property
+    def target(self) -> Target | None:
+        """The way, where it adds coordinates."""
+        return self.way if self.way in get_args(Target) else None  # type: ignore[return-value]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {"format": _FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, note: Mapping[str, Any], name: str) -> "Recipe":
+        """Read a note, or say what is wrong with it."""
+        if note.get("format") != _FORMAT:
+            raise NNNormError(
+                f"{name} has a note of another format ({note.get('format')!r}, not {_FORMAT}); "
+                "was it built by another version of nnnorm?"
+            )
+        try:
+            return cls(**{field.name: note[field.name] for field in fields(cls)})
+        except KeyError as error:
+            raise NNNormError(
+                f"the note of {name} lacks {error}; build the collection anew"
+            ) from error
+
+    def pack(self, items: Items) -> Items:
+        """Raw items with their values, as the store keeps them."""
+        values = items.values
+        if values is None:
+            raise NNNormError("items need their bias values; got none")
+        if self.target is None:
+            return items
+        vectors = extend_rows(
+            items.vectors,
+            values,
+            target=self.target,
+            shift=self.shift,
+            scale=self.scale,
+            radius=self.radius,
+        )
+        return Items(items.ids, vectors, None, items.metadata)
+
+    def unpack(self, items: Items) -> Items:
+        """What the store keeps, as raw items with their values."""
+        if self.target is None:
+            return items
+        stored = items.vectors
+        if self.metric == "cosine":  # some engines keep the direction alone
+            stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
+        values = stored[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
+        raw = np.ascontiguousarray(stored[:, : self.dim], dtype=np.float32)
+        return Items(items.ids, raw, values.astype(np.float32), items.metadata)
+
+    def widen(self, values: FloatArray) -> "Recipe":
+        """The same, once items with these values have come in."""
+        lowest = min(self.lowest, float(values.min()))
+        return replace(self, lowest=lowest, highest=max(self.highest, float(values.max())))
+
+    def ask(self, queries: FloatArray, weight: float) -> FloatArray:
+        """Queries as the store wants them."""
+        if self.target is None:
+            return queries
+        extra = np.zeros((len(queries), count_extra(self.target)), dtype=np.float32)
+        extra[:, 0] = -weight / self.scale
+        return np.hstack([queries, extra])
+
+    def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
+        """The store's own scores back to inner products, and those to corrected scores.
+
+        For ways without extra coordinates: to raw ones.
+        """
+        norms = np.linalg.norm(asked.astype(np.float64), axis=1)[:, None]
+        products = scores.astype(np.float64)
+        if self.metric == "cosine":
+            products = products * norms * self.radius
+        elif self.metric == "l2":
+            products = (norms**2 + self.radius**2 + products) / 2
+        if self.target is not None:
+            products = products - weight * self.shift
+        return products.astype(np.float32)
+
+
+def make_recipe(
+    store: Engine | type[Engine],
+    gallery: Embeddings,
+    bias: Bias,
+    *,
+    way: Way | None = None,
+    scale: float | None = None,
+) -> Recipe:
+    """Choose how to serve this gallery in that store.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import open_embeddings
+    >>> from nnnorm.index.faiss import FaissStore
+    >>> bias = Bias(np.array([0.25, 0.5]), 0.75, "nnn")
+    >>> recipe = make_recipe(FaissStore(), open_embeddings(np.eye(2)), bias)
+    >>> recipe.way, recipe.width, recipe.shift
+    ('ip', 3, 0.375)
+    """
+    bias.check_gallery(gallery)
+    if bias.gates:
+        raise NNNormError(
+            f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
+            "use nnnorm.search, or fit the method without its gate"
+        )
+    low, high = norm_range(gallery)
+    chosen = store.ways[0] if way is None else check_way(way, store)
+    metric = _choose_metric(store, chosen)
+    if chosen == "rerank" and metric != "ip" and max(abs(low - 1), abs(high - 1)) > _EQUAL:
+        raise NNNormError(
+            f"{store.engine} compares by {metric}, so a re-rank needs unit norm, but "
+            f"{gallery.name} has norms {low:.4g} to {high:.4g}; normalise them (bias and queries "
+            f"too), or use another way: {', '.join(w for w in store.ways if w != 'rerank')}"
+        )
+    values = bias.values.astype(np.float64)
+    shift = float(values.mean())
+    if scale is None:
+        scale = _choose_scale(values, bias.weight) if store.is_quantized else 1.0
+    if not (math.isfinite(scale) and scale > 0):
+        raise NNNormError(f"scale must be positive; got {scale}")
+    largest = float(np.abs(values - shift).max()) * scale
+    radius = _HEADROOM * math.hypot(high, largest) if chosen in ("cosine", "l2") else 1.0
+    return Recipe(
+        dim=gallery.dim,
+        way=chosen,
+        metric=metric,
+        weight=bias.weight,
+        method=bias.method,
+        shift=shift,
+        scale=scale,
+        radius=radius,
+        lowest=float(values.min()),
+        highest=float(values.max()),
+        shortest=low,
+        longest=high,
+        gallery=gallery.fingerprint,
+    )
+
+
+def _choose_metric(store: Engine | type[Engine], way: Way) -> StoreMetric:
+    if way in get_args(StoreMetric):
+        return way  # type: ignore[return-value]
+    if way == "column":
+        return "ip"
+    return next(metric for metric in ("ip", "cosine", "l2") if metric in store.ways)
+
+
+def _choose_scale(values: npt.NDArray[np.float64], weight: float) -> float:
+    """Share the outlier between both sides: ``scale·std(m)`` of items, ``weight/scale`` of queries.
+
+    Engines that quantise both have one step for all coordinates; the largest decides it.
+    """
+    spread = float(values.std())
+    return math.sqrt(abs(weight) / spread) if spread > 0 and weight != 0 else 1.0

