@@ -406,7 +406,7 @@ def test_the_sql_of_the_page_gives_the_corrected_ranking(sql, table):
             ran.append("INDEX")
             plan = "EXPLAIN " + statements[1].split(";")[1]
             asked = plan.replace(":query", f"'{text(np.zeros(64))}'").replace(":alpha", "0.5")
-            assert "Index Scan using photos_corrected" in str(run(asked.encode()).fetchall())
+            assert "Index Scan using photos_nnnorm" in str(run(asked.encode()).fetchall())
     assert ran == ["SELECT", "INDEX", "SELECT", "TABLE", "SELECT"]
     names["connection"].close()
 
