@@ -23,6 +23,7 @@ lint: $(VENV)/dev ## ruff and mypy
 bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/sweep.py --small
+	$(BIN)/python benchmarks/approximate.py --small --runs 1
 	$(BIN)/python benchmarks/automatic_rule.py
 
 clean:
