@@ -28,6 +28,7 @@ def benchmark(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "page"),
     [
+        ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
         ("choosing", "choosing.md"),
         ("engines", "engines/README.md"),
@@ -42,11 +43,19 @@ def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):
     assert benchmark(name).tables(json.loads(stored)).strip() in text
 
 
-@pytest.mark.parametrize("name", ["automatic_rule", "choosing", "flickr8k"])
-def test_a_benchmark_without_its_data_says_so(benchmark, name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("approximate", "flickr8k"),
+        ("automatic_rule", "flickr8k and no unsplash500"),
+        ("choosing", "flickr8k and no unsplash500"),
+        ("flickr8k", "flickr8k and no unsplash500"),
+    ],
+)
+def test_a_benchmark_without_its_data_says_so(benchmark, name, sets, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path)])
     assert benchmark(name).main() == 1
-    assert f"there is no flickr8k and no unsplash500 in {tmp_path}" in capsys.readouterr().err
+    assert f"there is no {sets} in {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_benchmark_of_engines_without_its_data_says_so(benchmark, tmp_path, monkeypatch, capsys):

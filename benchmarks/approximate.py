@@ -1,0 +1,624 @@
+"""Time against error: the ways to get m_k from a large bank without scoring all of it.
+
+Made embeddings: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--small`: a tenth of
+the items and a fifth of the references). Two levels of topics, a spectrum that falls as Flickr8k's
+does, and queries of a topic that all lean to one side of it, so that there are hubs. Every way is
+timed from bare arrays to values, in interleaved runs, and so is the exact answer; building an index
+and teaching a regression count. Then Flickr8k: does the default of `engine="approximate"` answer
+as well as the exact bias, over ten seeds?
+
+    python benchmarks/approximate.py             # about four minutes on two free cores
+    python benchmarks/approximate.py --tables    # print the tables of the stored JSON
+    python benchmarks/approximate.py --small     # seconds; stores and draws nothing
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+from real_sets import (
+    DATA,
+    RESULTS,
+    ROOT,
+    Direction,
+    Flickr8k,
+    Floats,
+    Ints,
+    Pairs,
+    machine,
+    points,
+    table,
+    what_is_missing,
+)
+
+import nnnorm
+from nnnorm import Embeddings, approximate
+from nnnorm.approximate import DEFAULT_QUALITY, approximate_means, residual
+from nnnorm.files import check_writable, write_whole
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products
+from nnnorm.sweep import sweep_hits
+from nnnorm.topk import top_means, top_values
+from nnnorm.truth import open_truth
+
+OUTPUT = RESULTS / "approximate.json"
+PLOT = ROOT / "docs" / "images" / "approximate.png"
+SEED = 2024
+N_RUNS = 3
+N_SEEDS = 10
+K, ALPHA = 128, 0.75
+N_TEACHERS = 512
+EFFORTS = {"ivf": (8, 32), "ivf-brief": (8, 32), "graph": (128, 256)}
+QUALITIES = (4, 8, 16, 32)
+BOTH = (8, 16)  # also without the regression, and on half of the bank
+LINKS = 8  # of a point in the graph, each way; twice as many take twice as long to build
+
+
+# --- made embeddings ---------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """A gallery, a bank of past queries, and new queries with the item that each asks for."""
+
+    gallery: Embeddings
+    references: Embeddings
+    queries: Embeddings
+    asked: Ints
+
+
+def make_problem(n_items: int, n_references: int, dim: int = 256) -> Problem:
+    """Items and queries of 1,000 topics in 20 fields; the queries of a field lean to one side."""
+    rng = np.random.default_rng(SEED)
+    scale = ((1 + (np.arange(dim) / 16) ** 2) ** -0.5).astype(np.float32)
+
+    def noise(n: int) -> Floats:
+        return rng.standard_normal((n, dim), dtype=np.float32) * scale
+
+    def unit(rows: Floats) -> Embeddings:
+        return nnnorm.open_embeddings(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+    field = rng.integers(0, 20, size=1000)
+    topics = noise(20)[field] + 0.8 * noise(1000)
+    leans = noise(20)[field]
+    topic, past = rng.integers(0, 1000, size=n_items), rng.integers(0, 1000, size=n_references)
+    items = topics[topic] + 0.8 * noise(n_items)
+    asked = np.sort(rng.permutation(n_items)[: n_items // 2])
+    queries = items[asked] + leans[topic[asked]] + 1.7 * noise(len(asked))
+    references = (topics + leans)[past] + 0.8 * noise(n_references) + 1.7 * noise(n_references)
+    return Problem(unit(items), unit(references), unit(queries), asked)
+
+
+# --- the ways ----------------------------------------------------------------------------------
+
+
+class Way(NamedTuple):
+    """One way at one setting: seconds to build what all its settings share, then to finish."""
+
+    family: str
+    setting: str
+    built: float
+    finish: Callable[[], Floats]
+
+
+FAMILIES = {
+    "exact": "exact",
+    "sample": "a sample of the bank",
+    "moments": "a sample, and the bank's moments",
+    "ivf": "Faiss IVF",
+    "ivf-brief": "Faiss IVF, trained briefly",
+    "graph": "graph (Faiss HNSW)",
+    "bare": "our lists alone",
+    "half": "our lists on half of the bank",
+    "lists": "our lists and regression",
+}
+# What the setting of a family is called.
+SETTINGS = {
+    "exact": "",
+    "sample": "share of the bank",
+    "moments": "share of the bank",
+    "ivf": "nprobe",
+    "ivf-brief": "nprobe",
+    "graph": "efSearch",
+    "bare": "quality",
+    "half": "quality",
+    "lists": "quality",
+}
+
+
+# Line colour and marker in the plot; ours comes last and lies on top.
+LOOKS = {
+    "sample": ("#b0b0b0", "o"),
+    "moments": ("#5f5f5f", "o"),
+    "graph": ("#8e5ea2", "v"),
+    "ivf": ("#d1495b", "s"),
+    "ivf-brief": ("#e8998d", "s"),
+    "bare": ("#8fc9b4", "D"),
+    "half": ("#d98a00", "P"),
+    "lists": ("#0b6e4f", "D"),
+}
+
+
+class Faiss:
+    """Faiss's indexes of the bank: built once, as each takes longer than all else in a run."""
+
+    def __init__(self, references: Embeddings) -> None:
+        rows = np.array(references.rows(0, len(references)))
+        n, dim = rows.shape
+        self.indexes: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
+        for name in ("ivf", "ivf-brief", "graph"):
+            started = time.perf_counter()
+            if name == "graph":
+                index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
+            else:
+                # As in `nnnorm.engine_faiss`; or with lists, rows and rounds as few as our own.
+                is_brief = name == "ivf-brief"
+                n_lists = round((2 if is_brief else 4) * n**0.5)
+                quantizer, metric = faiss.IndexFlatIP(dim), faiss.METRIC_INNER_PRODUCT
+                index = faiss.IndexIVFFlat(quantizer, dim, n_lists, metric)
+                index.cp.min_points_per_centroid = 1
+                if is_brief:
+                    index.cp.niter, index.cp.max_points_per_centroid = 5, 16
+                index.train(rows)
+            index.add(rows)
+            self.indexes[name] = index
+            self.seconds[name] = time.perf_counter() - started
+
+
+def ways(problem: Problem, indexes: Faiss, seed: int) -> Iterator[Way]:
+    """Every way with its settings; work is done when `finish` is called."""
+    gallery, references = problem.gallery, problem.references
+    yield Way("exact", "", 0.0, lambda: top_means(Products(gallery, references), K))
+    for part in (5, 15, 50):
+        for family in ("sample", "moments"):
+            finish = partial(by_sample, problem, 1 / part, seed, with_moments=family == "moments")
+            yield Way(family, f"1/{part}", 0.0, finish)
+    for family, index in indexes.indexes.items():
+        for effort in EFFORTS[family]:
+            finish = partial(by_index, problem, index, effort)
+            yield Way(family, str(effort), indexes.seconds[family], finish)
+    for quality in QUALITIES:
+        yield Way("lists", str(quality), 0.0, partial(by_lists, problem, quality, seed))
+        if quality in BOTH:
+            yield Way("half", str(quality), 0.0, partial(by_half, problem, quality, seed))
+    started = time.perf_counter()
+    bank = make_lists(references, np.random.default_rng(seed))
+    seconds = time.perf_counter() - started
+    for quality in BOTH:
+        yield Way("bare", str(quality), seconds, partial(by_bare_lists, problem, bank, quality))
+
+
+def by_sample(problem: Problem, share: float, seed: int, *, with_moments: bool) -> Floats:
+    """m_k of a random part of the bank, with k cut down as the bank is."""
+    rng = np.random.default_rng(seed)
+    gallery, references = problem.gallery, problem.references
+    some = np.sort(rng.permutation(len(references))[: round(share * len(references))])
+    sample = nnnorm.open_embeddings(references.take(some))
+    values = prefix_means(Products(gallery, sample), K * share)
+    if not with_moments:
+        return values
+    columns = [values, *moments(gallery, references), *moments(gallery, sample)]
+    return learned(problem, values, np.stack(columns, axis=1), rng)
+
+
+def prefix_means(scores: Products, k: float) -> Floats:
+    """Mean of the k best of every row, where k need not be whole: between those on either side."""
+    whole = int(k)
+    means = np.empty(scores.shape[0], dtype=np.float32)
+    for start, stop, best in top_values(scores, whole + 1):
+        lower, upper = best[:, :whole].mean(axis=1), best.mean(axis=1)
+        means[start:stop] = lower + (k - whole) * (upper - lower)
+    return means
+
+
+def moments(gallery: Embeddings, bank: Embeddings) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of every item's scores with a bank, without any score."""
+    total, square = np.zeros(bank.dim), np.zeros((bank.dim, bank.dim))
+    for _, block in bank.blocks():
+        total += block.sum(axis=0)
+        square += block.T @ block
+    mean = (total / len(bank)).astype(np.float32)
+    spread = (square / len(bank)).astype(np.float32) - np.outer(mean, mean)
+    items = gallery.rows(0, len(gallery))
+    return items @ mean, np.sqrt(np.maximum(((items @ spread) * items).sum(axis=1), 0))
+
+
+def learned(problem: Problem, values: Floats, features: Floats, rng: np.random.Generator) -> Floats:
+    """Add what a regression foretells from features, taught by the exact values of some items."""
+    teachers = np.sort(rng.permutation(len(values))[:N_TEACHERS])
+    scores = Products(problem.gallery, problem.references).some_rows(teachers)
+    exact = top_means(scores, K)
+    foretold, _ = approximate._learn(features, teachers, exact - values[teachers], rng)
+    values = values + foretold
+    values[teachers] = exact
+    return values
+
+
+def by_index(problem: Problem, index: Any, effort: int) -> Floats:
+    """Mean of what an index of Faiss finds; items with fewer than k are computed exactly."""
+    gallery = problem.gallery
+    if hasattr(index, "hnsw"):
+        index.hnsw.efSearch = effort
+    else:
+        index.nprobe = effort
+    found, ids = index.search(np.array(gallery.rows(0, len(gallery))), K)
+    means = found.mean(axis=1, dtype=np.float64).astype(np.float32)
+    return with_exact(problem, means, np.flatnonzero((ids < 0).any(axis=1)))
+
+
+def with_exact(problem: Problem, values: Floats, items: Ints) -> Floats:
+    """Replace the values of some items, for which too few references were found."""
+    if len(items):
+        scores = Products(problem.gallery, problem.references).some_rows(items)
+        values[items] = top_means(scores, K)
+    return values
+
+
+def by_lists(problem: Problem, quality: int, seed: int) -> Floats:
+    """What `engine="approximate"` does."""
+    gallery, references = problem.gallery, problem.references
+    return approximate_means(gallery, references, K, quality=quality, seed=seed).values
+
+
+def make_lists(references: Embeddings, rng: np.random.Generator) -> Any:
+    n_lists = round(2 * len(references) ** 0.5)
+    return approximate._Lists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
+
+
+def by_bare_lists(problem: Problem, bank: Any, quality: int) -> Floats:
+    """The same without the regression: the mean of what was found."""
+    found = look(problem, bank, K, quality)
+    return with_exact(problem, found.means, np.flatnonzero(found.n_candidates < K))
+
+
+def by_half(problem: Problem, quality: int, seed: int) -> Floats:
+    """Lists over every second reference, k/2, and a regression taught by the whole bank."""
+    rng = np.random.default_rng(seed)
+    references = problem.references
+    some = np.sort(rng.permutation(len(references))[: len(references) // 2])
+    half = nnnorm.open_embeddings(references.take(some))
+    found = look(problem, make_lists(half, rng), K // 2, quality)
+    values = learned(problem, found.means, found.features, rng)
+    return with_exact(problem, values, np.flatnonzero(found.n_candidates < K // 2))
+
+
+def look(problem: Problem, bank: Any, k: int, quality: int) -> Any:
+    return approximate._look_near(problem.gallery, bank, k, quality, DEFAULT_MEMORY_BUDGET, None)
+
+
+# --- the measurement ---------------------------------------------------------------------------
+
+
+def measure_made(problem: Problem, n_runs: int) -> list[dict[str, Any]]:
+    """Seconds, residual and R@1 of every way; runs are interleaved, each with a seed of its own."""
+    cells: dict[tuple[str, str], dict[str, Any]] = {}
+    values: list[Floats] = []
+    indexes = Faiss(problem.references)
+    for run in range(n_runs):
+        exact: Floats | None = None
+        for family, setting, built, finish in ways(problem, indexes, seed=run):
+            started = time.perf_counter()
+            found = finish()
+            seconds = built + time.perf_counter() - started
+            exact = found if exact is None else exact
+            blank = {"family": family, "setting": setting, "building": [], "seconds": []}
+            cell = cells.setdefault((family, setting), {**blank, "residual": [], "rows": []})
+            cell["building"].append(round(built, 3))
+            cell["seconds"].append(round(seconds, 3))
+            cell["residual"].append(round(residual(found, exact), 4))
+            cell["rows"].append(len(values))
+            values.append(found)
+            print(f"run {run + 1}: {family} {setting} {seconds:.2f} s", file=sys.stderr)
+    nothing = np.zeros(len(problem.gallery), dtype=np.float32)
+    right = open_truth(
+        problem.asked, n_queries=len(problem.queries), n_gallery=len(problem.gallery)
+    )
+    corrections = [nothing, *(np.float32(ALPHA) * found for found in values)]
+    makers = [partial(np.asarray, row) for row in corrections]
+    hits = 100 * sweep_hits(problem.queries, problem.gallery, right, makers).astype(np.float64)
+    for cell in cells.values():
+        mine = hits[1:][cell.pop("rows")].mean(axis=0)
+        cell["recall"] = round(float(mine.mean()), 3)
+        # Of the difference to the exact values, over queries.
+        spread = (mine - hits[1]).std() / len(mine) ** 0.5
+        cell["standard_error"] = round(float(spread), 3)
+    uncorrected = {"family": "none", "setting": "", "recall": round(float(hits[0].mean()), 3)}
+    return [uncorrected, *cells.values()]
+
+
+def flickr8k_tasks(data: Path) -> Iterator[tuple[str, Pairs, Direction, Floats, bool]]:
+    flickr8k = Flickr8k(data / "flickr8k")
+    train, test = (flickr8k.pairs.some(flickr8k.images(split)) for split in ("train", "test"))
+    yield "captions find photos, train captions", test, "image", train.text, False
+    yield "captions find photos, COCO captions", test, "image", flickr8k.coco, False
+    yield "photos find captions, train photos", test, "text", train.image, False
+    yield "the same, forced to use lists", test, "text", train.image, True
+
+
+def measure_flickr8k(data: Path, n_seeds: int) -> list[dict[str, Any]]:
+    """R@1 with approximate and exact values, at the paper's setting and at the automatic one."""
+    cells = []
+    for name, pairs, direction, rows, is_forced in flickr8k_tasks(data):
+        task = pairs.task(direction)
+        queries, gallery, references = map(
+            nnnorm.open_embeddings, (task.queries, task.gallery, rows)
+        )
+        exact = top_means(Products(gallery, references), K)
+        automatic = nnnorm.NNN().fit(gallery, references)
+        # The automatic k of every bank here is 128 too, so one estimate serves both settings.
+        assert automatic.params["reference_k"] == K
+        smallest = 0 if is_forced else approximate._SMALLEST_BANK
+        with mock.patch.object(approximate, "_SMALLEST_BANK", smallest):
+            estimates = [
+                approximate_means(gallery, references, K, seed=seed) for seed in range(n_seeds)
+            ]
+        biases = [np.zeros_like(exact)]
+        for weight in (ALPHA, automatic.weight):
+            about = {"weight": weight, "params": {}, "gallery": gallery, "references": references}
+            for values in (exact, *(estimate.values for estimate in estimates)):
+                biases.append(nnnorm.NNN().bias_from_values(values, **about).correction)
+        truth = open_truth(task.truth, n_queries=len(queries), n_gallery=len(gallery))
+        makers = [partial(np.asarray, bias) for bias in biases]
+        hits = sweep_hits(queries, gallery, truth, makers).astype(np.float64)
+        recall = 100 * hits.mean(axis=1)
+        paper, auto = recall[1:].reshape(2, 1 + n_seeds)
+        cells.append(
+            {
+                "task": name,
+                "n_gallery": len(gallery),
+                "n_references": len(references),
+                "n_queries": len(queries),
+                "n_exact": estimates[0].n_exact,
+                "uncorrected": round(float(recall[0]), 3),
+                "alpha": round(automatic.weight, 4),
+                "paper": np.round(paper, 3).tolist(),
+                "automatic": np.round(auto, 3).tolist(),
+                "residual": [round(residual(each.values, exact), 4) for each in estimates],
+                "told": [round(each.error, 4) for each in estimates],
+            }
+        )
+        print(f"flickr8k: {name}", file=sys.stderr)
+    return cells
+
+
+def run(data: Path, n_runs: int, is_small: bool) -> dict[str, Any]:
+    started = time.perf_counter()
+    flickr8k = measure_flickr8k(data, 2 if is_small else N_SEEDS)
+    sizes = (2000, 40_000) if is_small else (20_000, 200_000)
+    problem = make_problem(*sizes)
+    made = measure_made(problem, n_runs)
+    about = machine()
+    about["versions"]["faiss"] = faiss.__version__
+    return {
+        **about,
+        "seed": SEED,
+        "runs": n_runs,
+        "k": K,
+        "alpha": ALPHA,
+        "sizes": {
+            "gallery": len(problem.gallery),
+            "references": len(problem.references),
+            "queries": len(problem.queries),
+            "dim": problem.gallery.dim,
+        },
+        "seconds": round(time.perf_counter() - started),
+        "made": made,
+        "flickr8k": flickr8k,
+    }
+
+
+# --- the tables and the plot -------------------------------------------------------------------
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown of the section in `docs/speed.md`, from the results alone."""
+    return "\n\n".join([made_table(results), flickr8k_table(results)]) + "\n"
+
+
+def in_order(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Family by family, the fastest setting first."""
+    order = list(FAMILIES)
+    known = [cell for cell in cells if cell["family"] in order]
+    return sorted(known, key=lambda c: (order.index(c["family"]), statistics.median(c["seconds"])))
+
+
+def made_table(results: dict[str, Any]) -> str:
+    sizes, cells = results["sizes"], in_order(results["made"])
+    exact = cells[0]
+    whole = statistics.median(exact["seconds"])
+    rows = []
+    for cell in cells:
+        seconds, built = (statistics.median(cell[key]) for key in ("seconds", "building"))
+        name, unit = FAMILIES[cell["family"]], SETTINGS[cell["family"]]
+        if cell["family"] == "lists" and cell["setting"] == str(DEFAULT_QUALITY):
+            name = f"**{name}**"
+        error, loss = "0", f"{cell['recall']:.2f}"
+        if cell is not exact:
+            error = f"{np.mean(cell['residual']):.3f}"
+            loss = f"{points(cell['recall'] - exact['recall'])} ± {cell['standard_error']:.2f}"
+        rows.append(
+            [
+                f"{name}, {unit} {cell['setting']}" if unit else name,
+                f"{seconds:.2f}",
+                f"{built:.2f}" if built else "",
+                f"{whole / seconds:.1f} ×",
+                error,
+                loss,
+            ]
+        )
+    columns = ("way", "seconds", "of these building", "faster than exact", "residual", "R@1")
+    note = (
+        f"{sizes['gallery']:,} items, {sizes['references']:,} references, {sizes['dim']} "
+        f"dimensions, k = {results['k']}, α = {results['alpha']}. R@1 of {sizes['queries']:,} "
+        f"queries; without correction it is {results['made'][0]['recall']:.2f}, and below the "
+        "exact way it is the difference to that, with its standard error. Medians of "
+        f"{results['runs']} interleaved runs, {machine_words(results)}."
+    )
+    return f"### Time and error\n\n{table(columns, rows)}\n\n{note}"
+
+
+def machine_words(results: dict[str, Any]) -> str:
+    versions = results["versions"]
+    return (
+        f"{results['machine']['cores']} cores, numpy {versions['numpy']}, Faiss {versions['faiss']}"
+    )
+
+
+def flickr8k_table(results: dict[str, Any]) -> str:
+    columns = (
+        "gallery and bank",
+        "references",
+        "R@1, no correction",
+        f"exact R@1, α = {results['alpha']}",
+        "difference",
+        "exact R@1, automatic α",
+        "difference of that",
+        "residual",
+        "error it tells",
+    )
+    rows = []
+    for cell in results["flickr8k"]:
+        row = [cell["task"], f"{cell['n_references']:,}", f"{cell['uncorrected']:.2f}"]
+        for key in ("paper", "automatic"):
+            exact, *found = cell[key]
+            row += [f"{exact:.2f}", difference_words(np.array(found) - exact)]
+        row += [f"{np.mean(cell[key]):.3f}" for key in ("residual", "told")]
+        rows.append(row)
+    n_seeds = len(results["flickr8k"][0]["told"])
+    note = (
+        f"Mean difference over {n_seeds} seeds, k = {results['k']} (in brackets the lowest and the "
+        "highest of them)."
+    )
+    return f"### The default on Flickr8k\n\n{table(columns, rows)}\n\n{note}"
+
+
+def difference_words(differences: npt.NDArray[np.float64]) -> str:
+    mean, low, high = map(points, (differences.mean(), differences.min(), differences.max()))
+    return f"**{mean}** ({low} to {high})"
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Residual and R@1 against seconds, one line per family."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    cells = in_order(results["made"])
+    exact = cells[0]
+    for family, (colour, marker) in LOOKS.items():
+        mine = [cell for cell in cells if cell["family"] == family]
+        is_ours = family == "lists"
+        style: dict[str, Any] = {
+            "color": colour,
+            "marker": marker,
+            "markersize": 7 if is_ours else 5.5,
+            "linewidth": 2.6 if is_ours else 1.5,
+            "zorder": 4 if is_ours else 3,
+            "label": FAMILIES[family],
+        }
+        seconds = [statistics.median(cell["seconds"]) for cell in mine]
+        residuals = [float(np.mean(cell["residual"])) for cell in mine]
+        losses = [cell["recall"] - exact["recall"] for cell in mine]
+        for axis, heights in ((left, residuals), (right, losses)):
+            axis.plot(seconds, heights, **style)
+            for cell, second, height in zip(mine, seconds, heights, strict=True):
+                if is_ours and cell["setting"] == str(DEFAULT_QUALITY):
+                    ring = {"markersize": 14, "markerfacecolor": "none", "markeredgewidth": 1.4}
+                    axis.plot([second], [height], "o", color=colour, zorder=5, **ring)
+    whole = statistics.median(exact["seconds"])
+    ticks = [second for second in (0.5, 1, 2, 5, 10, 20, 50, 100) if in_view(second, cells)]
+    for axis in (left, right):
+        axis.axvline(whole, color="black", linewidth=1, linestyle=(0, (4, 2)))
+        axis.set_xscale("log")
+        axis.set_xticks(ticks, [f"{second:g}" for second in ticks])
+        axis.set_xlabel("seconds, building included", fontsize=10)
+        axis.grid(color="#e4e4e4", linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    corner = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    left.annotate("exact", (whole, 0), xytext=(-4, 5), ha="right", fontsize=9, **corner)
+    left.set_yscale("log")
+    shares = [0.05, 0.1, 0.2, 0.5]
+    left.set_yticks(shares, [f"{share:g}" for share in shares])
+    left.set_title("Residual: error as a share of the spread of m_k", fontsize=10)
+    # Linear up to a tenth of a point, logarithmic beyond.
+    right.set_yscale("symlog", linthresh=0.1, linscale=0.6)
+    right.axhspan(-0.1, 0.1, color="#0b6e4f", alpha=0.08, linewidth=0)
+    right.axhline(0, color="black", linewidth=0.8)
+    losses_shown = [0.1, 0, -0.1, -0.3, -1, -3, -10]
+    right.set_yticks(losses_shown, [f"{loss:g}".replace("-", "−") for loss in losses_shown])
+    right.set_ylim(top=0.25)
+    right.set_title("R@1, points of difference to exact values", fontsize=10)
+    for axis in (left, right):
+        axis.minorticks_off()
+    handles, labels = left.get_legend_handles_labels()
+    labels[-1] += " (ring: default)"
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    FigureCanvasAgg(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+
+
+def in_view(second: float, cells: Sequence[dict[str, Any]]) -> bool:
+    medians = [statistics.median(cell["seconds"]) for cell in cells]
+    return min(medians) * 0.8 <= second <= max(medians) * 1.25
+
+
+def to_json(results: dict[str, Any]) -> str:
+    """One line per way and per task: small, and a change shows as a change of that line."""
+    lists = ("made", "flickr8k")
+    text = json.dumps({k: v for k, v in results.items() if k not in lists}, indent=1)[:-2]
+    for name in lists:
+        lines = ",\n".join("  " + json.dumps(cell) for cell in results[name])
+        text += f',\n "{name}": [\n{lines}\n ]'
+    return text + "\n}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare ways to get m_k from a large bank.")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
+    parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")
+    parser.add_argument("--runs", type=int, default=N_RUNS, help="interleaved runs")
+    parser.add_argument(
+        "--small", action="store_true", help="a small bank, two seeds; only print the tables"
+    )
+    parser.add_argument(
+        "--tables", action="store_true", help="measure nothing: print the tables of --output"
+    )
+    arguments = parser.parse_args()
+    if arguments.tables:
+        if not arguments.output.is_file():
+            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
+            return 1
+        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+        return 0
+    if missing := what_is_missing(arguments.data, "flickr8k"):
+        print(missing, file=sys.stderr)
+        return 1
+    try:
+        check_writable(arguments.output)
+    except nnnorm.NNNormError as error:
+        print(error, file=sys.stderr)
+        return 1
+    results = run(arguments.data, arguments.runs, arguments.small)
+    if not arguments.small:
+        write_whole(arguments.output, lambda file: file.write(to_json(results).encode()))
+        draw(results, arguments.plot)
+    print(tables(results), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
