@@ -82,9 +82,15 @@ def test_where_lists_would_save_nothing_the_values_are_exact(n_items, n_referenc
     assert (estimate.error, estimate.n_exact) == (0.0, n_items)
 
 
-def test_items_whose_lists_are_too_short_for_k_are_exact():
+@pytest.fixture
+def short_lists(monkeypatch):
+    """Lists of 47 on average for a bank of 9,000."""
+    monkeypatch.setattr(approximate, "_count_lists", lambda *_: 190)
+
+
+def test_items_whose_lists_are_too_short_for_k_are_exact(short_lists):
     gallery, references = topics(400, 9000)
-    # A list holds 47 on average: one is never enough for 150, and seldom for 60.
+    # One list is never enough for 150, and seldom for 60.
     for k in (60, 150):
         estimate = approximate_means(gallery, references, k, quality=1)
         exact = top_means(Products(gallery, references), k)
@@ -92,7 +98,7 @@ def test_items_whose_lists_are_too_short_for_k_are_exact():
         assert estimate.n_exact == 400
 
 
-def test_a_few_items_whose_lists_are_too_short_are_exact_among_the_others():
+def test_a_few_items_whose_lists_are_too_short_are_exact_among_the_others(short_lists):
     gallery, references = topics(2000, 9000)
     estimate = approximate_means(gallery, references, 64, quality=2)
     exact = top_means(Products(gallery, references), 64)
@@ -155,6 +161,20 @@ def test_progress_counts_every_item_once(problem):
     approximate_means(gallery, references, 64, progress=lambda *step: seen.append(step))
     assert seen[-1] == (3000, 3000)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+@pytest.mark.parametrize(
+    ("n_gallery", "n_references", "n_lists"),
+    [(10**6, 500_000, 2309), (5000, 10**6, 282), (10**6, 10_000, 398), (10**9, 10_000, 400)],
+)
+def test_there_are_as_many_lists_as_take_the_least_time(n_gallery, n_references, n_lists):
+    assert approximate._count_lists(n_gallery, n_references, 16) == n_lists
+
+    def time(n):
+        return n_references * n + n_gallery * (n + 16 * n_references / n)
+
+    if n_lists < 4 * n_references**0.5:
+        assert time(n_lists) < min(time(0.9 * n_lists), time(1.1 * n_lists))
 
 
 @pytest.mark.parametrize("n_lists", [8, 33, 64, 200, 1000])

@@ -1,12 +1,13 @@
 """m_k for large banks in sublinear time: look near each item only, then learn what that misses.
 
-The references are sorted into about ``2·√n`` lists of similar ones. An item is scored against the
-lists whose centres it likes best, all items of a list in one matrix product, so a bank four times
-as large costs twice as much. What lies in other lists is missed, and more for some items than for
-others. So the exact m_k of a few hundred items is computed too, and teaches a small ridge
-regression to foretell what is missed from what was found (the means over ranks 1, 2, 3–4, …) and
-from the mean and spread of the item's scores with all centres. The same items tell the error that
-is left, by cross-validation.
+The references are sorted into lists of similar ones. An item is scored against the lists whose
+centres it likes best, all items of a list in one matrix product. The number of lists grows as the
+root of the bank, so while the bank is smaller than the gallery, four times the references cost
+twice the time; beyond that filling the lists, once, takes over. What lies in other lists is missed,
+and more for some items than for others. So the exact m_k of a few hundred items is computed too,
+and teaches a small ridge regression to foretell what is missed from what was found (the means over
+ranks 1, 2, 3–4, …) and from the mean and spread of the item's scores with all centres. The same
+items tell the error that is left, by cross-validation.
 """
 
 import itertools
@@ -29,7 +30,7 @@ __all__ = ["DEFAULT_QUALITY", "Estimate", "approximate_means", "residual"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-DEFAULT_QUALITY = 8
+DEFAULT_QUALITY = 16
 # Chosen on the sets of benchmarks/approximate.py: fewer items make the regression unsure.
 _N_TEACHERS = 512
 _SMALLEST_BANK = 8192
@@ -66,7 +67,7 @@ def approximate_means(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Estimate:
-    """Estimate the mean of every item's k best reference scores, in time that grows as √n.
+    """Estimate the mean of every item's k best reference scores, looking near each item only.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def approximate_means(
         raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
     n_gallery, n_references = len(gallery), len(references)
     products = Products(gallery, references, memory_budget=memory_budget)
-    n_lists = round(2 * n_references**0.5)
+    n_lists = _count_lists(n_gallery, n_references, quality)
     is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
     too_few = 2 * quality * n_references < k * n_lists
     if is_small or too_few or 4 * quality > n_lists:
@@ -124,6 +125,16 @@ def approximate_means(
     spread = float(exact.std())
     error = error / spread if spread else 0.0
     return Estimate(values, error, len(exact_rows))
+
+
+def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
+    """As many as take the least time: n·L scores to fill them, n_gallery·(L + quality·n/L) to look.
+
+    The square root of ``quality·n`` for a gallery that is larger than the bank; fewer, and so a
+    better look, where filling the lists is what takes the time.
+    """
+    least = (quality * n_references * n_gallery / (n_references + n_gallery)) ** 0.5
+    return round(min(least, 4 * n_references**0.5))
 
 
 def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
@@ -256,19 +267,21 @@ def _look_near(
         of_centres = items @ bank.centres.T
         lists = _best_lists(of_centres, n_probes).ravel()
         rows, slots = np.divmod(np.arange(len(lists)), n_probes)
-        scores = np.full((len(items), n_probes, bank.longest), -np.inf, dtype=np.float32)
+        # Negated, with the empty places at +inf: partitioning is many times slower with -inf.
+        scores = np.full((len(items), n_probes, bank.longest), np.inf, dtype=np.float32)
+        negated = -items
         by_list = np.argsort(lists, kind="stable")
         edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
         for number in range(len(bank)):
             who = by_list[edges[number] : edges[number + 1]]
             if len(who) == 0 or stop.is_set():
                 continue
-            block = items[rows[who]] @ bank.rows(number).T
+            block = negated[rows[who]] @ bank.rows(number).T
             scores[rows[who], slots[who], : block.shape[1]] = block
         n_candidates[start:end] = sizes[lists].reshape(len(items), n_probes).sum(axis=1)
         best = scores.reshape(len(items), -1)
-        best.partition(best.shape[1] - k, axis=1)
-        best = np.sort(best[:, -k:], axis=1)[:, ::-1]
+        best.partition(k - 1, axis=1)
+        best = -np.sort(best[:, :k], axis=1)
         best = np.where(np.isfinite(best), best, np.float32(0))  # too few: exact later
         means[start:end] = best.mean(axis=1, dtype=np.float64)
         for column, (first, last) in enumerate(ranks):
