@@ -222,8 +222,8 @@ def tables(results: dict[str, Any]) -> str:
     parts.append("**What the machine can do**\n\n" + table(["product", "10⁹ operations/s"], rows))
     cpu, versions = results["machine"], results["versions"]
     parts.append(
-        f"Medians of {results['runs']} interleaved runs (the largest: one), {cpu['cpu']}, {cpu['cores']} cores, numpy "
-        f"{versions['numpy']}, torch {versions['torch']}."
+        f"Medians of {results['runs']} interleaved runs (the largest: one), {cpu['cpu']}, "
+        f"{cpu['cores']} cores, numpy {versions['numpy']}, torch {versions['torch']}."
     )
     return "\n\n".join(parts)
 
