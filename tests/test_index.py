@@ -331,3 +331,34 @@ def test_a_rerank_says_how_often_it_fetched_again_and_where_it_is_not_certain():
     uncorrected = index.search(data.queries, k=10, weight=0.0)
     assert uncorrected.extra_fetches == 0
     assert isinstance(index, CorrectedIndex)
+
+
+def test_new_items_need_a_bias_by_the_same_method_and_room_for_their_norm():
+    data, new = make_data(50, 5, 13, unit=True), make_data(3, 5, 13, unit=True, seed=2)
+    index = build_index("faiss:", data.gallery, data.bias, way="l2")
+    other = nnnorm.CSLS(reference_k=5).fit(new.gallery, data.references)
+    with pytest.raises(nnnorm.NNNormError, match="have a bias by nnn, the new ones by csls"):
+        index.add(new.gallery, other, ids=[100, 101, 102])
+    with pytest.raises(nnnorm.NNNormError, match="pass ids="):
+        index.add(new.gallery, new.bias)
+    long = new.gallery * np.float32([[1], [1], [3]])
+    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(long, data.references)
+    with pytest.raises(nnnorm.NNNormError, match=r"item 2 has the norm 3.* build it anew"):
+        index.add(long, bias, ids=[100, 101, 102])
+    assert len(index) == 50
+
+
+def test_a_rerank_stays_certain_when_items_with_a_smaller_bias_come_in():
+    data = make_data(2000, 20, 13, unit=True)
+    order = np.argsort(-data.bias.values)  # the last come in last
+    first, last = order[:1900], order[1900:]
+
+    def part(rows):
+        bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(data.gallery[rows], data.references)
+        return data.gallery[rows], bias
+
+    index = build_index("faiss:", *part(first), ids=first, way="rerank")
+    index.add(*part(last), ids=last)
+    ranking = index.search(data.queries)
+    assert ranking.certain.all()
+    assert ranking.indices.tolist() == exact(data).ids.tolist()

@@ -115,6 +115,8 @@ class CorrectedIndex:
     ) -> None:
         """Add items with the bias that was fitted for them (by the same method and references).
 
+        Engines that live in memory need a `save` afterwards.
+
         Parameters
         ----------
         gallery : array or path, shape (n_new, dim)
@@ -131,6 +133,11 @@ class CorrectedIndex:
                 f"{self.recipe.dim}. Were they encoded by different models?"
             )
         bias.check_gallery(items)
+        if bias.method != self.recipe.method or bias.gates:
+            raise NNNormError(
+                f"the items of {self.store.name} have a bias by {self.recipe.method}, the new ones "
+                f"by {bias.method}; fit these by the same method and references"
+            )
         if ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = check_ids(ids, len(items), name="new items")
@@ -140,10 +147,14 @@ class CorrectedIndex:
                 f"{store_has(self.store, named[there])}; ids must be unique: delete first, or "
                 "choose other ids"
             )
+        batches = cut(items, bias.values, named, _check_metadata(metadata, len(items)))
+        packed = [self.recipe.pack(batch) for batch in batches]  # all fit, or none goes in
         self.recipe = self.recipe.widen(bias.values)
-        for batch in cut(items, bias.values, named, _check_metadata(metadata, len(items))):
-            self.store.add(self.recipe.pack(batch))
-        self.store.write_note(self.recipe.to_dict())
+        self.store.write_note(
+            self.recipe.to_dict()
+        )  # before the items: what is certain hangs on it
+        for batch in packed:
+            self.store.add(batch)
 
     def delete(self, ids: Any) -> None:
         """Delete items by id; all of them must be there."""
