@@ -17,6 +17,12 @@ from nnnorm.index.pgvector import PgvectorStore
 from nnnorm.index.qdrant import QdrantStore
 from nnnorm.index.qdrant_edge import QdrantEdgeStore
 
+MEMORY = None
+if Path("/dev/shm").is_dir():
+    MEMORY = Path(tempfile.mkdtemp(prefix="nnnorm-", dir="/dev/shm"))
+    # Before any engine is used, so that it comes after what they do at the end.
+    atexit.register(shutil.rmtree, MEMORY, ignore_errors=True)
+
 
 @functools.cache
 def postgres():
@@ -41,11 +47,10 @@ def pgvector(**options):
 
 def in_memory(folder):
     """A folder of a file system in memory, where there is one: databases wait for slow disks."""
-    if not Path("/dev/shm").is_dir():
+    if MEMORY is None:
         return folder
-    quick = Path("/dev/shm") / unique(folder, "nnnorm")
+    quick = MEMORY / unique(folder, "test")
     quick.mkdir(exist_ok=True)
-    atexit.register(shutil.rmtree, quick, ignore_errors=True)
     return quick
 
 

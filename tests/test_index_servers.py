@@ -25,11 +25,12 @@ from servers import in_memory, postgres, unique
 from test_index import check, exact, make_data
 
 import nnnorm
-from nnnorm.index import build_index, export_index, open_index, open_store
+from nnnorm.index import Items, build_index, export_index, open_index, open_store
 from nnnorm.index.chroma import ChromaStore
 from nnnorm.index.lancedb import LancedbStore
 from nnnorm.index.milvus import MilvusStore
 from nnnorm.index.pgvector import PgvectorStore
+from nnnorm.index.protocol import Sample
 from nnnorm.index.qdrant import QdrantStore
 from nnnorm.index.qdrant_edge import QdrantEdgeStore
 
@@ -261,6 +262,17 @@ def test_named_vectors_are_chosen_by_name(folder, data):
     _, vectors, known = contents(QdrantStore(folder / "q", "mine", vector="text"))
     np.testing.assert_array_equal(vectors, data.gallery[:, ::-1])
     assert known == [{"row": row} for row in range(60)]
+
+
+@pytest.mark.parametrize("kind", ["qdrant", "edge"])
+def test_a_corrected_collection_may_have_a_named_vector(kind, folder, data):
+    for vector in ("image", ""):  # named when it is made, and found as the only one afterwards
+        if kind == "qdrant":
+            store = QdrantStore(folder / "q", "photos", vector=vector)
+        else:
+            store = QdrantEdgeStore(folder / "shard", vector=vector)
+        with build_index(store, data.gallery, data.bias) if vector else open_index(store) as index:
+            check(EXACT, index.search(data.queries, k=5), exact(data, k=5))
 
 
 def test_the_embedded_engine_ranks_right_through_its_graph(folder):
@@ -586,13 +598,17 @@ def test_milvus_takes_an_id_twice_and_we_do_not(folder, data):
 
 
 def test_milvus_lite_compares_by_whatever_a_search_says(folder, data):
-    with build_index(MilvusStore(folder / "m.db", "photos"), data.gallery, data.bias) as index:
-        asked = index.recipe.ask(data.queries[:1], data.bias.weight).tolist()
-        own = index.store._connect()
-        other = own.search("photos", asked, limit=5, search_params={"metric_type": "L2"})
-        right = exact(data, k=5).ids[0].tolist()
-        assert [hit["id"] for hit in other[0]] != right
-        assert index.search(data.queries[:1], k=5).indices[0].tolist() == right
+    store = MilvusStore(folder / "m.db", "photos")
+    store.create(9, "ip", strings=False, sample=Sample(60, lambda: data.gallery))
+    store.add(Items(np.arange(60), data.gallery))  # not flushed yet, so without an index
+    asked = {"collection_name": "photos", "data": data.queries[:1].tolist(), "limit": 3}
+    own = store._connect()
+    other = own.search(**asked, search_params={"metric_type": "L2"})[0]
+    squared = ((data.gallery - data.queries[0]) ** 2).sum(axis=1)
+    np.testing.assert_allclose([hit["distance"] for hit in other], np.sort(squared)[:3], rtol=1e-5)
+    products = np.sort(data.gallery @ data.queries[0])[::-1][:3]
+    np.testing.assert_allclose(store.search(data.queries[:1], 3).scores[0], products, rtol=1e-5)
+    store.close()
 
 
 def test_a_milvus_collection_keeps_ids_and_fields_in_its_corrected_copy(folder, data):

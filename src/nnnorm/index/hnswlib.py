@@ -120,8 +120,11 @@ class HnswlibStore(LocalStore):
         else:
             labels, distances, found = self._search_fewer(queries, k)
         scores = -distances if self._settings["metric"] == "l2" else 1 - distances
-        missing = ((0, 0), (0, k - found))
-        return np.pad(labels.astype(np.int64), missing, constant_values=-1), np.pad(scores, missing)
+        labels = labels.astype(np.int64)
+        if found < k:
+            missing = ((0, 0), (0, k - found))
+            labels, scores = np.pad(labels, missing, constant_values=-1), np.pad(scores, missing)
+        return labels, scores
 
     def _search_fewer(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray, int]:
         while k > 1:

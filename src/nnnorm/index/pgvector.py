@@ -82,7 +82,13 @@ class PgvectorStore(Store):
         self._id, self._embedding = id, embedding
         self.is_graph = kind == "hnsw"
         self._connection: Any = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was looked up of the table, and said to the server."""
         self._columns: dict[str, str] | None = None
+        self._chosen: tuple[str, str] | None = None
+        self._beam = 0
 
     @classmethod
     def from_url(
@@ -120,6 +126,7 @@ class PgvectorStore(Store):
         return f"pgvector table {self._table}{f' of {place}' if place else ''}"
 
     def facts(self) -> Facts | None:
+        self._forget()
         if self._look() is None:
             return None
         (n_items,) = self._run("SELECT count(*) FROM {table}")[0]
@@ -148,7 +155,7 @@ class PgvectorStore(Store):
                     f"WITH (m = {self._links:d}, ef_construction = {self._ef_construction:d})"
                 )
             self._remark({"metric": metric, "note": None})
-        self._columns = None
+        self._forget()
 
     def add(self, items: Items) -> None:
         self._check_ids(items.ids)
@@ -217,7 +224,8 @@ class PgvectorStore(Store):
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = self._columns = None
+        self._connection = None
+        self._forget()
 
     # --- what the catalogue says ---
 
@@ -234,6 +242,11 @@ class PgvectorStore(Store):
 
     def _names(self) -> tuple[str, str]:
         """The id's column and the vector's."""
+        if self._chosen is None:
+            self._chosen = self._choose()
+        return self._chosen
+
+    def _choose(self) -> tuple[str, str]:
         columns = self._look()
         if columns is None:
             raise NNNormError(f"there is no {self.name}; check the name, or build it first")
@@ -323,6 +336,7 @@ class PgvectorStore(Store):
     def _connect(self) -> Any:
         psycopg = require("psycopg", "pgvector")
         if self._connection is None or self._connection.closed:
+            self._beam = 0
             try:
                 self._connection = psycopg.connect(
                     self._address, autocommit=True, **self._patience(psycopg)
@@ -381,11 +395,14 @@ class PgvectorStore(Store):
 
     def _widen_beam(self, k: int) -> None:
         """An HNSW search gives no more rows than its beam is wide, unless it may go on."""
+        beam = min(max(self._ef, k), _WIDEST_BEAM)
+        if beam == self._beam:
+            return
         version = self._run("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-        if version:
-            self._run(f"SET hnsw.ef_search = {min(max(self._ef, k), _WIDEST_BEAM):d}")
-            if tuple(int(part) for part in version[0][0].split(".")[:2]) >= (0, 8):
-                self._run("SET hnsw.iterative_scan = strict_order")
+        self._run(f"SET hnsw.ef_search = {beam:d}")
+        if version and tuple(int(part) for part in version[0][0].split(".")[:2]) >= (0, 8):
+            self._run("SET hnsw.iterative_scan = strict_order")
+        self._beam = beam
 
     @contextmanager
     def _telling(self) -> Iterator[None]:

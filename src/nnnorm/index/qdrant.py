@@ -110,6 +110,7 @@ class QdrantStore(PointStore):
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         models = require("qdrant_client.models", "qdrant")
         params = models.VectorParams(size=width, distance=models.Distance(DISTANCES[metric]))
+        self._using = self._asked or None
         with self._telling():
             self._open().create_collection(
                 self._collection,

@@ -80,6 +80,7 @@ class QdrantEdgeStore(PointStore):
                 m=self._links, ef_construct=self._ef_construction, full_scan_threshold=10_000
             ),
         )
+        self._using = self._asked
         with self._telling():
             self._path.mkdir(parents=True, exist_ok=True)
             self._share(edge.EdgeShard.create(str(self._path), config))

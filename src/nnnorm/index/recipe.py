@@ -156,12 +156,13 @@ class Recipe:
 
         For ways without extra coordinates: to raw ones.
         """
-        norms = np.linalg.norm(asked.astype(np.float64), axis=1)[:, None]
         products = scores.astype(np.float64)
-        if self.metric == "cosine":
-            products = products * norms * self.radius
-        elif self.metric == "l2":
-            products = (norms**2 + self.radius**2 + products) / 2
+        if self.metric != "ip":
+            norms = np.linalg.norm(asked.astype(np.float64), axis=1)[:, None]
+            if self.metric == "cosine":
+                products = products * norms * self.radius
+            else:
+                products = (norms**2 + self.radius**2 + products) / 2
         if self.target is not None:
             products = products - weight * self.shift
         return products.astype(np.float32)
