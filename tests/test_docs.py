@@ -28,6 +28,7 @@ def benchmark(monkeypatch):
     [
         ("automatic_rule", "automatic-rule.md"),
         ("choosing", "choosing.md"),
+        ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
     ],
 )
