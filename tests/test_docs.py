@@ -32,6 +32,7 @@ def benchmark(monkeypatch):
         ("automatic_rule", "automatic-rule.md"),
         ("choosing", "choosing.md"),
         ("engines", "engines/README.md"),
+        ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),
