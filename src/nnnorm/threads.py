@@ -71,7 +71,7 @@ def strips_in_order(
 
     strips = [(start, min(start + n_strip, n_rows)) for start in range(0, n_rows, n_strip)]
     n_threads = count_threads()
-    with _one_blas_thread(), ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm") as pool:
+    with _one_blas_thread(), _workers(n_threads) as pool:
         futures: list[Future[Any]] = []
         try:
             for number, (start, end) in enumerate(strips):
@@ -121,6 +121,15 @@ def _one_blas_thread() -> Iterator[None]:
             _Limit.holders -= 1
             if _Limit.holders == 0:
                 _Limit.release.restore_original_limits()
+
+
+def _workers(n_threads: int) -> ThreadPoolExecutor:
+    # A BLAS on OpenMP counts threads for each thread by itself: every worker has to say it too.
+    return ThreadPoolExecutor(
+        n_threads,
+        thread_name_prefix="nnnorm",
+        initializer=lambda: _blas().limit(limits=1, user_api="blas"),
+    )
 
 
 @lru_cache(maxsize=1)
