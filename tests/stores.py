@@ -95,6 +95,5 @@ CASES = [
     Case("chroma", chroma(ef=1024), "l2", recall=0.99),
     Case("chroma", chroma(ef=1024), "rerank", recall=0.99),
     Case("milvus flat", milvus(), "ip"),
-    Case("milvus flat", milvus(), "rerank"),
     Case("milvus hnsw", milvus(kind="hnsw", ef=1024), "l2", recall=0.99),
 ]

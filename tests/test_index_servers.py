@@ -111,6 +111,10 @@ PLACES = {
 def test_every_way_of_an_engine_gives_the_exact_ranking(engine, way, folder, data):
     with build_index(PLACES[engine](folder), data.gallery, data.bias, ids=NAMES, way=way) as index:
         check(EXACT, index.search(data.queries, k=5), exact(data, k=5, ids=NAMES))
+        read = {
+            i: v for batch in index.scan(25) for i, v in zip(batch.ids, batch.values, strict=True)
+        }
+    np.testing.assert_allclose([read[name] for name in NAMES], data.bias.values, atol=1e-6)
 
 
 @pytest.mark.parametrize(
