@@ -13,7 +13,7 @@ test: lint ## everything: lint, types, the whole suite
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/dev ## the suite without slow tests, under a minute
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n auto
 
 lint: $(VENV)/dev ## ruff and mypy
 	$(BIN)/ruff check .

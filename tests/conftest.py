@@ -19,6 +19,42 @@ settings.load_profile("steady")
 REAL_DATA = Path(os.environ.get("NNNORM_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
+# What `make test-fast` leaves out by name: databases, models, the whole demo.
+SLOW = (
+    "src/nnnorm/demo",
+    "tests/test_albef.py",
+    "tests/test_beit3.py",
+    "tests/test_blip_matching.py",
+    "tests/test_cli.py::test_the_demo",
+    "tests/test_cli_encode.py",
+    "tests/test_cli_index.py",
+    "tests/test_cli_reproduce.py",
+    "tests/test_docs.py::test_the_python_of_a_page_runs",
+    "tests/test_huggingface.py",
+    "tests/test_index",
+    "tests/test_plots.py::test_nothing_is_cut_off",
+    "tests/test_images.py",
+    "tests/test_readme.py",
+    "tests/test_run.py",
+    "tests/test_sentences.py",
+    "tests/test_standins.py",
+)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Importing the slow files alone takes a while."""
+    if config.option.markexpr == "not slow":
+        here = collection_path.as_posix()
+        return any(name in here for name in SLOW if "::" not in name) or None
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(20241112)

@@ -147,7 +147,7 @@ def public_objects():
 
 
 @pytest.mark.parametrize(
-    ("name", "thing"), list(public_objects()), ids=lambda value: str(value)[:40]
+    ("name", "thing"), [pytest.param(*pair, id=pair[0]) for pair in public_objects()]
 )
 def test_every_public_name_is_documented_and_every_function_has_an_example(name, thing):
     assert inspect.getdoc(thing)
