@@ -190,10 +190,10 @@ def ways(problem: Problem, indexes: Faiss, seed: int) -> Iterator[Way]:
         yield Way("lists", str(quality), 0.0, partial(by_lists, problem, quality, seed))
         if quality in BOTH:
             yield Way("half", str(quality), 0.0, partial(by_half, problem, quality, seed))
-    started = time.perf_counter()
-    bank = make_lists(references, np.random.default_rng(seed))
-    seconds = time.perf_counter() - started
     for quality in BOTH:
+        started = time.perf_counter()
+        bank = make_lists(problem, references, quality, np.random.default_rng(seed))
+        seconds = time.perf_counter() - started
         yield Way("bare", str(quality), seconds, partial(by_bare_lists, problem, bank, quality))
 
 
@@ -269,8 +269,10 @@ def by_lists(problem: Problem, quality: int, seed: int) -> Floats:
     return approximate_means(gallery, references, K, quality=quality, seed=seed).values
 
 
-def make_lists(references: Embeddings, rng: np.random.Generator) -> Any:
-    n_lists = round(2 * len(references) ** 0.5)
+def make_lists(
+    problem: Problem, references: Embeddings, quality: int, rng: np.random.Generator
+) -> Any:
+    n_lists = approximate._count_lists(len(problem.gallery), len(references), quality)
     return approximate._Lists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
 
 
@@ -286,7 +288,7 @@ def by_half(problem: Problem, quality: int, seed: int) -> Floats:
     references = problem.references
     some = np.sort(rng.permutation(len(references))[: len(references) // 2])
     half = nnnorm.open_embeddings(references.take(some))
-    found = look(problem, make_lists(half, rng), K // 2, quality)
+    found = look(problem, make_lists(problem, half, quality, rng), K // 2, quality)
     values = learned(problem, found.means, found.features, rng)
     return with_exact(problem, values, np.flatnonzero(found.n_candidates < K // 2))
 
