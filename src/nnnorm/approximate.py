@@ -30,7 +30,7 @@ __all__ = ["DEFAULT_QUALITY", "Estimate", "approximate_means", "residual"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-DEFAULT_QUALITY = 16
+DEFAULT_QUALITY = 8
 # Chosen on the sets of benchmarks/approximate.py: fewer items make the regression unsure.
 _N_TEACHERS = 512
 _SMALLEST_BANK = 8192
