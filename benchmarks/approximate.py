@@ -43,7 +43,7 @@ from real_sets import (
 
 import nnnorm
 from nnnorm import Embeddings, approximate
-from nnnorm.approximate import DEFAULT_QUALITY, approximate_means, residual
+from nnnorm.approximate import approximate_means, choose_quality, residual
 from nnnorm.files import check_writable, write_whole
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.sweep import sweep_hits
@@ -437,11 +437,12 @@ def made_table(results: dict[str, Any]) -> str:
     sizes, cells = results["sizes"], in_order(results["made"])
     exact = cells[0]
     whole = statistics.median(exact["seconds"])
+    default = str(choose_quality(sizes["gallery"]))
     rows = []
     for cell in cells:
         seconds, built = (statistics.median(cell[key]) for key in ("seconds", "building"))
         name, unit = FAMILIES[cell["family"]], SETTINGS[cell["family"]]
-        if cell["family"] == "lists" and cell["setting"] == str(DEFAULT_QUALITY):
+        if cell["family"] == "lists" and cell["setting"] == default:
             name = f"**{name}**"
         error, loss = "0", f"{cell['recall']:.2f}"
         if cell is not exact:
@@ -516,7 +517,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10.5, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     cells = in_order(results["made"])
-    exact = cells[0]
+    exact, default = cells[0], str(choose_quality(results["sizes"]["gallery"]))
     for family, (colour, marker) in LOOKS.items():
         mine = [cell for cell in cells if cell["family"] == family]
         is_ours = family == "lists"
@@ -534,7 +535,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for axis, heights in ((left, residuals), (right, losses)):
             axis.plot(seconds, heights, **style)
             for cell, second, height in zip(mine, seconds, heights, strict=True):
-                if is_ours and cell["setting"] == str(DEFAULT_QUALITY):
+                if is_ours and cell["setting"] == default:
                     ring = {"markersize": 14, "markerfacecolor": "none", "markeredgewidth": 1.4}
                     axis.plot([second], [height], "o", color=colour, zorder=5, **ring)
     whole = statistics.median(exact["seconds"])

@@ -5,7 +5,7 @@ import pytest
 
 import nnnorm.approximate as approximate
 from nnnorm import NNN, NNNormError, open_embeddings, search
-from nnnorm.approximate import approximate_means, residual
+from nnnorm.approximate import approximate_means, choose_quality, residual
 from nnnorm.scores import Products
 from nnnorm.topk import top_means
 
@@ -33,7 +33,14 @@ def problem():
 
 def test_the_default_leaves_a_small_part_of_the_spread(problem):
     gallery, references, exact = problem
-    assert residual(approximate_means(gallery, references, 64).values, exact) < 0.15
+    assert residual(approximate_means(gallery, references, 64).values, exact) < 0.03
+
+
+def test_by_default_a_large_gallery_looks_into_fewer_lists(problem):
+    gallery, references, _ = problem
+    assert [choose_quality(n) for n in (10, 100_000, 100_001)] == [32, 32, 8]
+    default, same = (approximate_means(gallery, references, 64, **q) for q in ({}, {"quality": 32}))
+    np.testing.assert_array_equal(default.values, same.values)
 
 
 def test_more_quality_leaves_less(problem):

@@ -25,12 +25,11 @@ from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress
 from nnnorm.threads import count_threads, strips_in_order
 from nnnorm.topk import top_k, top_means
 
-__all__ = ["DEFAULT_QUALITY", "Estimate", "approximate_means", "residual"]
+__all__ = ["Estimate", "approximate_means", "choose_quality", "residual"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-DEFAULT_QUALITY = 8
 # Chosen on the sets of benchmarks/approximate.py: fewer items make the regression unsure.
 _N_TEACHERS = 512
 _SMALLEST_BANK = 8192
@@ -62,7 +61,7 @@ def approximate_means(
     references: Embeddings,
     k: int,
     *,
-    quality: int = DEFAULT_QUALITY,
+    quality: int | None = None,
     seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
@@ -74,9 +73,9 @@ def approximate_means(
     gallery : Embeddings, shape (n_gallery, dim)
     references : Embeddings, shape (n_references, dim)
     k : int
-    quality : int
+    quality : int, optional
         Lists that every item looks into. Twice as many take less than twice as long and leave
-        about half of the error.
+        about half of the error. By default what `choose_quality` says.
     seed : int
         Of the lists and of the items that teach.
     memory_budget : int
@@ -97,9 +96,10 @@ def approximate_means(
     >>> estimate.values.shape, 0 < estimate.error < 0.2
     ((2000,), True)
     """
+    n_gallery, n_references = len(gallery), len(references)
+    quality = choose_quality(n_gallery) if quality is None else quality
     if not isinstance(quality, int) or quality < 1:
         raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
-    n_gallery, n_references = len(gallery), len(references)
     products = Products(gallery, references, memory_budget=memory_budget)
     n_lists = _count_lists(n_gallery, n_references, quality)
     is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
@@ -125,6 +125,17 @@ def approximate_means(
     spread = float(exact.std())
     error = error / spread if spread else 0.0
     return Estimate(values, error, len(exact_rows))
+
+
+def choose_quality(n_gallery: int) -> int:
+    """32 lists for each of up to 100,000 items, and 8 beyond, where time is what matters.
+
+    Examples
+    --------
+    >>> choose_quality(5000), choose_quality(1_000_000)
+    (32, 8)
+    """
+    return 32 if n_gallery <= 100_000 else 8
 
 
 def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.approximate import DEFAULT_QUALITY, approximate_means, residual
+from nnnorm.approximate import approximate_means, choose_quality, residual
 from nnnorm.errors import NNNormError
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores
 from nnnorm.topk import top_means
@@ -69,7 +69,8 @@ def means_by(
         A ready matrix can only be read by "float32".
     k : int
     quality : int, optional
-        Lists that an item looks into, in the engines that are not exact.
+        Lists that an item looks into, in the engines that are not exact; by default
+        `choose_quality` of the gallery.
     memory_budget : int
     progress : callable, optional
 
@@ -95,7 +96,7 @@ def means_by(
         raise NNNormError(
             f"engine {engine} multiplies embeddings itself; ready scores need engine float32"
         )
-    quality = DEFAULT_QUALITY if quality is None else quality
+    quality = choose_quality(scores.shape[0]) if quality is None else quality
     if engine == "approximate":
         done = approximate_means(scores.rows, scores.columns, k, quality=quality, **options)
         return done.values, {"engine": engine, "quality": quality, "error": done.error}
