@@ -27,7 +27,7 @@ from nnnorm.scores import Products
 from nnnorm.topk import top_means
 
 OUTPUT = RESULTS / "million.json"
-BUDGET = 1536 * 2**20
+BUDGET = 2 * 2**30
 K, DIM = 128, 512
 
 
