@@ -9,6 +9,7 @@ from made import make_visogender
 
 from nnnorm import NNN, Bias, NNNormError, search
 from nnnorm.audit import audit, audit_visogender, measure_groups
+from nnnorm.search import Ranking
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def naive(row, groups, k, target):
     skews = {}
     for group, fair in target.items():
         share = sum(groups[item] == group for item in row[:k]) / k
-        skews[group] = math.log((share or 1 / k) / fair)
+        skews[group] = math.log((share or min(1 / k, fair)) / fair)
     total = weights = 0.0
     for i in range(1, k + 1):
         divergence = 0.0
@@ -117,6 +118,15 @@ def test_skew_and_ndkl_follow_their_definitions(rng):
         assert found["ndkl@12"][query] == pytest.approx(ndkl)
     shares = sum(found[f"share of {group}@12"] for group in "abc")
     np.testing.assert_allclose(shares, 1)
+
+
+def test_a_rare_group_that_does_not_come_is_not_said_to_come_too_often():
+    """One item of 4 would be five times a share of 5 %."""
+    ranking = Ranking(np.zeros((1, 4), np.float32), np.array([[0, 1, 2, 3]]))
+    target = {"common": 0.95, "rare": 0.05}
+    found = measure_groups(ranking, ["common"] * 4 + ["rare"], ks=[4], target=target)
+    assert found["skew of rare@4"][0] == 0
+    assert found["max skew@4"][0] == pytest.approx(math.log(1 / 0.95))
 
 
 def test_a_search_that_mirrors_the_target_has_no_skew_and_a_fair_one_no_bias():

@@ -7,8 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from nnnorm.cli import app
+from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.datasets.scenes import draw_scene, make_scenes, write_png
-from nnnorm.reproduce.encode import find_missing
+from nnnorm.reproduce.encode import encode_missing, find_missing
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables
 
@@ -21,7 +22,6 @@ def run(*arguments):
 
 @pytest.fixture
 def model(tmp_path):
-    pytest.importorskip("nnnorm.encoders", reason="the encoders are not part of this package")
     pytest.importorskip("transformers")
     tiny = pytest.importorskip("tiny")
     tiny.build("clip", tmp_path / "tiny-clip")
@@ -69,3 +69,16 @@ def test_from_pictures_to_a_table_beside_the_paper_in_one_command(root, model):
     assert all(0 <= cell["figure"]["value"] <= 100 for cell in cells)
     again = run(*asked, "--json")  # the embeddings are there now
     assert json.loads(again.stdout) == json.loads(result.stdout)
+
+
+def test_paths_in_a_list_are_meant_from_where_it_lies(tmp_path, model):
+    """As `nnnorm encode` means them, wherever the command is run."""
+    images = tuple(f"photos/{name}.png" for name in "ab")
+    (tmp_path / "photos").mkdir()
+    for path, scene in zip(images, make_scenes(2), strict=True):
+        write_png(tmp_path / path, draw_scene(scene, 48))
+    rows = np.arange(2)
+    save_pairs(Pairs("coco", images, ("a red star", "a ring"), rows, {"test": rows}), tmp_path)
+    made = encode_missing(EmbeddingFolder(tmp_path), [("CLIP", "coco")], str(model))
+    assert [folder.name for folder in made] == ["img_emb", "text_emb"]
+    assert EmbeddingFolder(tmp_path).embeddings("CLIP", "coco", "images").shape == (2, 24)

@@ -198,12 +198,16 @@ def test_bad_input_is_found_before_anything_is_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_folders_above_the_output_are_made(tmp_path):
+    encode(tmp_path / "clip" / "coco" / "out")
+    assert (tmp_path / "clip/coco/out/text_emb/about.json").is_file()
+
+
 def test_an_output_that_cannot_be_made_is_said(tmp_path):
-    with pytest.raises(NNNormError, match=r"cannot make the folder .*No such file"):
-        encode(tmp_path / "no" / "such" / "out")
     (tmp_path / "file").write_text("")
-    with pytest.raises(NNNormError, match="cannot make the folder"):
-        encode(tmp_path / "file")
+    for output in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(NNNormError, match="cannot make the folder"):
+            encode(output)
 
 
 def test_a_file_that_changed_under_its_name_is_another_file(tmp_path, tiny_encoder):

@@ -301,8 +301,9 @@ def measure_groups(
 
     For each k: ``bias`` = (n_a − n_b)/k of the two groups of `difference`, and its absolute value;
     ``share`` of each group; ``skew`` = ln(share/target), a group that is absent counted as one item
-    (there is no logarithm of 0), and the greatest of them; and for the greatest k ``ndkl``: the
-    Kullback–Leibler divergence of the first 1, 2, … items from the target, weighted by 1/log2(i+1).
+    (there is no logarithm of 0) but at most as its target, and the greatest of them; and for the
+    greatest k ``ndkl``: the Kullback–Leibler divergence of the first 1, 2, … items from the target,
+    weighted by 1/log2(i+1).
 
     Parameters
     ----------
@@ -335,7 +336,8 @@ def measure_groups(
         found |= {f"bias@{k}": bias, f"|bias|@{k}": np.abs(bias)}
     for k in ks:
         shares = counts[:, k - 1] / k
-        skews = np.log(np.maximum(shares, 1 / k)) - np.log(fair)
+        # One item may already be more than the target's share of k: absent is never above target.
+        skews = np.log(np.where(shares > 0, shares, np.minimum(1 / k, fair))) - np.log(fair)
         found |= {f"share of {kind}@{k}": shares[:, g] for g, kind in enumerate(kinds)}
         found |= {f"skew of {kind}@{k}": skews[:, g] for g, kind in enumerate(kinds)}
         found[f"max skew@{k}"] = skews.max(axis=1)

@@ -160,6 +160,7 @@ def _draw_means(axes: "Axes", audit: Audit, metric: str) -> None:
 def _interval(interval: Interval | None, *, signed: bool = False) -> str:
     if interval is None:
         return ""
+    # Adding 0 makes the −0.000 of a sum's last bits 0.000.
+    mean, low, high = (round(end, 3) + 0.0 for end in (interval.mean, interval.low, interval.high))
     form = "+.3f" if signed else ".3f"
-    ends = f"[{interval.low:.3f}, {interval.high:.3f}]"
-    return f"{interval.mean:{form}} {ends}".replace("-", "−")
+    return f"{mean:{form}} [{low:.3f}, {high:.3f}]".replace("-", "−")

@@ -1,6 +1,6 @@
 """m_k by Faiss's inverted lists: the way of the paper, for comparison."""
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,38 @@ from nnnorm.errors import require
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress
 from nnnorm.topk import top_means
 
-__all__ = ["ivf_means"]
+__all__ = ["build_ivf", "ivf_means"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+def build_ivf(references: Embeddings) -> Any:
+    """Sort references into about 4·√n inverted lists: done once for a bank.
+
+    Parameters
+    ----------
+    references : Embeddings, shape (n_references, dim)
+
+    Returns
+    -------
+    faiss.IndexIVFFlat
+
+    Examples
+    --------
+    >>> from nnnorm.embeddings import open_embeddings
+    >>> build_ivf(open_embeddings(np.eye(9))).nlist
+    9
+    """
+    faiss = require("faiss", extra="faiss")
+    n_references, dim = len(references), references.dim
+    n_lists = max(1, min(n_references, round(4 * n_references**0.5)))
+    quantizer = faiss.IndexFlatIP(dim)
+    index = faiss.IndexIVFFlat(quantizer, dim, n_lists, faiss.METRIC_INNER_PRODUCT)
+    index.cp.min_points_per_centroid = 1  # small banks are allowed, and no reason to warn
+    rows = np.array(references.rows(0, n_references))
+    index.train(rows)
+    index.add(rows)
+    return index
 
 
 def ivf_means(
@@ -21,6 +50,7 @@ def ivf_means(
     k: int,
     *,
     quality: int,
+    index: Any = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
@@ -36,6 +66,8 @@ def ivf_means(
     k : int
     quality : int
         Lists that every item looks into (``nprobe``), of about 4·√n.
+    index : faiss.IndexIVFFlat, optional
+        From `build_ivf`, of these references; by default built here.
     memory_budget : int
         For the exact items. The index holds all references in memory, as Faiss does.
     progress : callable, optional
@@ -51,16 +83,9 @@ def ivf_means(
     >>> ivf_means(rows, rows, 2, quality=8).tolist()
     [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]
     """
-    faiss = require("faiss", extra="faiss")
-    n_items, n_references, dim = len(gallery), len(references), references.dim
-    n_lists = max(1, min(n_references, round(4 * n_references**0.5)))
-    quantizer = faiss.IndexFlatIP(dim)
-    index = faiss.IndexIVFFlat(quantizer, dim, n_lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = 1  # small banks are allowed, and no reason to warn
-    rows = np.array(references.rows(0, n_references))
-    index.train(rows)
-    index.add(rows)
-    index.nprobe = min(quality, n_lists)
+    n_items = len(gallery)
+    index = build_ivf(references) if index is None else index
+    index.nprobe = min(quality, index.nlist)
     means = np.empty(n_items, dtype=np.float32)
     is_short = np.empty(n_items, dtype=bool)
     for start in range(0, n_items, 8192):

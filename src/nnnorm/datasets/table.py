@@ -125,7 +125,7 @@ def read_columns(
     header = [cell.strip() for cell in rows[0]] if rows else []
     if missing := [name for name in needed if name not in header]:
         raise NNNormError(
-            f"{path} needs the columns {', '.join(needed)}; {', '.join(missing)} is not there, "
+            f"{path} needs the columns {', '.join(needed)}; {missing[0]} is not there, "
             f"it has: {', '.join(header) or 'none'}"
         )
     wanted = [name for name in (*needed, *optional) if name in header]

@@ -81,7 +81,8 @@ def encode_to_folder(
     items : sequence of paths or of texts
         One row each, in this order.
     output : str or PathLike
-        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is made.
+        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is made; made itself, with
+        those above it.
     batch_size : int
         Items per forward pass.
     shard_rows : int
@@ -261,7 +262,7 @@ def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> None:
     lines = names.encode("utf-8", "surrogateescape")  # a file's name may be any bytes
     starting = growing.with_suffix(".starting")
     try:
-        growing.parent.mkdir(exist_ok=True)
+        growing.parent.mkdir(parents=True, exist_ok=True)
         if starting.exists():
             shutil.rmtree(starting)
         starting.mkdir()

@@ -5,9 +5,11 @@ and work that was broken off is taken up again.
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
 
+from nnnorm.encoders import encode_to_folder, load_encoder
+from nnnorm.encoders.encoder import Modality
+from nnnorm.encoders.inputs import list_files, list_texts
 from nnnorm.errors import NNNormError
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import PaperTable, load_paper
@@ -90,24 +92,20 @@ def encode_missing(
     >>> encode_missing(EmbeddingFolder(Path(tempfile.mkdtemp())), [], "no model is loaded for this")
     []
     """
-    lists = {
-        (pair, modality): folder.file(f"{pair[1]}-{kind}.txt")
-        for pair in missing
-        for modality, kind in (("images", "images"), ("texts", "captions"))
-    }
+    # Read as `nnnorm encode` reads them, so that work begun by either is taken up by the other.
+    lists: dict[tuple[tuple[str, str], Modality], Sequence[Path | str]] = {}
+    for pair in missing:
+        lists[pair, "images"] = list_files(folder.file(f"{pair[1]}-images.txt"))
+        lists[pair, "texts"] = list_texts(folder.file(f"{pair[1]}-captions.txt"))
     if not lists:
         return []
-    encoders = import_module("nnnorm.encoders")
     if step is not None:
         step(f"Loading {source}")
-    encoder = encoders.load_encoder(source)
+    encoder = load_encoder(source)
     made = []
-    for (pair, modality), path in lists.items():
+    for (pair, modality), items in lists.items():
         if step is not None:
             step(f"Encoding {modality} of {pair[1]} with {pair[0]}")
-        output = folder.path(*pair)
-        output.mkdir(parents=True, exist_ok=True)
-        items = path.read_text(encoding="utf-8").splitlines()
-        done = encoders.encode_to_folder(encoder, modality, items, output, resume=True)
-        made.append(Path(done.folder))
+        done = encode_to_folder(encoder, modality, items, folder.path(*pair), resume=True)
+        made.append(done.folder)
     return made
