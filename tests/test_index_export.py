@@ -1,5 +1,6 @@
 """A collection becomes a corrected one: ids and metadata come along, the source stays as it is."""
 
+import duckdb
 import numpy as np
 import pytest
 from stores import CASES
@@ -182,3 +183,62 @@ def test_bad_sources_and_targets_are_named(data, tmp_path):
     index.delete(np.arange(300))
     with pytest.raises(nnnorm.NNNormError, match="is empty; there is nothing to export"):
         export_index(index.store, "faiss:", references=data.references)
+
+
+def test_a_gated_bias_is_refused_by_an_export_too(data, tmp_path):
+    source, target = FaissStore(tmp_path / "old"), FaissStore(tmp_path / "new")
+    fill(source, data, list(range(300)), None)
+    gated = nnnorm.InvertedSoftmax(gated=True).fit(data.gallery, data.queries)
+    with pytest.raises(nnnorm.NNNormError, match="gated bias"):
+        export_index(source, target, bias=gated)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_source_that_was_not_finished_is_refused(data, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(f"sqlite:{tmp_path}/old.db", data.gallery, data.bias, progress=stop)
+    with pytest.raises(nnnorm.NNNormError, match="was not finished"):
+        export_index(f"sqlite:{tmp_path}/old.db", "faiss:")
+
+
+def test_an_interrupted_build_is_not_mixed_with_other_ids(data, tmp_path):
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    url = f"sqlite:{tmp_path}/photos.db"
+    with pytest.raises(KeyboardInterrupt):
+        build_index(url, data.gallery, data.bias, progress=stop)
+    with pytest.raises(nnnorm.NNNormError, match="not from an interrupted run of this"):
+        build_index(url, data.gallery, data.bias, ids=np.arange(300) + 5)
+    with build_index(url, data.gallery, data.bias) as index:
+        assert len(index) == 300
+
+
+def test_a_duckdb_table_keeps_dates_and_a_metadata_column_of_its_own(data, tmp_path):
+    with duckdb.connect(tmp_path / "own.duckdb") as own:
+        own.execute("CREATE TABLE items (id INT, embedding FLOAT[13], metadata TEXT, taken DATE)")
+        rows = [[i, row, "a dog", "2024-05-06"] for i, row in enumerate(data.gallery.tolist())]
+        own.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", rows[:20])
+    url = f"duckdb:{tmp_path}/own.duckdb"
+    with export_index(url, f"sqlite:{tmp_path}/new.db", references=data.queries) as index:
+        (items,) = index.scan()
+    assert items.metadata[7] == {"metadata": "a dog", "taken": "2024-05-06"}
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "duckdb:"])
+def test_new_ids_of_another_kind_are_refused(url, data):
+    index = build_index(url, data.gallery, data.bias)
+    bias = nnnorm.Bias(data.bias.values[:1], data.bias.weight, data.bias.method)
+    with pytest.raises(nnnorm.NNNormError, match="are whole numbers; got strings"):
+        index.add(data.gallery[:1], bias, ids=["a"])
+    assert len(index) == 300
+
+
+def test_an_option_is_read_as_what_it_is(data, tmp_path):
+    with build_index(f"sqlite:{tmp_path}/a.db?table=2024", data.gallery, data.bias) as index:
+        assert index.store.name.endswith("table 2024")
+    with pytest.raises(nnnorm.NNNormError, match="ef must be a whole number; got 'wide'"):
+        build_index("faiss:?kind=hnsw&ef=wide", data.gallery, data.bias)

@@ -133,3 +133,11 @@ def test_gallery_and_bias_go_together(data):
     index = build_index(FaissStore(), data.gallery, data.bias)
     with pytest.raises(nnnorm.NNNormError, match="go together; give both or neither"):
         verify_index(index, data.queries, gallery=data.gallery)
+
+
+def test_copies_of_an_item_are_as_right_as_the_item(data):
+    gallery, values = np.tile(data.gallery, (5, 1)), np.tile(data.bias.values, 5)
+    bias = nnnorm.Bias(values, data.bias.weight, data.bias.method)
+    result = verify_index(build_index(FaissStore(), gallery, bias), data.queries, k=7)
+    assert result.is_good
+    assert result.recall == 1

@@ -248,7 +248,7 @@ def build_index(
         opened,
         recipe,
         batches,
-        strings=named.dtype.kind == "U",
+        ids=named,
         sample=Sample(len(items), vectors),
         progress=progress,
     )
@@ -286,11 +286,13 @@ def fill_store(
     recipe: Recipe,
     batches: Iterable[Items],
     *,
-    strings: bool,
+    ids: Ids,
     sample: Sample,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
     """Write raw items with their values into a store, going on where an interrupted run stopped.
+
+    `ids` are those of all batches.
 
     Examples
     --------
@@ -300,19 +302,19 @@ def fill_store(
     >>> recipe = make_recipe(store, open_embeddings(np.eye(2)), bias)
     >>> items = Items(np.array([3, 4]), np.eye(2, dtype=np.float32), bias.values)
     >>> sample = Sample(2, lambda: recipe.pack(items).vectors)
-    >>> len(fill_store(store, recipe, [items], strings=False, sample=sample))
+    >>> len(fill_store(store, recipe, [items], ids=items.ids, sample=sample))
     2
     """
     facts = store.facts()
     resumed = False
     if facts is None:
         _warn_of_graph(store, recipe)
-        store.create(recipe.width, recipe.metric, strings=strings, sample=sample)
+        store.create(recipe.width, recipe.metric, strings=ids.dtype.kind == "U", sample=sample)
         store.write_note(recipe.to_dict())
     else:
         _check_fits(store, facts, recipe)
         note = store.read_note()
-        resumed = note == recipe.to_dict()
+        resumed = note == recipe.to_dict() and _count_present(store, ids) == facts.n_items
         if facts.n_items and not resumed:
             raise NNNormError(
                 f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
@@ -382,6 +384,12 @@ def _facts(store: Store) -> Facts:
             f"there is no {store.name}; check the name, or make it with nnnorm index build"
         )
     return facts
+
+
+def _count_present(store: Store, ids: Ids) -> int:
+    """How many of these ids are in: all that is there, if the same build was interrupted."""
+    starts = range(0, len(ids), BATCH)
+    return sum(int(store.present(ids[start : start + BATCH]).sum()) for start in starts)
 
 
 def _check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:

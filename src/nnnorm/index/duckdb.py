@@ -28,6 +28,7 @@ from nnnorm.index.protocol import (
     Sample,
     Store,
     StoreMetric,
+    check_kind,
     pad_rows,
     quote_name,
 )
@@ -120,6 +121,8 @@ class DuckdbStore(Store):
 
     def add(self, items: Items) -> None:
         arrow = require("pyarrow", "duckdb")
+        strings = self._columns()[self._id] == "VARCHAR"
+        check_kind(items.ids, strings=strings, name=self.name)
         n_items, width = items.vectors.shape
         flat = arrow.array(np.ascontiguousarray(items.vectors).ravel())
         metadata: Sequence[Mapping[str, Any]] = items.metadata or [{}] * n_items
@@ -192,6 +195,8 @@ class DuckdbStore(Store):
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         names = list(self._columns())
+        # Only in a table of ours it is all metadata in one; someone else's is a column like others.
+        packed = _METADATA if _BIAS in names else ""
         cursor = self._connection.cursor()  # others may use the connection meanwhile
         listed = ", ".join(map(quote_name, names))
         order = quote_name(self._id)
@@ -201,9 +206,9 @@ class DuckdbStore(Store):
             ids = np.array(columns.pop(self._id))
             vectors = np.array(columns.pop(self._embedding), dtype=np.float32)
             values = columns.pop(_BIAS, (None,))
-            described = columns.pop(_METADATA, (None,) * len(rows))
+            described = columns.pop(packed, (None,) * len(rows))
             metadata = [
-                {**(json.loads(entry) if entry else {}), **dict(zip(columns, others, strict=True))}
+                {**json.loads(entry or "{}"), **_plain(dict(zip(columns, others, strict=True)))}
                 for entry, others in zip(
                     described,
                     zip(*columns.values(), strict=True) if columns else [()] * len(rows),
@@ -239,3 +244,8 @@ class DuckdbStore(Store):
             [self._table],
         ).fetchall()
         return dict(rows)
+
+
+def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Dates and the like become strings, so that any other engine can keep them."""
+    return json.loads(json.dumps(metadata, default=str))

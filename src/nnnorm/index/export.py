@@ -19,7 +19,7 @@ from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.corrected import CorrectedIndex, fill_store
 from nnnorm.index.protocol import Facts, Ids, Items, Sample, Store, Way, check_ids
-from nnnorm.index.recipe import Recipe, make_recipe
+from nnnorm.index.recipe import Recipe, make_recipe, refuse_gates
 from nnnorm.index.urls import open_store
 from nnnorm.methods import NNN
 from nnnorm.scores import Progress
@@ -89,6 +89,11 @@ def export_index(
         raise NNNormError("give references or a bias, not both")
     note = old.read_note()
     recipe = None if note is None else Recipe.from_dict(note, old.name)
+    if recipe is not None and recipe.state != "whole":
+        raise NNNormError(
+            f"{old.name} was not finished ({facts.n_items} items are in it); finish its build or "
+            "export first, then export it"
+        )
     if references is None and bias is None and recipe is None:
         raise NNNormError(f"{old.name} has no bias yet; give references (past queries) or a bias")
     with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
@@ -115,7 +120,7 @@ def export_index(
             new,
             planned,
             _with_values(_raw_items(old, facts, recipe), row_of, fitted.values, old.name),
-            strings=names.dtype.kind == "U",
+            ids=names,
             sample=Sample(len(names), sample),
             progress=progress,
         )
@@ -166,6 +171,7 @@ def _in_order_of(
     names: Ids, gallery: Embeddings, bias: Bias, ids: Any, facts: Facts, name: str
 ) -> Bias:
     """The bias with its rows in the order of the scan, once it is known to be of these items."""
+    refuse_gates(bias)
     given = check_ids(ids, len(bias), name="the bias")
     row_of = {value: row for row, value in enumerate(given.tolist())}
     missing = [value for value in names.tolist() if value not in row_of]

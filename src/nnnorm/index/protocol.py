@@ -29,6 +29,7 @@ __all__ = [
     "StoreMetric",
     "Way",
     "check_ids",
+    "check_kind",
     "check_way",
     "pad_rows",
     "quote_name",
@@ -240,6 +241,21 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
             f"{places[1]}; give each item its own"
         )
     return array
+
+
+def check_kind(ids: Ids, *, strings: bool, name: str) -> None:
+    """Raise unless ids are of the collection's kind: strings, or whole numbers.
+
+    Examples
+    --------
+    >>> check_kind(np.array(["a"]), strings=False, name="sqlite-vec photos.db")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: the ids of sqlite-vec photos.db are whole numbers; got strings
+    """
+    if (ids.dtype.kind == "U") != strings:
+        kinds = ("strings", "whole numbers")
+        has, got = kinds if strings else kinds[::-1]
+        raise NNNormError(f"the ids of {name} are {has}; got {got}")
 
 
 def pad_rows(

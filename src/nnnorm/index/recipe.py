@@ -18,7 +18,7 @@ from nnnorm.embeddings import Embeddings, norm_range
 from nnnorm.errors import NNNormError
 from nnnorm.index.protocol import Engine, Items, StoreMetric, Way, check_way
 
-__all__ = ["Recipe", "make_recipe"]
+__all__ = ["Recipe", "make_recipe", "refuse_gates"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
@@ -189,11 +189,7 @@ def make_recipe(
     ('ip', 3, 0.375)
     """
     bias.check_gallery(gallery)
-    if bias.gates:
-        raise NNNormError(
-            f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
-            "use nnnorm.search, or fit the method without its gate"
-        )
+    refuse_gates(bias)
     low, high = norm_range(gallery)
     chosen = store.ways[0] if way is None else check_way(way, store)
     metric = _choose_metric(store, chosen)
@@ -226,6 +222,21 @@ def make_recipe(
         longest=high,
         gallery=gallery.fingerprint,
     )
+
+
+def refuse_gates(bias: Bias) -> None:
+    """Raise for a bias that decides per query.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> refuse_gates(Bias(np.array([0.25, 0.5]), 0.75, "nnn"))
+    """
+    if bias.gates:
+        raise NNNormError(
+            f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
+            "use nnnorm.search, or fit the method without its gate"
+        )
 
 
 def _choose_metric(store: Engine | type[Engine], way: Way) -> StoreMetric:

@@ -25,6 +25,7 @@ from nnnorm.index.protocol import (
     Sample,
     Store,
     StoreMetric,
+    check_kind,
     pad_rows,
     quote_name,
 )
@@ -125,6 +126,7 @@ class SqliteVecStore(Store):
 
     def add(self, items: Items) -> None:
         key, vector, _, _ = self._known()
+        check_kind(items.ids, strings=self._has_strings(), name=self.name)
         values = [None] * len(items) if items.values is None else items.values.tolist()
         described = [json.dumps(dict(entry)) for entry in items.metadata or [{}] * len(items)]
         blobs = (row.tobytes() for row in items.vectors.astype("<f4"))
@@ -135,6 +137,8 @@ class SqliteVecStore(Store):
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         key = self._known()[0]
+        if (ids.dtype.kind == "U") != self._has_strings():
+            return np.zeros(len(ids), dtype=bool)
         query = f"SELECT 1 FROM {quote_name(self._table)} WHERE {key} = ?"
         found = (self._connection.execute(query, (name,)).fetchone() for name in ids.tolist())
         return np.array([row is not None for row in found], dtype=bool)
@@ -171,6 +175,8 @@ class SqliteVecStore(Store):
         key, vector, width, _ = self._known()
         others = [name for name in self._columns() if name not in (key, vector, _BIAS, _METADATA)]
         ours = [name if name in self._columns() else "NULL" for name in (_BIAS, _METADATA)]
+        if ours == ["NULL", _METADATA]:  # someone else's own column
+            ours[1], others = "NULL", [*others, _METADATA]
         listed = ", ".join([key, vector, *ours, *map(quote_name, others)])
         table = quote_name(self._table)
         keys = self._connection.execute(f"SELECT {key} FROM {table}").fetchall()
@@ -217,6 +223,12 @@ class SqliteVecStore(Store):
         if self._open is not None:
             self._open.close()
             self._open = None
+
+    def _has_strings(self) -> bool:
+        """Whether ids are text; a `vec0` table without a key of its own has row numbers."""
+        query = "SELECT sql FROM sqlite_master WHERE name = ?"
+        (made_by,) = self._connection.execute(query, (self._table,)).fetchone()
+        return re.search(r"\w+\s+text\s+primary\s+key", made_by, re.IGNORECASE) is not None
 
     def _columns(self) -> list[str]:
         """Columns of the table, without those that `vec0` hides."""

@@ -56,20 +56,29 @@ def open_store(url: "str | Store") -> Store:
     module, name = ENGINES[scheme]
     kind = getattr(importlib.import_module(module), name)
     make = getattr(kind, "from_url", kind)
-    options = {key: _number(value) for key, value in parse_qsl(query)}
-    allowed = list(inspect.signature(make).parameters)[1:]
+    options = dict(parse_qsl(query))
+    parameters = inspect.signature(make).parameters
+    allowed = list(parameters)[1:]
     unknown = [key for key in options if key not in allowed]
     if unknown:
         raise NNNormError(
             f"{scheme} has no option {unknown[0]!r}; it has {', '.join(allowed) or 'none'}"
         )
-    return make(place, **options)
+    return make(
+        place, **{key: _read(key, text, parameters[key].default) for key, text in options.items()}
+    )
 
 
-def _number(text: str) -> Any:
-    for kind in (int, float):
+def _read(key: str, text: str, default: Any) -> Any:
+    """An option as what its default is: a table may be called 2024, but a breadth is a number."""
+    if isinstance(default, bool):
+        known = {"true": True, "1": True, "false": False, "0": False}
+        if text.lower() in known:
+            return known[text.lower()]
+        raise NNNormError(f"the option {key} must be true or false; got {text!r}")
+    if isinstance(default, int):
         try:
-            return kind(text)
+            return int(text)
         except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text, text)
+            raise NNNormError(f"the option {key} must be a whole number; got {text!r}") from None
+    return text
