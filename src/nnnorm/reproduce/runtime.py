@@ -7,7 +7,7 @@ Building it is not counted: it is done once for a bank, the search once for a ga
 import time
 from typing import NamedTuple
 
-from nnnorm.approximate import DEFAULT_QUALITY
+from nnnorm.approximate import choose_quality
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.engine_faiss import build_ivf, ivf_means
@@ -53,7 +53,7 @@ def time_index(
     *,
     reference_k: int,
     alpha: float,
-    quality: int = DEFAULT_QUALITY,
+    quality: int | None = None,
 ) -> Timed:
     """Fit NNN with the engine "faiss-ivf", its index built beforehand.
 
@@ -63,8 +63,8 @@ def time_index(
     references : array or path, shape (n_references, dim)
     reference_k : int
     alpha : float
-    quality : int
-        Lists that every item looks into.
+    quality : int, optional
+        Lists that every item looks into; by default the engine's own.
 
     Returns
     -------
@@ -78,6 +78,7 @@ def time_index(
     """
     items = open_embeddings(gallery, name="gallery")
     bank = open_embeddings(references, name="references")
+    quality = choose_quality(len(items)) if quality is None else quality
     index = build_ivf(bank)
     started = time.perf_counter()
     values = ivf_means(items, bank, reference_k, quality=quality, index=index)
