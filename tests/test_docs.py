@@ -34,6 +34,7 @@ def benchmark(monkeypatch):
         ("engines", "engines/README.md"),
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
+        ("exact", "speed.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),
     ],
