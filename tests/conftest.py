@@ -23,6 +23,7 @@ REAL_DATA = Path(os.environ.get("NNNORM_REAL_DATA", Path(__file__).parents[2] / 
 SLOW = (
     "src/nnnorm/demo",
     "tests/test_albef.py",
+    "tests/test_approximate.py",
     "tests/test_beit3.py",
     "tests/test_blip_matching.py",
     "tests/test_cli.py::test_the_demo",
@@ -32,7 +33,7 @@ SLOW = (
     "tests/test_docs.py::test_the_python_of_a_page_runs",
     "tests/test_huggingface.py",
     "tests/test_index",
-    "tests/test_plots.py::test_nothing_is_cut_off",
+    "tests/test_plots.py",
     "tests/test_images.py",
     "tests/test_readme.py",
     "tests/test_run.py",

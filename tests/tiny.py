@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,13 @@ WORDS = (
 TEXTS = [f"a {c} {s}" for c in ("red", "green", "blue", "yellow") for s in ("circle", "square")]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]  # ids 0 to 3, as in XLM-R
 IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+
+
+def printed_by(program, *arguments):
+    """What a process of its own writes: other tests' threads can't write into that."""
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout, done.stderr
 
 
 def draw_images(folder, n=8, seed=0):

@@ -83,6 +83,9 @@ class MilvusStore(Store):
         self._kind, self._links = kind, links
         self._ef_construction, self._ef = ef_construction, ef
         self.is_graph = kind == "hnsw"
+        # Milvus Lite hangs up on the pings of a client that waits, and gRPC says so on stderr.
+        quiet = {"grpc.keepalive_permit_without_calls": False}
+        self._calls = {} if self._is_server else {"grpc_options": quiet}
         self._client: Any = None
 
     @classmethod
@@ -328,7 +331,7 @@ class MilvusStore(Store):
             pymilvus = require("pymilvus", "milvus")
             token = os.environ.get("MILVUS_TOKEN", "") if self._is_server else ""
             try:
-                self._client = pymilvus.MilvusClient(self._place, token=token)
+                self._client = pymilvus.MilvusClient(self._place, token=token, **self._calls)
             except (pymilvus.MilvusException, OSError) as error:
                 raise NNNormError(
                     f"Milvus can't be reached at {self._place} ({first_line(error)}); check the "
