@@ -14,10 +14,10 @@ from nnnorm.topk import top_means
 
 @pytest.fixture(scope="module")
 def problem():
-    return topics(1200, 10_000)
+    return topics(1200, 17_000)
 
 
-@pytest.mark.parametrize("engine", ["auto", "float32", "torch"])
+@pytest.mark.parametrize("engine", ["auto", "float32", "screened", "torch"])
 @pytest.mark.parametrize("k", [1, 50])
 def test_an_exact_engine_gives_the_exact_means_and_has_nothing_to_add(problem, engine, k):
     scores = Products(*problem)

@@ -282,7 +282,7 @@ def _installation() -> dict[str, Any]:
         "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
         "threads": count_threads(),
         "safetensors": installed("safetensors"),
-        "engine": "float32",
+        "engine": "auto: screened where that is faster, else float32",
         "other engines": {
             "approximate": "always there",
             "torch": installed("torch"),

@@ -111,9 +111,16 @@ class Embeddings:
             widened = widened / self._norms[start:stop, None]
         return widened
 
-    def take(self, indices: npt.NDArray[np.integer[Any]]) -> FloatArray:
+    def take(
+        self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
+    ) -> FloatArray:
         """Copy the rows at `indices`, in that order, as float32 ``(len(indices), dim)``."""
-        taken = np.empty((len(indices), self.dim), dtype=np.float32)
+        taken = np.empty((len(indices), self.dim), dtype=np.float32) if out is None else out
+        if self.in_memory:
+            # Checked first, since "clip" is the mode that needs no copy of its own.
+            if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+                raise IndexError(f"no such row among the {len(self)} of {self.name}")
+            return np.take(self._parts[0], indices, axis=0, out=taken, mode="clip")
         part_of = np.searchsorted(self._starts, indices, "right") - 1
         with np.errstate(over="ignore"):
             for number in np.unique(part_of):

@@ -1,0 +1,213 @@
+"""Screened means are the exact means, whatever the data does; only their cost depends on it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm.heads import bounding_heads, bounds_of, principal_basis
+from nnnorm.scores import Products
+from nnnorm.screen import plan_screen, screened_means
+from nnnorm.topk import top_means
+
+N_ITEMS, N_REFERENCES, DIM, K = 300, 17_000, 48, 20
+
+
+def falling(rng, n, *, by=0.9):
+    return rng.normal(size=(n, DIM)) * by ** np.arange(DIM)
+
+
+def clustered(rng, n):
+    centres = np.random.default_rng(5).normal(size=(40, DIM))
+    return centres[rng.integers(0, 40, n)] + 0.3 * falling(rng, n)
+
+
+def copies(rng, n):
+    """Scores that tie in hundreds."""
+    return np.random.default_rng(5).normal(size=(60, DIM))[rng.integers(0, 60, n)]
+
+
+def near_copies(rng, n):
+    """Scores that differ in the last bits of a float32."""
+    return copies(rng, n) * (1 + 1e-6 * rng.normal(size=(n, 1)))
+
+
+def all_lengths(rng, n):
+    """Rows of lengths from a thousandth to a thousand."""
+    return falling(rng, n) * 10.0 ** rng.uniform(-3, 3, size=(n, 1))
+
+
+def against_the_heads(rng, n):
+    """Nearly all rows in a few directions; the best scores of some items lie in the others."""
+    rows = falling(rng, n, by=0.5)
+    some = rng.permutation(n)[: n // 100]
+    rows[some, -6:] += 3 * rng.normal(size=(len(some), 6))
+    return rows
+
+
+def flat(rng, n):
+    return rng.normal(size=(n, DIM))
+
+
+DATA = [falling, clustered, copies, near_copies, all_lengths, against_the_heads, flat]
+
+
+def make(data, *, normalize=False):
+    rng = np.random.default_rng(0)
+    rows, columns = data(rng, N_ITEMS), data(rng, N_REFERENCES)
+    return Products(
+        nnnorm.open_embeddings(rows, normalize=normalize),
+        nnnorm.open_embeddings(columns, normalize=normalize),
+    )
+
+
+def lengths(scores):
+    """What a score of an item may be, so what its rounding is measured by."""
+    columns = scores.columns.rows(0, N_REFERENCES)
+    rows = scores.rows.rows(0, scores.shape[0])
+    return np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1).max()
+
+
+# --- the bound ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_no_score_is_above_its_bound_at_any_width(data):
+    scores = make(data)
+    items, references = scores.rows.rows(0, 50), scores.columns.rows(0, 4000)
+    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    exact = items.astype(np.float64) @ references.astype(np.float64).T
+    widths = [1, 2, 7, 16, DIM - 1, DIM]
+    for bounds in bounds_of(items, references, basis, widths):
+        assert (bounds >= exact).all()
+
+
+def test_a_bound_is_close_where_the_head_holds_nearly_everything():
+    scores = make(falling, normalize=True)
+    items, references = scores.rows.rows(0, 50), scores.columns.rows(0, 4000)
+    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    slack = [
+        (bounds - items @ references.T).max()
+        for bounds in bounds_of(items, references, basis, [8, 16, 32])
+    ]
+    assert slack[0] > slack[1] > slack[2]
+    assert slack[2] < 0.02
+
+
+def test_bounds_of_a_width_are_products_of_heads():
+    scores = make(clustered)
+    items, references = scores.rows.rows(0, 9), scores.columns.rows(0, 70)
+    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    (bounds,) = bounds_of(items, references, basis, [10])
+    first = basis[:, :10]
+    item_heads = bounding_heads(items, first, is_item=True)
+    product = item_heads @ bounding_heads(references, first, is_item=False).T
+    np.testing.assert_allclose(bounds, product, rtol=1e-5, atol=1e-5)
+
+
+def test_a_basis_is_orthonormal_and_puts_the_longest_direction_first():
+    scores = make(falling)
+    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    np.testing.assert_allclose(basis.T @ basis, np.eye(DIM), atol=1e-5)
+    energy = np.square(scores.columns.rows(0, N_REFERENCES) @ basis).sum(axis=0)
+    assert (np.diff(energy[:20]) < 0).all()
+
+
+# --- the means ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("k", [1, K, 500])
+def test_screened_means_are_the_exact_means(data, k):
+    scores = make(data)
+    found = screened_means(scores, k, plan_screen(scores, k))
+    wrong = np.abs(found - top_means(scores, k)) / lengths(scores)
+    assert wrong.max() < 1e-6
+
+
+@pytest.mark.parametrize("n_items", [1, 31, 32, 33, 64])
+def test_any_number_of_items_will_do(n_items):
+    scores = make(clustered).some_rows(np.arange(n_items))
+    found = screened_means(scores, K, plan_screen(scores, K))
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+
+
+def test_a_floor_that_was_guessed_too_high_is_noticed_and_costs_only_time():
+    scores = make(clustered)
+    screen = plan_screen(scores, K)
+    every = scores.rows.rows(0, N_ITEMS) @ scores.columns.rows(0, N_REFERENCES).T
+    # A sample of the best references only, though it should be one of all.
+    best = np.argsort(-every.max(axis=0))[: len(screen.sample)]
+    found = screened_means(scores, K, dataclasses.replace(screen, sample=np.sort(best)))
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+
+
+def test_a_floor_that_was_guessed_too_low_costs_only_time():
+    scores = make(clustered)
+    screen = plan_screen(scores, K)
+    every = scores.rows.rows(0, N_ITEMS) @ scores.columns.rows(0, N_REFERENCES).T
+    worst = np.argsort(every.max(axis=0))[: len(screen.sample)]
+    found = screened_means(scores, K, dataclasses.replace(screen, sample=np.sort(worst)))
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_mapped_files_are_read_where_they_are(tmp_path, dtype):
+    rng = np.random.default_rng(0)
+    for name, n in (("gallery", N_ITEMS), ("bank", N_REFERENCES)):
+        np.save(tmp_path / f"{name}.npy", clustered(rng, n).astype(dtype))
+    scores = Products(
+        nnnorm.open_embeddings(tmp_path / "gallery.npy", normalize=True),
+        nnnorm.open_embeddings(tmp_path / "bank.npy", normalize=True),
+    )
+    found = screened_means(scores, K, plan_screen(scores, K))
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+
+
+def test_a_small_budget_gives_the_same_means():
+    scores = make(falling)
+    budget = 8 * 2**20
+    screen = plan_screen(scores, K, memory_budget=budget)
+    assert 4 * N_REFERENCES * (screen.directions.shape[1] + 2) <= budget // 2
+    found = screened_means(scores, K, screen, memory_budget=budget)
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5, atol=1e-5)
+
+
+def test_progress_counts_every_score_once():
+    scores = make(falling)
+    seen = []
+    screened_means(
+        scores, K, plan_screen(scores, K), progress=lambda done, total: seen.append((done, total))
+    )
+    assert seen[-1] == (N_ITEMS * N_REFERENCES,) * 2
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+def test_a_falling_spectrum_is_cheap_and_a_flat_one_is_not():
+    cheap, dear = (plan_screen(make(data, normalize=True), K) for data in (falling, flat))
+    assert cheap.cost < dear.cost
+    assert cheap.directions.shape[1] < dear.directions.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("n_references", "k", "budget"),
+    [(10_000, 5, 2**29), (17_000, 3000, 2**29), (17_000, 5, 2**20)],
+    ids=["too few references", "k too large", "no room for heads"],
+)
+def test_there_is_no_plan_where_there_is_nothing_to_gain(n_references, k, budget):
+    rng = np.random.default_rng(0)
+    rows, columns = (nnnorm.open_embeddings(falling(rng, n)) for n in (40, n_references))
+    assert plan_screen(Products(rows, columns), k, memory_budget=budget) is None
+
+
+def test_every_item_stands_in_the_order_once_and_similar_ones_together():
+    scores = make(clustered, normalize=True)
+    order = plan_screen(scores, K).order
+    assert sorted(order) == list(range(N_ITEMS))
+    rows = scores.rows.take(order)
+    inside = [rows[start : start + 32] @ rows[start : start + 32].T for start in range(0, 256, 32)]
+    assert np.mean(inside) > 2 * np.mean(rows @ rows.T)
