@@ -6,6 +6,7 @@ import pytest
 import nnnorm.approximate as approximate
 from nnnorm import NNN, NNNormError, open_embeddings, search
 from nnnorm.approximate import approximate_means, choose_quality, residual
+from nnnorm.lists import Lists, best_lists
 from nnnorm.scores import Products
 from nnnorm.topk import top_means
 
@@ -187,18 +188,91 @@ def test_there_are_as_many_lists_as_take_the_least_time(n_gallery, n_references,
 @pytest.mark.parametrize("n_lists", [8, 33, 64, 200, 1000])
 def test_the_best_lists_are_the_best(n_lists):
     scores = np.random.default_rng(0).normal(size=(50, n_lists)).astype(np.float32)
-    found = np.sort(approximate._best_lists(scores, 8), axis=1)
+    found = np.sort(best_lists(scores, 8), axis=1)
     np.testing.assert_array_equal(found, np.sort(np.argsort(-scores, axis=1)[:, :8], axis=1))
+
+
+def test_equal_scores_choose_no_list_twice():
+    found = best_lists(np.zeros((3, 40), dtype=np.float32), 8)
+    assert [len(set(row)) for row in found.tolist()] == [8, 8, 8]
 
 
 def test_every_reference_is_in_one_list_and_no_list_is_long(problem):
     _, references, _ = problem
-    bank = approximate._Lists(references, 300, np.random.default_rng(0), 2**29)
+    bank = Lists(references, 300, np.random.default_rng(0), 2**29)
     assert sorted(bank.order) == list(range(30_000))
     assert bank.sizes.sum() == 30_000
     assert bank.sizes.max() <= bank.longest == 200
     first, last = bank.edges[7]
     np.testing.assert_allclose(bank.rows(7), references.take(bank.order[first:last]), rtol=1e-6)
+
+
+# --- heads, where there is much to multiply ------------------------------------------------------
+
+
+@pytest.fixture
+def steep(monkeypatch):
+    """Embeddings that nearly fit into a few of their 64 directions, and means by heads of them."""
+    monkeypatch.setattr(approximate, "_WORTH_SHORTENING", 0)
+    rng = np.random.default_rng(0)
+    scale = 0.9 ** np.arange(64)
+    turn = np.linalg.qr(rng.normal(size=(64, 64)))[0]
+    topic = rng.normal(size=(100, 64)) * scale
+
+    def draw(n):
+        rows = topic[rng.integers(0, 100, n)] + 0.8 * scale * rng.normal(size=(n, 64))
+        return open_embeddings(rows / np.linalg.norm(rows, axis=1, keepdims=True) @ turn)
+
+    return draw(2000), draw(20_000)
+
+
+def widths(monkeypatch):
+    """The width of every head that is made from now on."""
+    made, heads = [], approximate._heads
+
+    def note(references, directions):
+        made.append(directions.shape[1])
+        return heads(references, directions)
+
+    monkeypatch.setattr(approximate, "_heads", note)
+    return made
+
+
+def test_heads_serve_where_they_hold_nearly_everything(steep, monkeypatch):
+    made = widths(monkeypatch)
+    estimate = approximate_means(*steep, 64, quality=8)
+    exact = top_means(Products(*steep), 64)
+    assert len(made) == 1
+    assert 8 <= made[0] <= 40
+    assert residual(estimate.values, exact) == pytest.approx(estimate.error, rel=0.5)
+    assert estimate.error < 0.15
+
+
+def test_more_quality_wants_longer_heads(steep, monkeypatch):
+    made = widths(monkeypatch)
+    for quality in (2, 32):
+        approximate_means(*steep, 64, quality=quality)
+    assert made[0] < made[1]
+
+
+def test_there_are_no_heads_of_embeddings_that_fill_their_space(monkeypatch):
+    monkeypatch.setattr(approximate, "_WORTH_SHORTENING", 0)
+    made = widths(monkeypatch)
+    rng = np.random.default_rng(0)
+    rows = (open_embeddings(rng.normal(size=(n, 64))) for n in (500, 10_000))
+    approximate_means(*rows, 32, quality=8)
+    assert made == []
+
+
+def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(steep):
+    _, references = steep
+    copied, taken = (
+        Lists(references, 100, np.random.default_rng(0), 2**29, held) for held in (0, 2**29)
+    )
+    assert copied.held_bytes == 4 * 20_000 * 64
+    assert taken.held_bytes == 2**29
+    for number in range(len(copied)):
+        np.testing.assert_array_equal(copied.rows(number), taken.rows(number))
 
 
 @pytest.mark.parametrize("quality", [0, -1, 2.5, "high"])

@@ -27,7 +27,7 @@ LAYERS = [
     {"embeddings", "reducers"},
     {"scores"},
     {"topk", "heads"},
-    {"screen"},
+    {"screen", "lists"},
     {"automatic", "transport", "bias", "approximate", "engine_torch", "engine_faiss"},
     {"engines"},
     {"methods", "search", "augment", "truth"},

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.heads import principal_basis
+from nnnorm.lists import Lists, best_lists
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress
 from nnnorm.threads import count_threads, strips_in_order
-from nnnorm.topk import top_k, top_means
+from nnnorm.topk import top_means
 
 __all__ = ["Estimate", "approximate_means", "choose_quality", "residual"]
 
@@ -34,7 +36,13 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _N_TEACHERS = 512
 _SMALLEST_BANK = 8192
 _RIDGE = 1e-3
-_GROUP = 32
+# Heads may add half of the error that lists of a quality leave: about 0.44 / quality^0.65 there.
+_SHORTENED = 0.22
+_N_SAMPLED_ITEMS, _N_SAMPLED = 256, 16_384
+# Multiply-adds with centres that take longer than looking for directions.
+_WORTH_SHORTENING = 2 * 10**10
+# Items whose scores with all centres stay in the processor's cache.
+_PIECE = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +116,15 @@ def approximate_means(
         exact = top_means(products, k, memory_budget=memory_budget, progress=progress)
         return Estimate(exact, 0.0, n_gallery)
     rng = np.random.default_rng(seed)
-    bank = _Lists(references, n_lists, rng, memory_budget)
-    found = _look_near(gallery, bank, k, quality, memory_budget, progress)
+    directions = None
+    if n_gallery * n_lists * gallery.dim > _WORTH_SHORTENING:
+        directions = _shorten(products, k, quality, seed, memory_budget)
+    if directions is None:
+        bank = Lists(references, n_lists, rng, memory_budget)
+    else:
+        held_bytes = 4 * n_references * directions.shape[1]
+        bank = Lists(_heads(references, directions), n_lists, rng, memory_budget, held_bytes)
+    found = _look_near(gallery, directions, bank, k, quality, memory_budget, progress)
     # Too few candidates make no mean of k: those items are computed exactly, and teach nothing.
     is_short = found.n_candidates < k
     able = np.flatnonzero(~is_short)
@@ -161,84 +176,40 @@ def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
     return float((estimated - right).std()) / spread if spread else 0.0
 
 
-class _Lists:
-    """A bank sorted into lists of similar rows, none much longer than the average."""
+def _shorten(
+    products: Products, k: int, quality: int, seed: int, memory_budget: int
+) -> FloatArray | None:
+    """The directions of the shortest heads that do nearly as well as embeddings, if any do.
 
-    def __init__(
-        self,
-        references: Embeddings,
-        n_lists: int,
-        rng: np.random.Generator,
-        memory_budget: int,
-    ) -> None:
-        n = len(references)
-        some = np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False))
-        sample = references.take(some)
-        centres = _cluster(sample, n_lists, rng, memory_budget)
-        nearest = _nearest(references, centres, memory_budget)
-        self.order = np.argsort(nearest, kind="stable")
-        self.longest = -(-2 * n // n_lists)
-        starts = np.searchsorted(nearest[self.order], np.arange(n_lists + 1))
-        self.edges = [
-            (first, min(first + self.longest, last))
-            for start, last in itertools.pairwise(starts)
-            for first in range(int(start), int(last), self.longest)
-        ]
-        self._references = references
-        self.held_bytes = 4 * n * references.dim
-        fits = self.held_bytes <= memory_budget // 2
-        self._sorted = _sort_rows(references, self.order) if fits else None
-        self.held_bytes *= fits
-        self.centres = np.stack([self.rows(number).mean(axis=0) for number in range(len(self))])
-
-    def __len__(self) -> int:
-        return len(self.edges)
-
-    @property
-    def sizes(self) -> IntArray:
-        """How many references each list holds."""
-        return np.array([last - first for first, last in self.edges])
-
-    def rows(self, number: int) -> FloatArray:
-        """References of a list, shape (n, dim)."""
-        first, last = self.edges[number]
-        if self._sorted is not None:
-            return self._sorted[first:last]
-        return self._references.take(self.order[first:last])
+    What they do worse is measured on a sample, and may be half of what lists of this quality miss.
+    """
+    rng = np.random.default_rng(seed)
+    (n_items, n_references), dim = products.shape, products.rows.dim
+    n_sampled = min(n_references, _N_SAMPLED, memory_budget // (16 * dim))
+    basis = principal_basis(products.rows, products.columns, rng)
+    items = products.rows.take(rng.integers(0, n_items, min(n_items, _N_SAMPLED_ITEMS))) @ basis
+    references = products.columns.take(rng.integers(0, n_references, n_sampled)) @ basis
+    n_best = max(1, round(k * n_sampled / n_references))
+    exact = _top_mean(items @ references.T, n_best)
+    widest = min(dim * 3 // 4, memory_budget // (8 * n_references))
+    for width in range(dim // 8, widest + 1, max(8, dim // 16)):
+        short = _top_mean(items[:, :width] @ references[:, :width].T, n_best)
+        # What differs by a factor is learned anyway.
+        unexplained = (1 - np.corrcoef(short, exact)[0, 1] ** 2) ** 0.5
+        if unexplained < _SHORTENED * quality**-0.65:
+            return np.ascontiguousarray(basis[:, :width])
+    return None
 
 
-def _sort_rows(references: Embeddings, order: IntArray) -> FloatArray:
-    """Rows in that order, read one after another: faster than jumping about in a mapped file."""
-    ordered = np.empty(references.shape, dtype=np.float32)
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
+def _top_mean(scores: FloatArray, k: int) -> FloatArray:
+    return np.asarray(np.partition(scores, -k, axis=1)[:, -k:].mean(axis=1))
+
+
+def _heads(references: Embeddings, directions: FloatArray) -> Embeddings:
+    heads = np.empty((len(references), directions.shape[1]), dtype=np.float32)
     for start, block in references.blocks():
-        ordered[place[start : start + len(block)]] = block
-    return ordered
-
-
-def _cluster(
-    sample: FloatArray, n_lists: int, rng: np.random.Generator, memory_budget: int
-) -> FloatArray:
-    """A few rounds of k-means: the lists need not be perfect."""
-    centres = sample[rng.choice(len(sample), n_lists, replace=False)]
-    rows = Embeddings([sample], name="references")
-    for _ in range(5):
-        nearest = _nearest(rows, centres, memory_budget)
-        order = np.argsort(nearest, kind="stable")
-        counts = np.bincount(nearest, minlength=n_lists)
-        used = np.flatnonzero(counts)
-        starts = (np.cumsum(counts) - counts)[used]
-        centres = centres.copy()
-        centres[used] = np.add.reduceat(sample[order], starts, axis=0) / counts[used, None]
-    return centres
-
-
-def _nearest(rows: Embeddings, centres: FloatArray, memory_budget: int) -> IntArray:
-    """The centre at the least distance from every row."""
-    offset = (centres**2).sum(axis=1) / 2
-    products = Products(rows, Embeddings([centres], name="centres"), offset=offset)
-    return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
+        np.matmul(block, directions, out=heads[start : start + len(block)])
+    return Embeddings([heads], name=references.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,7 +223,8 @@ class _Found:
 
 def _look_near(
     gallery: Embeddings,
-    bank: _Lists,
+    directions: FloatArray | None,
+    bank: Lists,
     k: int,
     n_probes: int,
     memory_budget: int,
@@ -267,19 +239,38 @@ def _look_near(
     sizes = bank.sizes
     shares = (sizes / sizes.sum()).astype(np.float32)
     n_workers = count_threads()
-    # Per item: its row, the scores of its lists, and three times those of the centres.
-    per_item = 4 * (2 * dim + n_probes * bank.longest + 3 * len(bank))
+    # Per item: its row, as read and as head, and the scores of its lists.
+    per_item = 4 * (4 * dim + n_probes * bank.longest)
     left = memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
-    stop, lock, done = threading.Event(), threading.Lock(), [0]
+    stop, lock, done, own = threading.Event(), threading.Lock(), [0], threading.local()
+
+    def look_at_centres(items: FloatArray, start: int) -> IntArray:
+        """Choose every item's lists; its mean and spread over all centres are features."""
+        of_centres = items @ bank.centres.T
+        lists = best_lists(of_centres, n_probes)
+        here = slice(start, start + len(items))
+        n_candidates[here] = sizes[lists].sum(axis=1)
+        mean = of_centres @ shares
+        np.square(of_centres, out=of_centres)
+        features[here, -2] = mean
+        features[here, -1] = np.sqrt(np.maximum(of_centres @ shares - mean**2, 0))
+        return lists
 
     def look(start: int, end: int) -> None:
         items = gallery.rows(start, end)
-        of_centres = items @ bank.centres.T
-        lists = _best_lists(of_centres, n_probes).ravel()
+        if directions is not None:
+            items = items @ directions
+        pieces = range(0, len(items), _PIECE)
+        lists = np.concatenate(
+            [look_at_centres(items[first : first + _PIECE], start + first) for first in pieces]
+        ).ravel()
         rows, slots = np.divmod(np.arange(len(lists)), n_probes)
+        if not hasattr(own, "scores"):  # fresh memory for every strip would cost a third of all
+            own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
         # Negated, with the empty places at +inf: partitioning is many times slower with -inf.
-        scores = np.full((len(items), n_probes, bank.longest), np.inf, dtype=np.float32)
+        scores = own.scores[: len(items)]
+        scores.fill(np.inf)
         negated = -items
         by_list = np.argsort(lists, kind="stable")
         edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
@@ -289,7 +280,6 @@ def _look_near(
                 continue
             block = negated[rows[who]] @ bank.rows(number).T
             scores[rows[who], slots[who], : block.shape[1]] = block
-        n_candidates[start:end] = sizes[lists].reshape(len(items), n_probes).sum(axis=1)
         best = scores.reshape(len(items), -1)
         best.partition(k - 1, axis=1)
         best = -np.sort(best[:, :k], axis=1)
@@ -297,10 +287,6 @@ def _look_near(
         means[start:end] = best.mean(axis=1, dtype=np.float64)
         for column, (first, last) in enumerate(ranks):
             features[start:end, column] = best[:, first:last].mean(axis=1)
-        mean = of_centres @ shares
-        np.square(of_centres, out=of_centres)
-        features[start:end, -2] = mean
-        features[start:end, -1] = np.sqrt(np.maximum(of_centres @ shares - mean**2, 0))
         if progress is not None:
             with lock:
                 done[0] += end - start
@@ -315,26 +301,6 @@ def _rank_edges(k: int) -> list[tuple[int, int]]:
     """Ranks 1, 2, 3–4, 5–8, … up to k."""
     edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
     return list(itertools.pairwise(edges))
-
-
-def _best_lists(scores: FloatArray, n_probes: int) -> IntArray:
-    """Every item's best lists, in no order, shape (n_items, n_probes).
-
-    Lists are taken in groups. The best are in the groups with the best maxima, so that only a few
-    hundred need a second look: several times faster than `argpartition` over all.
-    """
-    n_items, n_lists = scores.shape
-    n_groups = -(-n_lists // _GROUP)
-    if n_groups <= n_probes:
-        return np.argpartition(-scores, n_probes - 1, axis=1)[:, :n_probes]
-    padded = np.full((n_items, _GROUP, n_groups), -np.inf, dtype=np.float32)
-    padded.reshape(n_items, -1)[:, :n_lists] = scores
-    maxima = padded.max(axis=1)
-    groups = np.argpartition(-maxima, n_probes - 1, axis=1)[:, :n_probes]
-    lists = (groups[:, :, None] + n_groups * np.arange(_GROUP)).reshape(n_items, -1)
-    close = np.take_along_axis(padded.reshape(n_items, -1), lists, axis=1)
-    best = np.argpartition(-close, n_probes - 1, axis=1)[:, :n_probes]
-    return np.take_along_axis(lists, best, axis=1)
 
 
 def _learn(
