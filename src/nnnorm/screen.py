@@ -34,12 +34,12 @@ __all__ = ["Screen", "plan_screen", "screened_means"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-_GROUP = 32
-_STRIP = 16 * _GROUP
+_GROUP = 24
+_STRIP = 20 * _GROUP
 _BLOCK = 2048
 _N_SAMPLED, _N_TRIED = 8192, 4
 # Work per pair besides a product's multiply-adds, in multiply-adds; measured (docs/speed.md).
-_LOOK_PLAIN, _LOOK, _FETCH = 60, 35, 450
+_LOOK_PLAIN, _LOOK, _FETCH = 60, 35, 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,7 @@ class _Bank:
         self._sample = self._heads[screen.sample]
         self._sample[:, width:] = 0  # the likeliest scores, not the highest possible
         expected = k * len(screen.sample) / len(columns)
-        self._rank = int(np.ceil(expected + 3 * np.sqrt(expected) + 1))
+        self._rank = int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
         # Sample and block with its mask; a group's references, and its scores with all of them.
         self.bytes_per_row = 4 * _N_SAMPLED + 6 * _BLOCK + len(columns) // _GROUP
         self.bytes_per_worker = 8 * _BLOCK * columns.dim + 4 * _GROUP * len(columns)
