@@ -167,7 +167,7 @@ def test_mapped_files_are_read_where_they_are(tmp_path, dtype):
 
 def test_a_small_budget_gives_the_same_means():
     scores = make(falling)
-    budget = 8 * 2**20
+    budget = 20 * 2**20
     screen = plan_screen(scores, K, memory_budget=budget)
     assert 4 * N_REFERENCES * (screen.directions.shape[1] + 2) <= budget // 2
     found = screened_means(scores, K, screen, memory_budget=budget)

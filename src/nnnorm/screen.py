@@ -91,7 +91,8 @@ def plan_screen(
     n_rows, n_columns = scores.shape
     dim = scores.rows.dim
     widest = min(dim, memory_budget // 2 // (4 * n_columns))
-    if widest < 16 or n_columns < max(2 * _N_SAMPLED, 8 * k):
+    is_full = count_threads() * _worker_bytes(n_columns, dim) > memory_budget // 4
+    if is_full or widest < 16 or n_columns < max(2 * _N_SAMPLED, 8 * k):
         return None
     widths = 16 * np.unique(np.linspace(1, widest // 16, 16).astype(int)) - N_BOUNDS
     rng = np.random.default_rng(0)
@@ -151,7 +152,9 @@ def screened_means(
     bank = _Bank(scores.columns, k, screen)
     means = np.empty(n_rows, dtype=np.float32)
     n_workers = count_threads()
-    n_strip = (memory_budget // 2 // n_workers - bank.bytes_per_worker) // bank.bytes_per_row
+    left = memory_budget // 2 // n_workers - _worker_bytes(n_columns, scores.rows.dim)
+    # Per row: its scores with the sample, a block with its mask, its share of what is wanted.
+    n_strip = left // (4 * _N_SAMPLED + 6 * _BLOCK + n_columns // _GROUP)
     n_strip = max(_GROUP, min(_STRIP, -(-n_rows // n_workers), n_strip) // _GROUP * _GROUP)
     stop, lock, done = threading.Event(), threading.Lock(), [0]
 
@@ -168,6 +171,11 @@ def screened_means(
     return means
 
 
+def _worker_bytes(n_columns: int, dim: int) -> int:
+    """A group's references, as stored and as float32, and its scores with all there are."""
+    return 8 * _BLOCK * dim + 4 * _GROUP * n_columns
+
+
 class _Bank:
     """References with their heads, and the way from a strip of items to their means."""
 
@@ -182,9 +190,6 @@ class _Bank:
         self._sample[:, width:] = 0  # the likeliest scores, not the highest possible
         expected = k * len(screen.sample) / len(columns)
         self._rank = int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
-        # Sample and block with its mask; a group's references, and its scores with all of them.
-        self.bytes_per_row = 4 * _N_SAMPLED + 6 * _BLOCK + len(columns) // _GROUP
-        self.bytes_per_worker = 8 * _BLOCK * columns.dim + 4 * _GROUP * len(columns)
 
     def means(self, items: FloatArray, stop: threading.Event) -> FloatArray:
         """Find the means of a strip."""
