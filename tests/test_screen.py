@@ -153,7 +153,9 @@ def test_a_floor_that_was_guessed_too_low_costs_only_time():
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_mapped_files_are_read_where_they_are(tmp_path, dtype):
+def test_stored_columns_are_widened_once_if_there_is_room_and_read_where_they_are_if_not(
+    tmp_path, dtype
+):
     rng = np.random.default_rng(0)
     for name, n in (("gallery", N_ITEMS), ("bank", N_REFERENCES)):
         np.save(tmp_path / f"{name}.npy", clustered(rng, n).astype(dtype))
@@ -161,8 +163,12 @@ def test_mapped_files_are_read_where_they_are(tmp_path, dtype):
         nnnorm.open_embeddings(tmp_path / "gallery.npy", normalize=True),
         nnnorm.open_embeddings(tmp_path / "bank.npy", normalize=True),
     )
-    found = screened_means(scores, K, plan_screen(scores, K))
-    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+    screen = plan_screen(scores, K)
+    assert screen.is_widened
+    for is_widened in (True, False):
+        screen = dataclasses.replace(screen, is_widened=is_widened)
+        found = screened_means(scores, K, screen)
+        np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
 
 
 def test_a_small_budget_gives_the_same_means():

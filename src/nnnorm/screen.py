@@ -39,7 +39,9 @@ _STRIP = 20 * _GROUP
 _BLOCK = 2048
 _N_SAMPLED, _N_TRIED = 8192, 4
 # Work per pair besides a product's multiply-adds, in multiply-adds; measured (docs/speed.md).
-_LOOK_PLAIN, _LOOK, _FETCH = 60, 35, 500
+_LOOK_PLAIN, _LOOK, _FETCH, _FETCH_STORED = 60, 35, 500, 2500
+# The part of the budget that columns and their heads may take.
+_HELD = 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +58,15 @@ class Screen:
         Columns that guess the floors.
     cost : float
         Expected time over that of the whole product.
+    is_widened : bool
+        Whether stored columns are held as float32.
     """
 
     directions: FloatArray
     order: IntArray
     sample: IntArray
     cost: float
+    is_widened: bool = False
 
 
 def plan_screen(
@@ -74,7 +79,8 @@ def plan_screen(
     scores : Products, shape (n_rows, n_columns)
     k : int
     memory_budget : int
-        Heads of all columns have to fit into half of it.
+        Heads of all columns have to fit into half of it; columns that are stored as something
+        else than float32 are widened once if there is room for both.
 
     Returns
     -------
@@ -90,7 +96,10 @@ def plan_screen(
     """
     n_rows, n_columns = scores.shape
     dim = scores.rows.dim
-    widest = min(dim, memory_budget // 2 // (4 * n_columns))
+    # Beside columns held as float32 there should be room for heads of a quarter of their width.
+    is_widened = not scores.columns.in_memory and 5 * n_columns * dim <= memory_budget * _HELD
+    room = memory_budget * _HELD - 4 * n_columns * dim if is_widened else memory_budget // 2
+    widest = min(dim, int(room) // (4 * n_columns))
     is_full = count_threads() * _worker_bytes(n_columns, dim) > memory_budget // 4
     if is_full or widest < 16 or n_columns < max(2 * _N_SAMPLED, 8 * k):
         return None
@@ -104,14 +113,15 @@ def plan_screen(
     references = scores.columns.take(sample[::2])
     n_best = max(1, round(k * len(references) / n_columns))
     floors = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best, None]
+    fetch = _FETCH if is_widened or scores.columns.in_memory else _FETCH_STORED
     costs = []
     for bounds in bounds_of(items, references, basis, widths):
         fetched = (bounds >= floors).reshape(_N_TRIED, _GROUP, -1).any(axis=1).mean()
-        costs.append(_LOOK + fetched * (dim + _FETCH))
+        costs.append(_LOOK + fetched * (dim + fetch))
     costs = (widths * (1 + dim / n_rows + _N_SAMPLED / n_columns) + costs) / (dim + _LOOK_PLAIN)
     best = int(np.argmin(costs))
     directions = np.ascontiguousarray(basis[:, : widths[best]])
-    return Screen(directions, order, sample, float(costs[best]))
+    return Screen(directions, order, sample, float(costs[best]), is_widened)
 
 
 def screened_means(
@@ -152,7 +162,7 @@ def screened_means(
     bank = _Bank(scores.columns, k, screen)
     means = np.empty(n_rows, dtype=np.float32)
     n_workers = count_threads()
-    left = memory_budget // 2 // n_workers - _worker_bytes(n_columns, scores.rows.dim)
+    left = (memory_budget - bank.held_bytes) // n_workers - _worker_bytes(n_columns, bank.dim)
     # Per row: its scores with the sample, a block with its mask, its share of what is wanted.
     n_strip = left // (4 * _N_SAMPLED + 6 * _BLOCK + n_columns // _GROUP)
     n_strip = max(_GROUP, min(_STRIP, -(-n_rows // n_workers), n_strip) // _GROUP * _GROUP)
@@ -180,12 +190,17 @@ class _Bank:
     """References with their heads, and the way from a strip of items to their means."""
 
     def __init__(self, columns: Embeddings, k: int, screen: Screen) -> None:
-        self._k, self._columns, self._directions = k, columns, screen.directions
-        width = screen.directions.shape[1]
+        self._k, self._directions = k, screen.directions
+        self.dim, width = screen.directions.shape
         self._heads = np.empty((len(columns), width + N_BOUNDS), dtype=np.float32)
+        held = np.empty(columns.shape if screen.is_widened else (0, self.dim), dtype=np.float32)
         for start, block in columns.blocks():
-            heads = bounding_heads(block, screen.directions, is_item=False)
-            self._heads[start : start + len(block)] = heads
+            here = slice(start, start + len(block))
+            self._heads[here] = bounding_heads(block, screen.directions, is_item=False)
+            if screen.is_widened:
+                held[here] = block
+        self._columns = Embeddings([held], name=columns.name) if screen.is_widened else columns
+        self.held_bytes = self._heads.nbytes + held.nbytes
         self._sample = self._heads[screen.sample]
         self._sample[:, width:] = 0  # the likeliest scores, not the highest possible
         expected = k * len(screen.sample) / len(columns)
