@@ -176,7 +176,12 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
     result = run("reproduce", "--table", "k-sweep-image", "--embeddings", root, *files)
     assert result.exit_code == 0, result.output
     assert "| CLIP | k = 8 |" in (tmp_path / "t.md").read_text()
-    assert r"\begin{tabular}{lrrrr}" in (tmp_path / "t.tex").read_text()
+    latex = (tmp_path / "t.tex").read_text()
+    assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
+    assert r"\begin{tabular}{llrrr}" in latex
+    # pdflatex knows these by itself, no other letter here.
+    assert not [c for c in latex if ord(c) > 126 and c not in "–…·"]
+    assert "`" not in latex
     (printed,) = run_json("reproduce", "--table", "k-sweep-image", "--embeddings", root)
     cells = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
     assert [cell["printed"] for cell in cells][:2] == [30.45, 35.47]

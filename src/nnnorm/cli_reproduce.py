@@ -156,7 +156,7 @@ def reproduce(
             runs += [_run_stand_ins(runners, one, step) for one in wanted]
     tables = [made for made, _, _ in runs]
     if latex is not None:
-        _write_lines(latex, [made.to_latex() for made in tables])
+        _write_lines(latex, ["% needs \\usepackage{booktabs}", *(t.to_latex() for t in tables)])
     figures = [picture for _, _, pictures in runs for picture in pictures]
     deliver(tables, [about for _, about, _ in runs], as_json, markdown, plots, figures)
 
