@@ -23,6 +23,7 @@ import numpy as np
 
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.images import check_images
+from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
 from nnnorm.files import make_folder, write_whole
 from nnnorm.scores import Progress
@@ -220,6 +221,8 @@ def _describe(
         about["context"] = encoder.context
     elif modality == "images":
         check_images(items)
+    else:
+        check_sounds(items)
     for item in items:
         line = str(item)
         if modality != "texts":  # a file that changed under its name is another file
