@@ -75,7 +75,10 @@ def dataset(
     if as_json:
         print_json(about)
         return
-    print_facts(written[0].stem, about)
+    shown = {**about, "files": "\n".join(about["files"])}
+    if splits := facts.get("splits"):
+        shown["splits"] = ", ".join(f"{name} {n:,}" for name, n in splits.items())
+    print_facts(written[0].stem, {name: value for name, value in shown.items() if value != {}})
     if kind == "clip-retrieval":
         gallery, truth = (shlex.quote(str(path)) for path in (written[4], written[3]))
         texts = shlex.quote(str(files[0] / "text_emb"))
