@@ -1,13 +1,14 @@
 """Each extra of pyproject.toml in a fresh environment of its own: it installs, and imports.
 
     python benchmarks/extras.py                    # all of them: `make extras`
-    python benchmarks/extras.py --only parquet     # one
+    python benchmarks/extras.py --only parquet     # one; the others stay as they were measured
     python benchmarks/extras.py --skip open-clip
 
 For every extra: a new virtual environment, the package with that extra and nothing else (through
 constraints.txt), an import of every module the extra's own libraries bring and of every module of
-nnnorm, and the size on disk. The core install comes first, for comparison. Prints a table and
-writes results/extras.json; exit code 1 where one fails.
+nnnorm, and the size on disk. The core install comes first, for comparison. Prints a table, writes
+results/extras.json and puts the table into docs/encoders.md; where one fails, exit code 1, and
+neither is changed.
 """
 
 import argparse
@@ -21,19 +22,25 @@ import time
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from paste import paste
+
+ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = ROOT / "benchmarks" / "results" / "extras.json"
 CORE = "(core)"
 
 # Runs inside the fresh environment: argv holds the names of the extra's own distributions.
 CHECK = """
-import importlib, json, pkgutil, sys
+import importlib, json, pkgutil, re, sys
 from importlib.metadata import packages_distributions
 import nnnorm
-plain = lambda name: name.lower().replace("_", "-")
+plain = lambda name: re.sub("[-_.]+", "-", name).lower()
 wanted = set(map(plain, sys.argv[1:]))
-own = sorted(module for module, dists in packages_distributions().items()
-             if wanted & set(map(plain, dists)) and module.isidentifier()
-             and not module.startswith("_"))
+found = {module: set(map(plain, dists)) & wanted
+         for module, dists in packages_distributions().items()
+         if module.isidentifier() and not module.startswith("_")}
+own = sorted(module for module, dists in found.items() if dists)
+if absent := wanted - set().union(*found.values()):
+    sys.exit(f"installed, but with no module to import: {', '.join(sorted(absent))}")
 for module in own:
     importlib.import_module(module)
 for found in pkgutil.walk_packages(nnnorm.__path__, "nnnorm."):
@@ -52,10 +59,19 @@ def read_extras():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {CORE: project["dependencies"], **project["optional-dependencies"]}
     extras.pop("dev")
-    return {
-        extra: [re.match(r"[\w.-]+", requirement)[0] for requirement in requirements]
-        for extra, requirements in extras.items()
-    }
+    return {extra: names_of(requirements, extras) for extra, requirements in extras.items()}
+
+
+def names_of(requirements, extras):
+    """Names of distributions; `nnnorm[faiss,…]` stands for those of its own extras."""
+    names = {}
+    for requirement in requirements:
+        if own := re.fullmatch(r"nnnorm\[(.*)\]", requirement):
+            for extra in own[1].split(","):
+                names |= dict.fromkeys(names_of(extras[extra.strip()], extras))
+        else:
+            names[re.match(r"[\w.-]+", requirement)[0]] = None
+    return list(names)
 
 
 def run(*command):
@@ -95,7 +111,7 @@ def size_of(folder):
 def tables(results):
     """The table of the docs."""
     lines = ["| extra | installs | size on disk |", "|---|---|---:|"]
-    for extra, facts in results["extras"].items():
+    for extra, facts in results.get("extras", {}).items():
         name = "nothing but the core" if extra == CORE else f"`nnnorm[{extra}]`"
         libraries = ", ".join(sorted(facts["libraries"], key=str.lower))
         size = "failed" if "error" in facts else f"{facts['megabytes']:,} MB"
@@ -107,9 +123,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", help="this extra (may be repeated)")
     parser.add_argument("--skip", action="append", default=[], help="not this one")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "extras.json"
-    )
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     args = parser.parse_args()
     extras = read_extras()
     unknown = {*args.skip, *(args.only or [])} - extras.keys()
@@ -117,19 +131,27 @@ def main():
         print(f"no such extra: {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
     chosen = [e for e in extras if e not in args.skip and (args.only is None or e in args.only)]
+    measured = {}
+    for extra in chosen:
+        facts = measured[extra] = check(extra, extras[extra])
+        said = facts.get("error") or f"{facts['megabytes']:,} MB; imports {facts['modules']}"
+        print(f"{extra}: {said} ({facts['seconds']} s)", file=sys.stderr, flush=True)
+    stored = {}
+    if args.output.is_file():
+        stored = json.loads(args.output.read_text(encoding="utf-8"))
+    known = {**stored.get("extras", {}), **measured}
     results = {
         "machine": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "extras": {},
+        "extras": {extra: known[extra] for extra in extras if extra in known},
     }
-    for extra in chosen:
-        facts = results["extras"][extra] = check(extra, extras[extra])
-        said = facts.get("error") or f"{facts['megabytes']:,} MB; imports {facts['modules']}"
-        print(f"{extra}: {said} ({facts['seconds']} s)", file=sys.stderr, flush=True)
-    if args.only is None:
-        args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(tables(results))
-    return int(any("error" in facts for facts in results["extras"].values()))
+    if any("error" in facts for facts in measured.values()):
+        return 1
+    args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if args.output == OUTPUT and not paste("encoders.md", tables(stored), tables(results)):
+        print("docs/encoders.md has another table; put this one there", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

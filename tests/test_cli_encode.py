@@ -163,6 +163,14 @@ def test_a_picture_cut_short_is_refused_and_what_was_done_is_kept_for_later(work
     assert_fails(run(*encode), "work was broken off there; go on with --resume")
 
 
+def test_a_picture_cut_short_in_the_first_shard_leaves_nothing(workplace, tiny_model):
+    path = workplace / "pictures" / "picture_00.png"
+    path.write_bytes(path.read_bytes()[:-40])
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "--images", "pictures"]
+    assert_fails(run(*encode, "-o", "new/out"), "picture_00.png can't be read")
+    assert not (workplace / "new").exists()
+
+
 def test_all_outputs_are_looked_at_before_any_work(workplace, tiny_model):
     encode = ["encode", tiny_model("clip"), "--device", "cpu", "-o", "out"]
     assert run(*encode, "--texts", "bank.txt").exit_code == 0

@@ -107,6 +107,53 @@ def test_files_of_another_kind_are_refused_and_nothing_is_written(photos, argume
     assert not (photos / "lists").exists()
 
 
+def test_dataset_makes_the_folders_above_its_own_as_encode_does(photos):
+    assert run(*KARPATHY[:-1], "new/and/deep").exit_code == 0
+    assert (photos / "new/and/deep/flickr30k.json").is_file()
+    (photos / "file").write_text("")
+    assert_fails(run(*KARPATHY[:-1], "file"), "cannot make the folder file: it is a file")
+
+
+def test_one_picture_that_is_left_out_is_one_picture(photos):
+    (photos / "photos/2.png").unlink()
+    assert "Note: 1 picture is left out;" in run(*KARPATHY, "--skip-broken").stderr
+
+
+def test_a_split_file_is_never_written_over_by_its_own_lists(photos):
+    (photos / "dataset_flickr30k.json").rename(photos / "flickr30k.json")
+    before = (photos / "flickr30k.json").read_bytes()
+    result = run("dataset", "karpathy", "flickr30k.json", "--images", "photos", "-o", ".")
+    assert_fails(result, "flickr30k.json is what is read, and would be written over")
+    assert (photos / "flickr30k.json").read_bytes() == before
+    assert sorted(path.name for path in photos.iterdir()) == ["flickr30k.json", "photos"]
+
+
+def test_a_clip_retrieval_folder_becomes_a_search_that_can_be_evaluated(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    unit = np.eye(4, dtype=np.float16)
+    for part, rows in (("img_emb", unit[[0, 1, 0, 2]]), ("text_emb", unit[[0, 1, 0, 3]])):
+        (tmp_path / "web" / part).mkdir(parents=True)
+        np.save(tmp_path / "web" / part / f"{part}_0.npy", rows)
+    (tmp_path / "web/metadata").mkdir()
+    about = {"image_path": ["a.jpg", "b.jpg", "a.jpg", "c.jpg"], "caption": ["a", "b", "aa", "c"]}
+    pyarrow.parquet.write_table(pa.table(about), tmp_path / "web/metadata/metadata_0.parquet")
+
+    printed = run_json("dataset", "clip-retrieval", "web", "-o", "lists")
+    assert (printed["n_images"], printed["n_captions"], printed["n_skipped"]) == (3, 4, 0)
+    assert load_pairs("lists/web.json").captions == ("a", "b", "aa", "c")
+    np.testing.assert_array_equal(np.load("lists/web-gallery.npy"), unit[:3])
+    assert np.load("lists/web-truth.npy").tolist() == [0, 1, 0, 2]
+    following = run("dataset", "clip-retrieval", "web", "-o", "lists").stderr.split("Next: nnnorm ")
+    scored = run_json(*following[1].split())
+    assert json.dumps(scored).count("0.75") >= 1  # three of four captions find their image first
+    words = "no pictures are looked at; leave out --images"
+    assert_fails(run("dataset", "clip-retrieval", "web", "--decode", "-o", "x"), words)
+    assert_fails(run("dataset", "clip-retrieval", "nowhere", "-o", "x"), "img_emb is not there")
+
+
 # --- reproduce -----------------------------------------------------------------------------------
 
 
@@ -129,7 +176,12 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
     result = run("reproduce", "--table", "k-sweep-image", "--embeddings", root, *files)
     assert result.exit_code == 0, result.output
     assert "| CLIP | k = 8 |" in (tmp_path / "t.md").read_text()
-    assert r"\begin{tabular}{lrrrr}" in (tmp_path / "t.tex").read_text()
+    latex = (tmp_path / "t.tex").read_text()
+    assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
+    assert r"\begin{tabular}{llrrr}" in latex
+    # pdflatex knows these by itself, no other letter here.
+    assert not [c for c in latex if ord(c) > 126 and c not in "–…·"]
+    assert "`" not in latex
     (printed,) = run_json("reproduce", "--table", "k-sweep-image", "--embeddings", root)
     cells = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
     assert [cell["printed"] for cell in cells][:2] == [30.45, 35.47]

@@ -45,6 +45,25 @@ def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):
     assert benchmark(name).tables(json.loads(stored)).strip() in text
 
 
+def test_new_tables_take_the_place_of_the_old_ones(benchmark, tmp_path, monkeypatch):
+    module = benchmark("paste")
+    monkeypatch.setattr(module, "DOCS", tmp_path)
+    (tmp_path / "page.md").write_text("before\n\n| a |\n|---|\n| 1 |\n\nafter\n")
+    assert module.paste("page.md", "| a |\n|---|\n| 1 |\n", "| a |\n|---|\n| 2 |\n")
+    assert (tmp_path / "page.md").read_text() == "before\n\n| a |\n|---|\n| 2 |\n\nafter\n"
+    assert not module.paste("page.md", "| b |", "| c |")
+    assert not module.paste("page.md", "", "| c |")
+
+
+def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
+    extras = benchmark("extras").read_extras()
+    assert {"(core)", "encoders", "faiss", "hnswlib", "usearch", "milvus", "engines"} <= set(extras)
+    assert "dev" not in extras
+    singles = {name for extra in ("faiss", "hnswlib", "qdrant") for name in extras[extra]}
+    assert singles < set(extras["engines"])  # `engines` stands for the libraries of all of them
+    assert "nnnorm" not in extras["engines"]
+
+
 @pytest.mark.parametrize(
     ("name", "sets"),
     [

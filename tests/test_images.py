@@ -85,6 +85,8 @@ def test_more_than_8_bits_are_refused_instead_of_clipped(tmp_path, mode):
     Image.new(mode, (4, 4), 300).save(path)
     with pytest.raises(NNNormError, match=rf"more than 8 bits per channel \(Pillow's mode {mode}"):
         open_image(path)
+    with pytest.raises(NNNormError, match=r"more than 8 bits .*\(1 of 1 images can't be used"):
+        check_images([path])
 
 
 def test_a_missing_file_a_folder_and_another_kind_of_thing_are_refused(tmp_path):

@@ -51,13 +51,14 @@ def test_lines_of_windows_and_a_missing_last_newline(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "column", "words"),
     [
-        ("t.csv", "a,b\n1,2\n", None, "which column. It has a, b"),
-        ("t.csv", "a,b\n1,2\n", "c", "there is no column 'c' It has a, b"),
+        ("t.csv", "a,b\n1,2\n", None, "say which column; it has a, b"),
+        ("t.csv", "a,b\n1,2\n", "c", "there is no column 'c'; it has a, b"),
         ("t.csv", "a,b\n1,2\n3\n", "b", r"entry 2 is empty \(1 such\)"),
-        ("t.csv", "", "b", "It has none"),
-        ("t.csv", "a\n", "a", "it is empty"),
+        ("t.csv", "", "b", "it has none"),
+        ("t.csv", "a\n", "a", "t.csv is empty; expected at least one"),
+        ("t.csv", "a,b\n1,2\n3,4,5\n", "b", "row 2 has more cells than the header's 2; put a text"),
         ("t.txt", "a\n\nb\n\n", None, r"entry 2 is empty \(2 such\)"),
-        ("t.txt", "", None, r"entry 1 is empty"),
+        ("t.txt", "", None, "t.txt is empty; expected at least one"),
         ("t.txt", "a\n", "a", "is no table, so it has no column 'a'"),
     ],
 )
@@ -76,6 +77,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 def test_a_missing_file_and_a_folder_without_images_are_refused(tmp_path):
     with pytest.raises(NNNormError, match="texts: there is no file or folder"):
         list_texts(tmp_path / "none.txt")
+    with pytest.raises(NNNormError, match="is a folder; expected a file with a text per line"):
+        list_texts(tmp_path)
     with pytest.raises(NNNormError, match=r"images: there is no file or folder"):
         list_files(tmp_path / "none")
     with pytest.raises(NNNormError, match=r"has no files of \.jpg"):

@@ -24,7 +24,9 @@ def test_a_folder_with_one_checkpoint_is_as_good_as_its_path(tiny_model, kind, e
 
 def test_a_checkpoint_of_neither_kind_is_refused_with_what_it_begins_with(tmp_path):
     torch.save({"conv1.weight": torch.ones(2)}, tmp_path / "resnet.pth")
-    with pytest.raises(NNNormError, match=r"neither ALBEF's .* begin with conv1\.weight"):
+    with pytest.raises(
+        NNNormError, match=r"neither ALBEF's .* begin with conv1\.weight.*needs its config\.json"
+    ):
         load_encoder(tmp_path / "resnet.pth")
 
 

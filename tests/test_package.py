@@ -32,7 +32,7 @@ LAYERS = [
     {"engines"},
     {"methods", "search", "augment", "truth"},
     {"__init__"},
-    {"metrics", "hubness", "bootstrap", "sweep", "grids", "splits"},
+    {"metrics", "hubness", "bootstrap", "sweep", "grids", "splits", "groups"},
     {"gated", "diagnose", "audit"},
     {"tune"},
     {"compare"},

@@ -45,7 +45,8 @@ def test_images_left_out_take_their_captions_along_and_all_are_numbered_anew(pai
 
 
 def test_what_is_saved_comes_back_and_the_lists_go_line_by_line(pairs, tmp_path):
-    about, images, captions = save_pairs(pairs, tmp_path)
+    about, images, captions, truth = save_pairs(pairs, tmp_path)
+    assert np.load(truth).tolist() == pairs.image_of.tolist()
     loaded = load_pairs(about)
     assert (loaded.name, loaded.images, loaded.captions) == ("four", pairs.images, pairs.captions)
     np.testing.assert_array_equal(loaded.image_of, pairs.image_of)

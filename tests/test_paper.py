@@ -107,6 +107,26 @@ def test_the_three_values_of_one_experiment_are_footnotes():
         assert any("three values" in note for note in tables[name].notes)
 
 
+def test_the_two_values_of_coco_without_correction_are_footnotes():
+    tables = {table.name: table for table in load_paper().tables}
+
+    def uncorrected(name):
+        return {
+            cell.experiment.model: cell.printed
+            for cell in tables[name].cells
+            if cell.experiment.method == "none"
+            and (cell.experiment.dataset, cell.experiment.metric) == ("coco", "recall_at_1")
+        }
+
+    low, high = uncorrected("image-retrieval"), uncorrected("k-sweep-image")
+    assert (low["CLIP"], high["CLIP"]) == (30.43, 30.45)
+    assert {round(high[model] - low[model], 2) for model in low} == {0.02, 0.03, 0.04}
+    assert uncorrected("methods-image") == uncorrected("ablation-coco-image") == low
+    assert uncorrected("full-coco-image") == high
+    for name in ("k-sweep-image", "full-coco-image", "ablation-coco-image"):
+        assert any("0.02 to 0.04 higher" in note for note in tables[name].notes)
+
+
 def test_every_experiment_is_one_that_can_be_run():
     paper = load_paper()
     for table in paper.tables:

@@ -54,6 +54,13 @@ def test_a_picture_of_absurd_size_is_refused(folder):
     assert "exceeds limit" in problem.reason
 
 
+def test_a_large_picture_that_an_encoder_takes_is_taken_here_too(folder, monkeypatch):
+    pillow = pytest.importorskip("PIL.Image")
+    pillow.new("L", (40, 40)).save(folder / "large.png")
+    monkeypatch.setattr(pillow, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here on
+    assert find_problems(names(folder, "large.png"), decode=True) == []
+
+
 def test_nothing_is_skipped_unless_told_to(folder):
     files = names(folder, "good0.png", "nowhere.jpg", "empty.jpg")
     with pytest.raises(

@@ -1,11 +1,13 @@
 """sentence-transformers: a real text model from end to end, and a tiny CLIP folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+from safetensors.numpy import load_file, save_file
 
 import nnnorm
 from nnnorm import NNNormError
@@ -88,6 +90,24 @@ def test_a_clip_folder_takes_images_and_texts_as_transformers_does(
     np.testing.assert_allclose(
         encoder.encode_images(pictures), direct.encode_images(pictures), atol=1e-5
     )
+
+
+def test_a_folder_without_its_vocabulary_is_refused(minilm, tmp_path):
+    folder = tmp_path / "model"
+    lost = shutil.ignore_patterns("token*", "vocab*", "special*")
+    shutil.copytree(minilm.name, folder, ignore=lost)
+    with pytest.raises(NNNormError, match="knows no words"):
+        load_encoder(folder, device="cpu")
+
+
+def test_a_missing_weight_is_refused_by_name_instead_of_filled_at_random(minilm, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(minilm.name, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("encoder.layer.3.attention.self.query.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(NNNormError, match=r"lacks 1 of the weights of BertModel: encoder"):
+        load_encoder(folder, device="cpu")
 
 
 def test_a_broken_folder_is_refused(tmp_path):

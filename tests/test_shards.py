@@ -1,5 +1,6 @@
 """Embeddings on disk: whole or not there, resumable, and the same however often broken off."""
 
+import errno
 import json
 import os
 
@@ -108,8 +109,11 @@ def test_half_of_it_is_never_taken_for_the_whole(tmp_path):
 
 
 def test_broken_off_before_the_first_shard_nothing_is_left(tmp_path):
-    break_off(tmp_path / "out", 3)
-    assert os.listdir(tmp_path / "out") == []
+    (tmp_path / "mine").mkdir()
+    for output in ("out", "new/clip/out", "mine", "mine/out"):
+        break_off(tmp_path / output, 3)
+    assert os.listdir(tmp_path) == ["mine"]
+    assert os.listdir(tmp_path / "mine") == []
 
 
 def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
@@ -208,6 +212,28 @@ def test_an_output_that_cannot_be_made_is_said(tmp_path):
     for output in (tmp_path / "file", tmp_path / "file" / "out"):
         with pytest.raises(NNNormError, match="cannot make the folder"):
             encode(output)
+    with pytest.raises(NNNormError, match="it is a file; choose another place"):
+        encode(tmp_path / "file")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_there_and_is_something_else_is_not_touched(tmp_path, resume):
+    (tmp_path / "text_emb").mkdir()
+    (tmp_path / "text_emb" / "mine.npy").write_text("mine")
+    with pytest.raises(NNNormError, match="it is there already, and holds no embeddings of"):
+        encode(tmp_path, resume=resume)
+    assert (tmp_path / "text_emb" / "mine.npy").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["text_emb"]
+
+
+def test_a_disk_that_is_full_at_the_sidecar_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NNNormError, match="No space left on device; nothing was changed"):
+        encode(tmp_path / "new" / "out")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_file_that_changed_under_its_name_is_another_file(tmp_path, tiny_encoder):

@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from nnnorm import NNNormError
-from nnnorm.encoders.sounds import read_sound
+from nnnorm.encoders.sounds import check_sounds, read_sound
 
 RATE = 16_000
 
@@ -65,3 +65,12 @@ def test_an_empty_file_is_refused(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(0), 8_000)
     with pytest.raises(NNNormError, match="is empty"):
         read_sound(tmp_path / "a.wav", RATE)
+
+
+def test_all_headers_are_looked_at_and_the_bad_ones_counted(tmp_path):
+    soundfile.write(tmp_path / "a.wav", tone(RATE), RATE)
+    (tmp_path / "b.wav").write_text("no sound")
+    check_sounds([tmp_path / "a.wav"])
+    words = r"b\.wav can't be read .*\(2 of 3 sounds can't be used\)"
+    with pytest.raises(NNNormError, match=words):
+        check_sounds([tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / "none.wav"])

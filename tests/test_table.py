@@ -61,6 +61,7 @@ def test_an_image_in_two_splits_is_refused(tmp_path):
         ("x.csv", "image,caption\n", "has a header and no rows"),
         ("x.csv", "image,caption\n1.jpg,\n", "row 1 has nothing in the column caption"),
         ("x.tsv", "image\tcaption\n1.jpg\n", "row 1 has nothing in the column caption"),
+        ("x.csv", "image,caption\n1.jpg,a,b\n", "row 1 has 3 cells, the header 2; put a text"),
         ("x.xlsx", "", "must end in .csv, .tsv or .parquet; got the suffix '.xlsx'"),
         ("x.parquet", "PAR?", "can't be read as parquet"),
     ],

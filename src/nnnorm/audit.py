@@ -1,9 +1,9 @@
 """Who gets retrieved: how often items of each group come back, before and after a correction.
 
-Every item belongs to a group. For each query the first k items are counted by group, and the counts
-are compared with each other (bias@k) or with a target (shares, skew@k, NDKL). VisoGender's protocol
-is one such audit: groups are perceived genders, labels are occupations, a query per occupation.
-Figures are per query first; their means come with intervals over the queries.
+Every item belongs to a group; `groups` counts them among the first items of each query. Here the
+counts of an uncorrected and a corrected search stand side by side, as means with intervals over the
+queries. VisoGender's protocol is one such audit: groups are perceived genders, labels are
+occupations, a query per occupation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from nnnorm.bias import Bias
 from nnnorm.bootstrap import Interval, interval_of_difference, interval_of_mean
 from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.groups import measure_groups
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Progress
-from nnnorm.search import Ranking, search
+from nnnorm.search import search
 
-__all__ = ["Audit", "Line", "audit", "audit_visogender", "count_groups", "measure_groups"]
+__all__ = ["Audit", "Line", "audit", "audit_visogender"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-IntArray: TypeAlias = npt.NDArray[np.int64]
 # Shares that are fair: as in the gallery, the same for all, or given.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
 
@@ -166,7 +166,7 @@ def audit(
     asked = open_embeddings(queries, name="queries")
     items = open_embeddings(gallery, name="gallery")
     kinds = _check_groups(groups, len(items))
-    _check_ks(ks, len(items), "ks")
+    _check_ks(ks, len(items))
     if len(asked) < 2:
         raise NNNormError("an audit needs at least two queries, to tell a habit from a single case")
     shares = _open_target(target, groups, kinds)
@@ -174,7 +174,7 @@ def audit(
     right = _open_labels(labels, query_labels, len(items), len(asked))
     depth = max(ks)
     if right is not None:
-        _check_ks(precision_ks, len(items), "precision_ks")
+        _check_ks(precision_ks, len(items))
         depth = max(depth, *precision_ks)
     called = _open_names(names, query_labels, len(asked))
 
@@ -264,93 +264,6 @@ def audit_visogender(
     )
 
 
-def count_groups(ranking: Ranking, groups: Sequence[str]) -> tuple[tuple[str, ...], IntArray]:
-    """How many of the first 1, 2, … items of every query are of each group.
-
-    Parameters
-    ----------
-    ranking : Ranking, shape (n_queries, k)
-    groups : sequence of str
-        The group of every item.
-
-    Returns
-    -------
-    kinds : tuple of str
-    counts : ndarray, shape (n_queries, k, n_groups), int64
-
-    Examples
-    --------
-    >>> ranking = Ranking(np.zeros((1, 3), np.float32), np.array([[2, 0, 1]]))
-    >>> count_groups(ranking, ["a", "b", "b"])[1][0].tolist()
-    [[0, 1], [1, 1], [1, 2]]
-    """
-    kinds, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
-    seen = codes[ranking.indices][:, :, None] == np.arange(len(kinds))
-    return tuple(str(kind) for kind in kinds), seen.cumsum(axis=1)
-
-
-def measure_groups(
-    ranking: Ranking,
-    groups: Sequence[str],
-    *,
-    ks: Sequence[int],
-    target: Mapping[str, float],
-    difference: tuple[str, str] | None = None,
-) -> dict[str, FloatArray]:
-    """Figures of groups for every query of a ranking.
-
-    For each k: ``bias`` = (n_a − n_b)/k of the two groups of `difference`, and its absolute value;
-    ``share`` of each group; ``skew`` = ln(share/target), a group that is absent counted as one item
-    (there is no logarithm of 0) but at most as its target, and the greatest of them; and for the
-    greatest k ``ndkl``: the Kullback–Leibler divergence of the first 1, 2, … items from the target,
-    weighted by 1/log2(i+1).
-
-    Parameters
-    ----------
-    ranking : Ranking, shape (n_queries, at least max(ks))
-    groups : sequence of str
-    ks : sequence of int
-    target : dict
-        Share of each group, adding up to 1.
-    difference : pair of str, optional
-
-    Returns
-    -------
-    dict
-        Figure name to values, shape ``(n_queries,)``.
-
-    Examples
-    --------
-    >>> ranking = Ranking(np.zeros((1, 4), np.float32), np.array([[0, 1, 2, 3]]))
-    >>> fair = {"f": 0.5, "m": 0.5}
-    >>> found = measure_groups(ranking, ["m", "m", "m", "f"], ks=[4], target=fair)
-    >>> {name: values.round(3).tolist() for name, values in found.items()}
-    {'share of f@4': [0.25], 'share of m@4': [0.75], 'skew of f@4': [-0.693], ...}
-    """
-    kinds, counts = count_groups(ranking, groups)
-    fair = np.array([target[kind] for kind in kinds])
-    found: dict[str, FloatArray] = {}
-    for k in ks if difference else ():
-        first, second = (kinds.index(group) for group in difference or ())
-        bias = (counts[:, k - 1, first] - counts[:, k - 1, second]) / k
-        found |= {f"bias@{k}": bias, f"|bias|@{k}": np.abs(bias)}
-    for k in ks:
-        shares = counts[:, k - 1] / k
-        # One item may already be more than the target's share of k: absent is never above target.
-        skews = np.log(np.where(shares > 0, shares, np.minimum(1 / k, fair))) - np.log(fair)
-        found |= {f"share of {kind}@{k}": shares[:, g] for g, kind in enumerate(kinds)}
-        found |= {f"skew of {kind}@{k}": skews[:, g] for g, kind in enumerate(kinds)}
-        found[f"max skew@{k}"] = skews.max(axis=1)
-    depth = max(ks)
-    places = np.arange(1, depth + 1)
-    shares = counts[:, :depth] / places[:, None]
-    logs = np.log(np.where(shares > 0, shares, 1.0))
-    divergence = np.where(shares > 0, shares * (logs - np.log(fair)), 0.0).sum(axis=2)
-    weights = 1 / np.log2(places + 1)
-    found[f"ndkl@{depth}"] = np.asarray(divergence @ weights / weights.sum())
-    return found
-
-
 # --- checks --------------------------------------------------------------------------------------
 
 
@@ -369,14 +282,14 @@ def _check_groups(groups: Sequence[str], n_gallery: int) -> tuple[str, ...]:
     return kinds
 
 
-def _check_ks(ks: Sequence[int], n_gallery: int, name: str) -> None:
+def _check_ks(ks: Sequence[int], n_gallery: int) -> None:
     for k in ks:
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= n_gallery:
             raise NNNormError(
-                f"{name} must be whole numbers from 1 to the {n_gallery} items; got {k!r}"
+                f"k must be a whole number from 1 to the gallery's {n_gallery} items; got {k!r}"
             )
     if len(ks) == 0:
-        raise NNNormError(f"{name} must name at least one k, such as (10,); got none")
+        raise NNNormError("ks must name at least one k, such as (10,); got none")
 
 
 def _open_target(target: Target, groups: Sequence[str], kinds: tuple[str, ...]) -> dict[str, float]:

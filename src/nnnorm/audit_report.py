@@ -123,7 +123,7 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
 
 
 def _draw_queries(axes: "Axes", audit: Audit, metric: str, *, order_by: str, named: bool) -> None:
-    """A dot before and a dot after, joined, for each query; the most uneven on top."""
+    """A dot before and a dot after, joined, for each query; the largest `order_by` on top."""
     order = np.argsort(audit.before[order_by], kind="stable")
     places = np.arange(len(order))
     before = audit.before[metric][order]

@@ -97,16 +97,17 @@ def encode(
                     encoder, modality, items, output, shard_rows=shard_rows, resume=resume
                 )
             )
-    written = {}
+    written: dict[Modality, dict[str, Any]] = {}
     for plan in plans:
         modality, items = plan.modality, plan.items
         try:
             with show_progress(f"Encoding {len(items):,} {modality}") as progress:
                 done = plan.run(batch_size=batch_size, progress=progress)
         except KeyboardInterrupt:
-            raise NNNormError(
-                "interrupted; what was done is kept: go on with the same command and --resume"
-            ) from None
+            kept = "what was done is kept: go on with the same command and --resume"
+            if not (written or plan.growing.exists()):
+                kept = "nothing was written yet"
+            raise NNNormError(f"interrupted; {kept}") from None
         written[modality] = {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
         if n_cut := done.about.get("n_texts_cut"):
             typer.echo(
@@ -121,6 +122,7 @@ def encode(
     for modality, about in written.items():
         facts = {name: about[name] for name in shown if name in about}
         print_facts(f"Embeddings of {modality}", facts)
-    if {"images", "texts"} <= set(written):
-        gallery, queries = (shlex.quote(written[m]["folder"]) for m in ("images", "texts"))
+    items = [modality for modality in written if modality != "texts"]
+    if items and "texts" in written:
+        gallery, queries = (shlex.quote(written[m]["folder"]) for m in (items[0], "texts"))
         typer.echo(f"\nNext: nnnorm diagnose --gallery {gallery} --queries {queries}", err=True)

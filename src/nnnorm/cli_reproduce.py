@@ -20,7 +20,7 @@ from nnnorm.cli_shared import (
 from nnnorm.cli_study import Markdown, Plots, Seed, check_outputs, deliver
 from nnnorm.errors import NNNormError
 
-Kind = Literal["karpathy", "coco", "table", "visogender"]
+Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
 
 
 @app.command(
@@ -29,9 +29,12 @@ Kind = Literal["karpathy", "coco", "table", "visogender"]
 )
 def dataset(
     kind: Annotated[Kind, typer.Argument(help="What kind of file it is.")],
-    files: Annotated[list[Path], typer.Argument(help="The file; COCO's own may be several.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="The file (clip-retrieval: folder); COCO's own may be several."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the lists.")],
-    images: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path(),
+    images: Annotated[Path | None, typer.Option(help="Folder of the pictures.")] = None,
     skip_broken: Annotated[
         bool, typer.Option("--skip-broken", help="Leave out pictures that can't be used.")
     ] = False,
@@ -43,26 +46,47 @@ def dataset(
 ) -> None:
     """Write a data set's images, captions, pairs and splits as plain lists."""
     from nnnorm.datasets.pictures import check_images
-    from nnnorm.files import check_writable
+    from nnnorm.files import make_folder
 
-    found = _read_dataset(kind, files, images.resolve())
-    check_writable(output / "lists" if output.is_dir() else output)
-    with show_progress("Looking at the pictures") as progress:
-        problems = check_images(found.images, skip=skip_broken, decode=decode, progress=progress)
+    if kind == "clip-retrieval" and (images or skip_broken or decode):
+        raise NNNormError(
+            "clip-retrieval's folders hold embeddings, so no pictures are looked at; leave out "
+            "--images, --skip-broken and --decode"
+        )
+    found = _read_dataset(kind, files, (images or Path()).resolve())
+    if output.exists():
+        make_folder(output)  # before all pictures are looked at: can it be written to?
+    problems = []
+    if kind != "clip-retrieval":
+        with show_progress("Looking at the pictures") as progress:
+            problems = check_images(
+                found.images, skip=skip_broken, decode=decode, progress=progress
+            )
     if problems:
         found = found.without_images([problem.row for problem in problems])
-    output.mkdir(exist_ok=True)
-    written, facts = _write_dataset(found, output)
+    written, facts = _write_dataset(found, make_folder(output), files)
     if problems:
         skipped = output / f"{written[0].stem}-skipped.txt"
         _write_lines(skipped, [f"{problem.image}\t{problem.reason}" for problem in problems])
         written += (skipped,)
-        typer.echo(f"Note: {len(problems):,} pictures are left out; see {skipped}", err=True)
+        n_skipped = "1 picture is" if len(problems) == 1 else f"{len(problems):,} pictures are"
+        typer.echo(f"Note: {n_skipped} left out; see {skipped}", err=True)
     about = {**facts, "n_skipped": len(problems), "files": [str(path) for path in written]}
     if as_json:
         print_json(about)
         return
-    print_facts(written[0].stem, about)
+    shown = {**about, "files": "\n".join(about["files"])}
+    if splits := facts.get("splits"):
+        shown["splits"] = ", ".join(f"{name} {n:,}" for name, n in splits.items())
+    print_facts(written[0].stem, {name: value for name, value in shown.items() if value != {}})
+    if kind == "clip-retrieval":
+        gallery, truth = (shlex.quote(str(path)) for path in (written[4], written[3]))
+        texts = shlex.quote(str(files[0] / "text_emb"))
+        typer.echo(
+            f"\nNext: nnnorm evaluate --gallery {gallery} --queries {texts} --truth {truth}",
+            err=True,
+        )
+        return
     lists = [shlex.quote(str(path)) for path in written[1:3]]
     typer.echo(
         f"\nNext: nnnorm encode MODEL --images {lists[0]} --texts {lists[1]} "
@@ -135,7 +159,7 @@ def reproduce(
             runs += [_run_stand_ins(runners, one, step) for one in wanted]
     tables = [made for made, _, _ in runs]
     if latex is not None:
-        _write_lines(latex, [made.to_latex() for made in tables])
+        _write_lines(latex, ["% needs \\usepackage{booktabs}", *(t.to_latex() for t in tables)])
     figures = [picture for _, _, pictures in runs for picture in pictures]
     deliver(tables, [about for _, about, _ in runs], as_json, markdown, plots, figures)
 
@@ -221,7 +245,10 @@ def _read_dataset(kind: Kind, files: list[Path], images: Path) -> Any:
     if kind == "coco":
         return datasets.read_coco(files, images)
     if len(files) > 1:
-        raise NNNormError(f"{kind} takes one file; got {len(files)}")
+        what = "folder" if kind == "clip-retrieval" else "file"
+        raise NNNormError(f"{kind} takes one {what}; got {len(files)}")
+    if kind == "clip-retrieval":
+        return datasets.read_clip_retrieval(files[0])
     readers: dict[str, Callable[[Path, Path], Any]] = {
         "karpathy": datasets.read_karpathy,
         "table": datasets.read_table,
@@ -230,16 +257,29 @@ def _read_dataset(kind: Kind, files: list[Path], images: Path) -> Any:
     return readers[kind](files[0], images)
 
 
-def _write_dataset(found: Any, output: Path) -> tuple[tuple[Path, ...], dict[str, Any]]:
-    from nnnorm.datasets.pairs import Pairs, save_pairs
-    from nnnorm.datasets.visogender import save_visogender
+def _write_dataset(
+    found: Any, output: Path, files: Sequence[Path]
+) -> tuple[tuple[Path, ...], dict[str, Any]]:
+    from nnnorm.datasets.clip_retrieval import ClipRetrieval, save_clip_retrieval
+    from nnnorm.datasets.pairs import save_pairs
+    from nnnorm.datasets.visogender import VisoGender, save_visogender
 
-    if isinstance(found, Pairs):
-        splits = {split: len(rows) for split, rows in found.splits.items()}
-        facts = {"n_images": len(found.images), "n_captions": len(found.captions), "splits": splits}
-        return save_pairs(found, output), facts
-    facts = {"n_images": len(found.images), "n_captions": len(found.questions)}
-    return save_visogender(found, output), facts
+    main = output / "visogender.tsv"
+    if not isinstance(found, VisoGender):
+        pairs = found.pairs if isinstance(found, ClipRetrieval) else found
+        main = output / f"{pairs.name}.json"
+    if main.resolve() in [path.resolve() for path in files]:
+        raise NNNormError(f"{main} is what is read, and would be written over; choose another -o")
+    if isinstance(found, VisoGender):
+        return save_visogender(found, output), {
+            "n_images": len(found.images),
+            "n_captions": len(found.questions),
+        }
+    splits = {split: len(rows) for split, rows in pairs.splits.items()}
+    facts = {"n_images": len(pairs.images), "n_captions": len(pairs.captions), "splits": splits}
+    if isinstance(found, ClipRetrieval):
+        return save_clip_retrieval(found, output), facts
+    return save_pairs(found, output), facts
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:

@@ -489,5 +489,7 @@ def deliver(
     if as_json:
         print_json(result)
         return
-    for table in tables:
+    for place, table in enumerate(tables):
+        if place:
+            typer.echo()
         table.print()

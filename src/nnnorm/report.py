@@ -28,6 +28,7 @@ _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
     | {character: f"${character}$" for character in "<>|"}
     | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"`": r"\textasciigrave{}", '"': "''"}
     | {"−": "$-$", "±": r"$\pm$", "₁": "$_1$"}
     | {"α": r"$\alpha$", "β": r"$\beta$", "λ": r"$\lambda$", "τ": r"$\tau$"}
 )
@@ -100,7 +101,7 @@ class Table:
             [
                 r"\begin{table}",
                 r"\centering",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+                rf"\begin{{tabular}}{{{''.join(map(self._side, range(len(self.columns))))}}}",
                 r"\toprule",
                 line(self.columns),
                 r"\midrule",
@@ -129,7 +130,7 @@ class Table:
         for place, column in enumerate(self.columns):
             table.add_column(
                 column.strip(),
-                justify="left" if column in _LEFT or place == 0 else "right",
+                justify="left" if self._side(place) == "l" else "right",
                 overflow="fold",
                 no_wrap=column.startswith(("R@", "gain")) or column == "table",
             )
@@ -144,6 +145,10 @@ class Table:
             console.print(f"{self.title}\n{self._one_figure_per_line()}")
         for note in self.notes:
             console.print(note)
+
+    def _side(self, place: int) -> str:
+        """Where a column is set: figures to the right, words to the left."""
+        return "l" if place == 0 or self.columns[place] in _LEFT else "r"
 
     def _one_figure_per_line(self) -> str:
         lines = []

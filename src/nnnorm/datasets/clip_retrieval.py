@@ -7,19 +7,22 @@ tells which rows make a gallery in which every image stands once.
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.datasets.pairs import Pairs
+from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.datasets.table import make_pairs
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.files import write_whole
 from nnnorm.parquet import read_text_columns
 from nnnorm.sources import find_shards
 
-__all__ = ["ClipRetrieval", "read_clip_retrieval"]
+_BLOCK = 8192  # rows in memory at once
+
+__all__ = ["ClipRetrieval", "read_clip_retrieval", "save_clip_retrieval"]
 
 
 class ClipRetrieval(NamedTuple):
@@ -85,3 +88,43 @@ def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
     pairs = make_pairs(root.name or "clip-retrieval", files, captions)
     _, first = np.unique(pairs.image_of, return_index=True)
     return ClipRetrieval(pairs, first.astype(np.int64), images, texts)
+
+
+def save_clip_retrieval(found: ClipRetrieval, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write what `save_pairs` does, and ``NAME-gallery.npy``: the embedding of every image, once.
+
+    With the folder's own ``text_emb`` as the queries and ``NAME-truth.npy`` that is a whole search.
+
+    Parameters
+    ----------
+    found : ClipRetrieval
+    folder : str or PathLike
+        Must be there.
+
+    Returns
+    -------
+    tuple of Path
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> pairs = make_pairs("two", ["a.jpg", "a.jpg", "b.jpg"], ["a cat", "cats", "a dog"])
+    >>> rows = open_embeddings(np.eye(3))
+    >>> paths = save_clip_retrieval(
+    ...     ClipRetrieval(pairs, np.array([0, 2]), rows, rows), tempfile.mkdtemp()
+    ... )
+    >>> paths[-1].name, np.load(paths[-1]).shape
+    ('two-gallery.npy', (2, 3))
+    """
+    gallery = Path(folder) / f"{found.pairs.name}-gallery.npy"
+
+    def write(file: BinaryIO) -> None:
+        shape = (len(found.image_rows), found.image_embeddings.shape[1])
+        about = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, about)
+        for start in range(0, len(found.image_rows), _BLOCK):
+            rows = found.image_embeddings.take(found.image_rows[start : start + _BLOCK])
+            file.write(rows.astype("<f4").tobytes())
+
+    write_whole(gallery, write)
+    return (*save_pairs(found.pairs, folder), gallery)

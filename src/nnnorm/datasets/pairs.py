@@ -159,9 +159,10 @@ def read_json(path: str | os.PathLike[str], what: str) -> Any:
 
 
 def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write ``NAME.json``, ``NAME-images.txt`` and ``NAME-captions.txt`` into a folder.
+    """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``.
 
-    The lists are what an encoder reads; row i of what it makes is line i.
+    The lists are what an encoder reads; row i of what it makes is line i. The truth is the image of
+    each caption, as `nnnorm compare` and the other studies take it.
 
     Parameters
     ----------
@@ -179,7 +180,7 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
     >>> pairs = Pairs("one", ("a.jpg",), ("a cat",), np.array([0]), {"test": np.array([0])})
     >>> paths = save_pairs(pairs, tempfile.mkdtemp())
     >>> [path.name for path in paths]
-    ['one.json', 'one-images.txt', 'one-captions.txt']
+    ['one.json', 'one-images.txt', 'one-captions.txt', 'one-truth.npy']
     >>> load_pairs(paths[0]).captions
     ('a cat',)
     """
@@ -200,11 +201,13 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
         Path(folder) / f"{pairs.name}-images.txt": "\n".join(pairs.images) + "\n",
         Path(folder) / f"{pairs.name}-captions.txt": "\n".join(pairs.captions) + "\n",
     }
-    for path in contents:
-        check_writable(path)  # all three before the first
+    truth = Path(folder) / f"{pairs.name}-truth.npy"
+    for path in (*contents, truth):
+        check_writable(path)  # all of them before the first
+    write_whole(truth, lambda file: np.save(file, pairs.image_of, allow_pickle=False))
     for path, text in reversed(contents.items()):  # the JSON last: where it is, all are
         _write_text(path, text)
-    return tuple(contents)
+    return (*contents, truth)
 
 
 def load_pairs(path: str | os.PathLike[str]) -> Pairs:

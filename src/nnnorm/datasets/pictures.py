@@ -134,7 +134,8 @@ def _look(image: str, pillow: Any) -> str | None:
             return "is no picture (it begins like none)"
         if pillow is not None:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", pillow.DecompressionBombWarning)
+                # Pillow warns of large pictures, and refuses those of twice that size: a bomb.
+                warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
                 with pillow.open(image) as picture:
                     picture.load()
     except Exception as error:  # decoders raise many kinds: each is a picture that can't be read

@@ -125,13 +125,18 @@ def read_columns(
     header = [cell.strip() for cell in rows[0]] if rows else []
     if missing := [name for name in needed if name not in header]:
         raise NNNormError(
-            f"{path} needs the columns {', '.join(needed)}; {missing[0]} is not there, "
-            f"it has: {', '.join(header) or 'none'}"
+            f"{path} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
+            f"{missing[0]} is not there, it has: {', '.join(header) or 'none'}"
         )
     wanted = [name for name in (*needed, *optional) if name in header]
     places = {name: header.index(name) for name in wanted}
     columns: dict[str, list[str]] = {name: [] for name in wanted}
     for number, row in enumerate(rows[1:], start=1):
+        if any(cell.strip() for cell in row[len(header) :]):  # a caption with a comma would be cut
+            raise NNNormError(
+                f"{path}: row {number} has {len(row)} cells, the header {len(header)}; put a text "
+                'with a comma in quotes, "like, this"'
+            )
         for name, place in places.items():
             cell = row[place].strip() if place < len(row) else ""
             if not cell and name in needed:

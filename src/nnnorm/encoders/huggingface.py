@@ -16,7 +16,12 @@ import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.layers import to_numpy
-from nnnorm.encoders.weights import fingerprint_files, pick_device, quiet_loading
+from nnnorm.encoders.weights import (
+    check_vocabulary,
+    fingerprint_files,
+    pick_device,
+    quiet_loading,
+)
 from nnnorm.errors import NNNormError, first_line, require
 
 __all__ = ["HuggingFace", "load_pretrained"]
@@ -74,6 +79,7 @@ class HuggingFace(Encoder):
         self.modalities = kind.modalities
         self.dim = self._find_dim()
         self._tokenizer = _load_part(model, "AutoTokenizer", revision)
+        check_vocabulary(self._tokenizer, model)
         self.context = self._find_context(kind)
         preprocessing: dict[str, Any] = {
             "texts": {
@@ -217,7 +223,10 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
     try:
         with quiet_loading():
             loaded, info = getattr(transformers, architecture).from_pretrained(
-                model, revision=revision, output_loading_info=True
+                model,
+                revision=revision,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # the library's own error does not name them
             )
     except (MemoryError, ImportError):
         raise
@@ -226,17 +235,21 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
             f"model {model} can't be loaded as {architecture} ({first_line(error)}); "
             "is the folder whole, and do its weights belong to its config.json?"
         ) from error
-    for problem, words in (
-        ("missing_keys", "lacks"),
-        ("mismatched_keys", "has other shapes for"),
-        ("unexpected_keys", "has tensors unknown to this model,"),
+    shapes = {key: tuple(map(tuple, sizes)) for key, *sizes in info["mismatched_keys"]}
+    for found, words in (
+        (set(info["missing_keys"]) - set(shapes), "lacks {} of the weights of"),
+        (shapes, "has {} tensors of other shapes than"),
+        (info["unexpected_keys"], "has {} tensors that are unknown to"),
     ):
-        keys = [key if isinstance(key, str) else key[0] for key in info[problem]]
-        keys = sorted(key for key in keys if not key.endswith(_STORED_BUFFERS))
+        keys = sorted(key for key in found if not key.endswith(_STORED_BUFFERS))
         if keys:
+            shown = [
+                f"{key} {shapes[key][0]} instead of {shapes[key][1]}" if key in shapes else key
+                for key in keys[:3]
+            ]
             raise NNNormError(
-                f"model {model} {words} {len(keys)} of the weights of {architecture}: "
-                f"{', '.join(keys[:3])}{', …' if len(keys) > 3 else ''}; "
+                f"model {model} {words.format(len(keys))} {architecture}: "
+                f"{', '.join(shown)}{', …' if len(keys) > 3 else ''}; "
                 "was it saved as another kind of model?"
             )
     return loaded.float().eval()
@@ -254,8 +267,9 @@ def _read_config(model: str, revision: str | None) -> Any:
                 model, revision=revision, trust_remote_code=False
             )
     except Exception as error:
+        where = "" if Path(model).is_dir() else "there is no such folder here, and on the hub: "
         raise NNNormError(
-            f"model {model} can't be loaded ({first_line(error)}); expected a folder with a "
+            f"model {model} can't be loaded ({where}{first_line(error)}); expected a folder with a "
             f"config.json of {known}, or a name on the hub"
         ) from error
     if config.model_type not in _KINDS:

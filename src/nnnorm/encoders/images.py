@@ -6,6 +6,7 @@ EXIF orientation is not applied, as in the models' own code).
 """
 
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ def check_images(paths: Sequence[Any]) -> None:
     n_bad = 0
     for path in paths:
         try:
-            _opened(Path(path)).close()
+            with _opened(Path(path)) as image:
+                _check_depth(image, f"image {path}")
         except Exception as error:
             n_bad += 1
             first = first or (error if isinstance(error, NNNormError) else _unreadable(path, error))
@@ -124,7 +126,10 @@ def _opened(path: Path) -> Any:
         try:
             image = pillow.open(path)
         except pillow.DecompressionBombError as error:
-            raise NNNormError(_bomb(f"image {path}", first_line(error))) from error
+            counted = re.search(r"\d+ pixels", str(error))
+            raise NNNormError(
+                _bomb(f"image {path}", counted[0] if counted else "too many pixels")
+            ) from error
     width, height = image.size
     if width * height > MAX_PIXELS:
         image.close()
@@ -136,14 +141,18 @@ def _to_rgb(image: Any, name: str) -> Any:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise NNNormError(_bomb(name, f"{width} x {height} pixels"))
+    _check_depth(image, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of palettes with transparency, and of odd metadata
+        return image.convert("RGB")
+
+
+def _check_depth(image: Any, name: str) -> None:
     if image.mode[0] in "IF":  # Pillow would clip their values, and leave most of them white
         raise NNNormError(
             f"{name} has more than 8 bits per channel (Pillow's mode {image.mode}); "
             "save it as 8-bit RGB or grey first"
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of palettes with transparency, and of odd metadata
-        return image.convert("RGB")
 
 
 def _bomb(name: str, what: str) -> str:

@@ -7,6 +7,7 @@ from where that file lies.
 
 import csv
 from pathlib import Path
+from typing import Any
 
 from nnnorm.errors import NNNormError, first_line
 
@@ -70,37 +71,51 @@ def list_texts(source: Path, column: str | None = None) -> list[str]:
 
 
 def _entries(source: Path, kind: str, column: str | None) -> list[str]:
+    if source.is_dir():
+        raise NNNormError(f"{kind}: {source} is a folder; expected a file with a text per line")
     if not source.is_file():
         raise NNNormError(f"{kind}: there is no file or folder {source}; check the path")
     delimiter = _TABLES.get(source.suffix.lower())
     try:
         with open(source, encoding="utf-8-sig", newline="") as file:
             if delimiter is not None:
-                entries = _read_column(file, source, column, delimiter)
+                table = csv.DictReader(file, delimiter=delimiter, strict=True)
+                entries = _read_column(table, source, column)
             else:
                 _refuse_column(source, column)
-                entries = file.read().replace("\r\n", "\n").removesuffix("\n").split("\n")
+                text = file.read().replace("\r\n", "\n").removesuffix("\n")
+                entries = text.split("\n") if text else []
     except (UnicodeDecodeError, csv.Error) as error:
         raise NNNormError(
             f"{kind}: {source} can't be read as UTF-8 text ({first_line(error)}); "
             "expected one entry per line, or a table (.csv, .tsv)"
         ) from error
+    if not entries:
+        raise NNNormError(f"{kind}: {source} is empty; expected at least one entry")
     empty = [place for place, entry in enumerate(entries) if not entry.strip()]
-    if empty or not entries:
-        what = f"entry {empty[0] + 1} is empty ({len(empty)} such)" if entries else "it is empty"
-        raise NNNormError(f"{kind} ({source}): {what}; every row needs one: remove or fill it")
+    if empty:
+        raise NNNormError(
+            f"{kind} ({source}): entry {empty[0] + 1} is empty ({len(empty)} such); every row "
+            "needs one: remove or fill it"
+        )
     return entries
 
 
-def _read_column(file: object, source: Path, column: str | None, delimiter: str) -> list[str]:
-    table = csv.DictReader(file, delimiter=delimiter, strict=True)  # type: ignore[call-overload]
+def _read_column(table: Any, source: Path, column: str | None) -> list[str]:
     names = list(table.fieldnames or [])
     if column is None and len(names) == 1:
         column = names[0]
     if column not in names:
-        wanted = "which column?" if column is None else f"there is no column {column!r}"
-        raise NNNormError(f"{source}: {wanted} It has {', '.join(names) or 'none'}")
-    return [row[column] or "" for row in table]
+        wanted = "say which column" if column is None else f"there is no column {column!r}"
+        raise NNNormError(f"{source}: {wanted}; it has {', '.join(names) or 'none'}")
+    rows = list(table)
+    for number, row in enumerate(rows, start=1):
+        if any(cell.strip() for cell in row.get(None, ())):  # a text with a comma would be cut
+            raise NNNormError(
+                f"{source}: row {number} has more cells than the header's {len(names)}; put a text "
+                'with a comma in quotes, "like, this"'
+            )
+    return [row[column] or "" for row in rows]
 
 
 def _refuse_column(source: Path, column: str | None) -> None:

@@ -123,5 +123,6 @@ def _recognise_checkpoint(path: Path) -> Library:
         return "albef"
     raise NNNormError(
         f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's (beit3.…); "
-        f"its tensors begin with {next(iter(keys), 'nothing')}"
+        f"its tensors begin with {next(iter(keys), 'nothing')}. A model of transformers needs its "
+        "config.json beside it"
     )

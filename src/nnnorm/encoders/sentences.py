@@ -13,7 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.weights import fingerprint_files, pick_device, quiet_loading
+from nnnorm.encoders.weights import (
+    check_vocabulary,
+    fingerprint_files,
+    pick_device,
+    quiet_loading,
+)
 from nnnorm.errors import NNNormError, first_line, require
 
 __all__ = ["SentenceEncoder"]
@@ -56,12 +61,15 @@ class SentenceEncoder(Encoder):
                 f"model {model} can't be loaded by sentence-transformers ({first_line(error)}); "
                 "expected a folder with modules.json, or a name on the hub"
             ) from error
+        if is_folder:
+            _check_weights(self._model[0], Path(model))
         self._model.float().eval()
         self.name = model
         self.modalities = _modalities(self._model)
         tokenizer = self._model.tokenizer
         # A CLIP folder's "tokenizer" may be a processor, with the tokenizer inside.
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        check_vocabulary(self._tokenizer, model)
         most = self._model.max_seq_length or getattr(self._tokenizer, "model_max_length", None)
         self.context = int(most) if most and most < 10**6 else None
         self.dim = self.embed_texts(["a"]).shape[1]
@@ -103,6 +111,26 @@ class SentenceEncoder(Encoder):
             batch, batch_size=len(batch), convert_to_numpy=True, show_progress_bar=False
         )
         return np.asarray(rows, dtype=np.float32)
+
+
+def _check_weights(module: Any, folder: Path) -> None:
+    """Raise where the folder lacks weights: the library fills them with random numbers."""
+    inner: Any = getattr(module, "auto_model", None) or getattr(module, "model", None)
+    places = [folder, *sorted(folder.glob("0_*"))]
+    place = next((path for path in places if (path / "config.json").is_file()), None)
+    if place is None or not hasattr(inner, "from_pretrained"):
+        return
+    try:
+        with quiet_loading():
+            _, info = type(inner).from_pretrained(place, output_loading_info=True)
+    except (OSError, ValueError):  # an adapter or another format, which the library has loaded
+        return
+    # A pooler is BERT's own, for other tasks; these models pool by themselves.
+    if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
+        raise NNNormError(
+            f"model {folder} lacks {len(missing)} of the weights of {type(inner).__name__}: "
+            f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; is the folder whole?"
+        )
 
 
 def _modalities(model: Any) -> tuple[Modality, ...]:

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,9 @@ import numpy as np
 
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.images import check_images
+from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
-from nnnorm.files import write_whole
+from nnnorm.files import make_folder, write_whole
 from nnnorm.scores import Progress
 
 __all__ = ["Encoded", "Plan", "encode_to_folder", "plan_encoding"]
@@ -164,16 +166,18 @@ class Plan:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
         if self.folder.exists():
             return Encoded(self.folder, self.about, len(self.items))
-        if not self.growing.exists():
-            _begin(self.growing, self.about, self.items)
+        made = [] if self.growing.exists() else _begin(self.growing, self.about, self.items)
         for stray in self.growing.glob(".nnnorm-*.tmp"):  # what a killed process was writing
             stray.unlink()
-        n_resumed = self._fill(batch_size, progress)
+        n_resumed = self._fill(batch_size, progress, made)
         os.rename(self.growing, self.folder)
         return Encoded(self.folder, self.about, n_resumed)
 
-    def _fill(self, batch_size: int, progress: Progress | None) -> int:
-        """Encode the shards that are not there yet; returns how many rows were."""
+    def _fill(self, batch_size: int, progress: Progress | None, made: Sequence[Path]) -> int:
+        """Encode the shards that are not there yet; returns how many rows were.
+
+        Broken off before the first shard is done, it leaves nothing: no folder of `made` either.
+        """
         shard_rows, n_rows = int(self.about["shard_rows"]), len(self.items)
         n_resumed = n_written = 0
         try:
@@ -196,6 +200,7 @@ class Plan:
         except BaseException:
             if n_written + n_resumed == 0:  # nothing worth keeping
                 shutil.rmtree(self.growing, ignore_errors=True)
+                _remove_empty(made)
             raise
         return n_resumed
 
@@ -216,6 +221,8 @@ def _describe(
         about["context"] = encoder.context
     elif modality == "images":
         check_images(items)
+    else:
+        check_sounds(items)
     for item in items:
         line = str(item)
         if modality != "texts":  # a file that changed under its name is another file
@@ -231,6 +238,11 @@ def _describe(
 def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any]:
     """The sidecar of what is there already, if it may be gone on with."""
     is_whole = folder.suffix != ".partial"
+    if not (folder / _ABOUT).is_file():
+        raise NNNormError(
+            f"cannot write {folder}: it is there already, and holds no embeddings of "
+            "`nnnorm encode`; choose another output"
+        )
     if not resume:
         what = "there are embeddings already" if is_whole else "work was broken off there"
         raise NNNormError(
@@ -256,21 +268,32 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str
     return found
 
 
-def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> None:
-    """Make the growing folder, whole or not at all: it appears with its sidecar inside."""
+def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> list[Path]:
+    """Make the growing folder, whole or not at all: it appears with its sidecar inside.
+
+    Returns the folders above it that were made for it, the innermost first.
+    """
     names = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in items)
     lines = names.encode("utf-8", "surrogateescape")  # a file's name may be any bytes
     starting = growing.with_suffix(".starting")
+    made = [folder for folder in growing.parents if not folder.exists()]
     try:
-        growing.parent.mkdir(parents=True, exist_ok=True)
-        if starting.exists():
-            shutil.rmtree(starting)
-        starting.mkdir()
-    except OSError as error:
-        raise NNNormError(
-            f"cannot make the folder {growing.parent}: {error.strerror}; choose another output"
-        ) from error
-    write_whole(starting / _ITEMS, lambda file: file.write(lines))
-    text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-    write_whole(starting / _ABOUT, lambda file: file.write(text.encode("utf-8")))
-    os.rename(starting, growing)
+        make_folder(growing.parent)
+        shutil.rmtree(starting, ignore_errors=True)
+        make_folder(starting)
+        write_whole(starting / _ITEMS, lambda file: file.write(lines))
+        text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
+        write_whole(starting / _ABOUT, lambda file: file.write(text.encode("utf-8")))
+        os.rename(starting, growing)
+    except BaseException:
+        shutil.rmtree(starting, ignore_errors=True)
+        _remove_empty(made)
+        raise
+    return made
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that were made in vain; one that holds something by now stays."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()

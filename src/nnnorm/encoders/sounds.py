@@ -5,6 +5,7 @@ averaged; another rate is resampled with a polyphase filter.
 """
 
 import os
+from collections.abc import Sequence
 from math import gcd
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["read_sound"]
+__all__ = ["check_sounds", "read_sound"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -57,16 +58,43 @@ def read_sound(source: Any, rate: int) -> FloatArray:
     return samples
 
 
-def _read_file(path: Path, name: str, rate: int) -> FloatArray:
+def check_sounds(paths: Sequence[Any]) -> None:
+    """Look at the headers of all sounds, before long work; name the first that can't be used.
+
+    Examples
+    --------
+    >>> check_sounds(["nowhere.wav", "never.wav"])
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path (2 of 2 ...
+    """
+    soundfile = require("soundfile", "audio")
+    first: NNNormError | None = None
+    n_bad = 0
+    for path in paths:
+        try:
+            _opened(soundfile.info, Path(path), f"sound {path}")
+        except NNNormError as error:
+            n_bad += 1
+            first = first or error
+    if first is not None:
+        raise NNNormError(f"{first} ({n_bad} of {len(paths)} sounds can't be used)")
+
+
+def _opened(read: Any, path: Path, name: str, **options: Any) -> Any:
     soundfile = require("soundfile", "audio")
     if not path.is_file():
         raise NNNormError(f"{name}: there is no such file; check the path")
     try:
-        channels, found = soundfile.read(path, dtype="float32", always_2d=True)
+        return read(path, **options)
     except (soundfile.SoundFileError, OSError) as error:
         raise NNNormError(
             f"{name} can't be read ({first_line(error)}); is it cut short, or no sound?"
         ) from error
+
+
+def _read_file(path: Path, name: str, rate: int) -> FloatArray:
+    soundfile = require("soundfile", "audio")
+    channels, found = _opened(soundfile.read, path, name, dtype="float32", always_2d=True)
     mono: FloatArray = channels.mean(axis=1)
     if found == rate or len(mono) == 0:
         return mono

@@ -17,6 +17,7 @@ from nnnorm.errors import NNNormError, first_line, require
 
 __all__ = [
     "check_keys",
+    "check_vocabulary",
     "fingerprint_files",
     "pick_device",
     "quiet_loading",
@@ -78,9 +79,10 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     except MemoryError:
         raise
     except Exception as error:  # pickle, zipfile, torch and safetensors each raise their own kind
+        # Without their words: torch's own advise to load it in the way that runs what is in it.
         raise NNNormError(
-            f"checkpoint {path} can't be read as tensors ({first_line(error)}); is it cut short? "
-            "One that holds other objects is never unpickled: save its state dict alone"
+            f"checkpoint {path} can't be read as tensors; is it cut short, or another kind of "
+            "file? One that holds other objects is never unpickled: save its state dict alone"
         ) from error
     for place in ("model", "module", "state_dict"):
         if isinstance(found, Mapping) and isinstance(found.get(place), Mapping):
@@ -160,6 +162,28 @@ def resize_positions(positions: Tensor, n_extra: int, side: int) -> Tensor:
         grid, size=(side, side), mode="bicubic", align_corners=False
     )
     return torch.cat([extra, grid.permute(0, 2, 3, 1).flatten(1, 2)[0]])
+
+
+def check_vocabulary(tokenizer: Any, model: str) -> None:
+    """Raise where a tokenizer knows no words: transformers makes such a one of missing files.
+
+    Examples
+    --------
+    >>> class Empty:
+    ...     all_special_ids = [0, 1]
+    ...
+    ...     def __len__(self):
+    ...         return 2
+    >>> check_vocabulary(Empty(), "clip")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: the Tokenizer of model clip knows no words: ...
+    """
+    special = getattr(tokenizer, "all_special_ids", None)  # not every library's tokenizer says
+    if special is not None and len(tokenizer) <= len(set(special)):
+        raise NNNormError(
+            f"the Tokenizer of model {model} knows no words: its files (tokenizer.json, or a "
+            "vocabulary) are not there; is the folder whole?"
+        )
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:

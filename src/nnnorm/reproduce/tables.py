@@ -86,7 +86,7 @@ def tabulate_beside_paper(table: PaperTable, outcomes: Sequence[Outcome]) -> Tab
             theirs = "" if printed is None else _number(Figure(printed), metric)
             ours = _number(outcome.figure, metric)
             rows.append(
-                (outcome.row, outcome.column, ours, theirs, _difference(outcome.figure, printed))
+                (outcome.row, outcome.column, ours, theirs, _difference(outcome.figure, outcome))
             )
     paper = load_paper()
     notes = [f"The paper: {paper.citation} ({paper.url}), {table.label}.", *table.notes]
@@ -202,17 +202,23 @@ def _number(figure: Figure, metric: str) -> str:
     if isinstance(figure.value, tuple):
         alpha, reference_k = figure.value
         return f"({alpha:g}, {reference_k})" if reference_k else "no correction"
-    if metric.startswith(("bias@", "ks_", "robin", "seconds")):
-        digits = 3
-    else:
-        digits = _DIGITS.get(metric, 2)
+    digits = _digits(metric)
     text = f"{figure.value:.{digits}f}"
     if figure.low is not None and figure.high is not None:
         text += f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
     return text.replace("-", "−")
 
 
-def _difference(figure: Figure, printed: float | tuple[float, int] | None) -> str:
+def _difference(figure: Figure, outcome: Outcome) -> str:
+    printed = outcome.printed
     if printed is None or isinstance(printed, tuple) or isinstance(figure.value, tuple):
         return ""
-    return f"{figure.value - printed:+.2f}".replace("-", "−")
+    digits = _digits(outcome.experiment.metric)
+    return f"{figure.value - printed:+.{digits and max(digits, 2)}f}".replace("-", "−")
+
+
+def _digits(metric: str) -> int:
+    """Decimals, as many as the paper prints."""
+    if metric.startswith(("bias@", "ks_", "robin", "seconds")):
+        return 3
+    return _DIGITS.get(metric, 2)

@@ -1,0 +1,15 @@
+"""New tables in the place of the old ones on a page of docs/; plain Python, no library."""
+
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+
+def paste(page: str, old: str, new: str) -> bool:
+    """Replace the tables of a page; False where the old ones don't stand there as they were."""
+    path = DOCS / page
+    text = path.read_text(encoding="utf-8")
+    if not old.strip() or old.strip() not in text:
+        return False
+    path.write_text(text.replace(old.strip(), new.strip()), encoding="utf-8")
+    return True
