@@ -228,13 +228,13 @@ def steep(monkeypatch):
 
 def widths(monkeypatch):
     """The width of every head that is made from now on."""
-    made, heads = [], approximate._heads
+    made, turn = [], approximate.turn
 
     def note(references, directions):
         made.append(directions.shape[1])
-        return heads(references, directions)
+        return turn(references, directions)
 
-    monkeypatch.setattr(approximate, "_heads", note)
+    monkeypatch.setattr(approximate, "turn", note)
     return made
 
 

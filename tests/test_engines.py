@@ -5,10 +5,11 @@ import pytest
 from test_approximate import topics
 
 import nnnorm
-from nnnorm import CSLS, DN, NNN, NNNormError
+from nnnorm import CSLS, DN, NNN, NNNormError, engines
 from nnnorm.approximate import residual
 from nnnorm.engines import ENGINE_NAMES, means_by
 from nnnorm.scores import Matrix, Products
+from nnnorm.screen import screened_means
 from nnnorm.topk import top_means
 
 
@@ -24,6 +25,30 @@ def test_an_exact_engine_gives_the_exact_means_and_has_nothing_to_add(problem, e
     values, about = means_by(engine, scores, k)
     np.testing.assert_allclose(values, top_means(scores, k), atol=1e-6)
     assert about == {}
+
+
+@pytest.mark.parametrize(("limit", "is_screened"), [(2.0, True), (0.0, False)])
+def test_auto_screens_where_that_should_be_faster(problem, monkeypatch, limit, is_screened):
+    seen = []
+
+    def note(*arguments, **options):
+        seen.append(1)
+        return screened_means(*arguments, **options)
+
+    monkeypatch.setattr(engines, "screened_means", note)
+    monkeypatch.setattr(engines, "_WORTH_SCREENING", limit)
+    scores = Products(*problem)
+    for worth_a_look, n_seen in ((10**15, 0), (0, int(is_screened))):
+        monkeypatch.setattr(engines, "_WORTH_A_LOOK", worth_a_look)
+        values, _ = means_by("auto", scores, 20)
+        np.testing.assert_allclose(values, top_means(scores, 20), atol=1e-6)
+        assert len(seen) == n_seen
+
+
+@pytest.mark.parametrize("engine", ["auto", "float32", "screened"])
+def test_exact_engines_check_k(problem, engine):
+    with pytest.raises(NNNormError, match="k must be between 1 and the 17000 columns"):
+        means_by(engine, Products(*problem), 0)
 
 
 @pytest.mark.parametrize("budget", [2**20, 2**22])

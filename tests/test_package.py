@@ -26,7 +26,7 @@ LAYERS = [
     {"sources", "threads"},
     {"embeddings", "reducers"},
     {"scores"},
-    {"topk", "heads"},
+    {"topk", "heads", "order"},
     {"screen", "lists"},
     {"automatic", "transport", "bias", "approximate", "engine_torch", "engine_faiss"},
     {"engines"},

@@ -7,6 +7,7 @@ import pytest
 
 import nnnorm
 from nnnorm.heads import bounding_heads, bounds_of, principal_basis
+from nnnorm.order import similar_together
 from nnnorm.scores import Products
 from nnnorm.screen import plan_screen, screened_means
 from nnnorm.topk import top_means
@@ -14,7 +15,7 @@ from nnnorm.topk import top_means
 N_ITEMS, N_REFERENCES, DIM, K = 300, 17_000, 48, 20
 
 
-def falling(rng, n, *, by=0.9):
+def falling(rng, n, *, by=0.8):
     return rng.normal(size=(n, DIM)) * by ** np.arange(DIM)
 
 
@@ -38,6 +39,15 @@ def all_lengths(rng, n):
     return falling(rng, n) * 10.0 ** rng.uniform(-3, 3, size=(n, 1))
 
 
+def tiny(rng, n):
+    """Rows whose squared lengths are nothing in float32."""
+    return against_the_heads(rng, n) * 1e-23
+
+
+def huge(rng, n):
+    return clustered(rng, n) * 1e15
+
+
 def against_the_heads(rng, n):
     """Nearly all rows in a few directions; the best scores of some items lie in the others."""
     rows = falling(rng, n, by=0.5)
@@ -50,12 +60,16 @@ def flat(rng, n):
     return rng.normal(size=(n, DIM))
 
 
-DATA = [falling, clustered, copies, near_copies, all_lengths, against_the_heads, flat]
+DATA = [
+    falling, clustered, copies, near_copies, all_lengths, tiny, huge, against_the_heads, flat
+]  # fmt: skip
 
 
 def make(data, *, normalize=False):
     rng = np.random.default_rng(0)
     rows, columns = data(rng, N_ITEMS), data(rng, N_REFERENCES)
+    if data is tiny:
+        columns *= 1e23  # the product of two such rows is nothing for anybody
     return Products(
         nnnorm.open_embeddings(rows, normalize=normalize),
         nnnorm.open_embeddings(columns, normalize=normalize),
@@ -64,8 +78,8 @@ def make(data, *, normalize=False):
 
 def lengths(scores):
     """What a score of an item may be, so what its rounding is measured by."""
-    columns = scores.columns.rows(0, N_REFERENCES)
-    rows = scores.rows.rows(0, scores.shape[0])
+    columns = scores.columns.rows(0, N_REFERENCES).astype(np.float64)
+    rows = scores.rows.rows(0, scores.shape[0]).astype(np.float64)
     return np.linalg.norm(rows, axis=1) * np.linalg.norm(columns, axis=1).max()
 
 
@@ -79,7 +93,7 @@ def test_no_score_is_above_its_bound_at_any_width(data):
     basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
     exact = items.astype(np.float64) @ references.astype(np.float64).T
     widths = [1, 2, 7, 16, DIM - 1, DIM]
-    for bounds in bounds_of(items, references, basis, widths):
+    for _, bounds in bounds_of(items, references, basis, widths):
         assert (bounds >= exact).all()
 
 
@@ -87,10 +101,9 @@ def test_a_bound_is_close_where_the_head_holds_nearly_everything():
     scores = make(falling, normalize=True)
     items, references = scores.rows.rows(0, 50), scores.columns.rows(0, 4000)
     basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
-    slack = [
-        (bounds - items @ references.T).max()
-        for bounds in bounds_of(items, references, basis, [8, 16, 32])
-    ]
+    exact = items @ references.T
+    all_bounds = [bounds for _, bounds in bounds_of(items, references, basis, [8, 16, 32])]
+    slack = [(bounds - exact).max() for bounds in all_bounds]
     assert slack[0] > slack[1] > slack[2]
     assert slack[2] < 0.02
 
@@ -99,11 +112,13 @@ def test_bounds_of_a_width_are_products_of_heads():
     scores = make(clustered)
     items, references = scores.rows.rows(0, 9), scores.columns.rows(0, 70)
     basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
-    (bounds,) = bounds_of(items, references, basis, [10])
+    ((likely, bounds),) = bounds_of(items, references, basis, [10])
     first = basis[:, :10]
     item_heads = bounding_heads(items, first, is_item=True)
     product = item_heads @ bounding_heads(references, first, is_item=False).T
     np.testing.assert_allclose(bounds, product, rtol=1e-5, atol=1e-5)
+    likely_product = (items @ first) @ (references @ first).T
+    np.testing.assert_allclose(likely, likely_product, rtol=1e-5, atol=1e-4)
 
 
 def test_a_basis_is_orthonormal_and_puts_the_longest_direction_first():
@@ -180,6 +195,45 @@ def test_a_small_budget_gives_the_same_means():
     np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5, atol=1e-5)
 
 
+def test_opposite_tails_make_floors_too_high_and_the_plan_says_what_that_costs():
+    rng = np.random.default_rng(0)
+    head, tail = rng.normal(size=(30, 8)), 0.5 * rng.normal(size=(30, DIM - 8))
+    topic, past = rng.integers(0, 30, N_ITEMS), rng.integers(0, 30, N_REFERENCES)
+    rows = np.hstack([head[topic], tail[topic]]) + 0.01 * rng.normal(size=(N_ITEMS, DIM))
+    columns = np.hstack([head[past], -tail[past]]) + 0.01 * rng.normal(size=(N_REFERENCES, DIM))
+    scores = Products(nnnorm.open_embeddings(rows), nnnorm.open_embeddings(columns))
+    screen = plan_screen(scores, K)
+    found = screened_means(scores, K, screen)
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+    narrow = dataclasses.replace(screen, directions=screen.directions[:, :6].copy())
+    found = screened_means(scores, K, narrow)
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+
+
+def test_a_group_that_wants_too_much_is_scored_with_everything():
+    scores = make(flat)
+    screen = plan_screen(scores, K)
+    narrow = dataclasses.replace(screen, directions=screen.directions[:, :1].copy())
+    found = screened_means(scores, K, narrow)
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+
+
+def test_what_the_caller_s_progress_raises_comes_out():
+    scores = make(falling)
+
+    def full(done, total):
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        screened_means(scores, K, plan_screen(scores, K), progress=full)
+
+
+@pytest.mark.parametrize("k", [0, -1, N_REFERENCES + 1])
+def test_k_is_checked(k):
+    with pytest.raises(nnnorm.NNNormError, match="k must be between 1 and the 17000 columns"):
+        plan_screen(make(falling), k)
+
+
 def test_progress_counts_every_score_once():
     scores = make(falling)
     seen = []
@@ -195,8 +249,7 @@ def test_progress_counts_every_score_once():
 
 def test_a_falling_spectrum_is_cheap_and_a_flat_one_is_not():
     cheap, dear = (plan_screen(make(data, normalize=True), K) for data in (falling, flat))
-    assert cheap.cost < dear.cost
-    assert cheap.directions.shape[1] < dear.directions.shape[1]
+    assert cheap.cost < 0.9 * dear.cost
 
 
 @pytest.mark.parametrize(
@@ -210,10 +263,30 @@ def test_there_is_no_plan_where_there_is_nothing_to_gain(n_references, k, budget
     assert plan_screen(Products(rows, columns), k, memory_budget=budget) is None
 
 
-def test_every_item_stands_in_the_order_once_and_similar_ones_together():
+def test_scores_with_an_offset_are_not_screened():
+    scores = make(falling)
+    offset = np.ones(N_REFERENCES, dtype=np.float32)
+    assert plan_screen(Products(scores.rows, scores.columns, offset=offset), K) is None
+
+
+@pytest.mark.parametrize("n_threads", [1, 4, 16])
+def test_many_threads_share_the_room_there_is(monkeypatch, n_threads):
+    monkeypatch.setattr("nnnorm.screen.count_threads", lambda: n_threads)
+    scores = make(falling)
+    screen = plan_screen(scores, K)
+    found = screened_means(scores, K, screen)
+    np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e15])
+@pytest.mark.parametrize("budget", [2**20, 2**16], ids=["at once", "slab by slab"])
+def test_every_item_stands_in_the_order_once_and_similar_ones_together(scale, budget):
+    rng = np.random.default_rng(0)
     scores = make(clustered, normalize=True)
-    order = plan_screen(scores, K).order
+    rows = nnnorm.open_embeddings(scores.rows.rows(0, N_ITEMS) * np.float32(scale))
+    basis = principal_basis(scores.rows, scores.columns, rng)
+    order = similar_together(rows, basis[:, :32], group=24, memory_budget=budget)
     assert sorted(order) == list(range(N_ITEMS))
     rows = scores.rows.take(order)
     inside = [rows[start : start + 24] @ rows[start : start + 24].T for start in range(0, 288, 24)]
-    assert np.mean(inside) > 2 * np.mean(rows @ rows.T)
+    assert np.mean(inside) > np.mean(rows @ rows.T) + 0.15

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.heads import principal_basis
+from nnnorm.heads import principal_basis, turn
 from nnnorm.lists import Lists, best_lists
-from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Done, Products, Progress
 from nnnorm.threads import count_threads, strips_in_order
 from nnnorm.topk import top_means
 
@@ -123,7 +123,9 @@ def approximate_means(
         bank = Lists(references, n_lists, rng, memory_budget)
     else:
         held_bytes = 4 * n_references * directions.shape[1]
-        bank = Lists(_heads(references, directions), n_lists, rng, memory_budget, held_bytes)
+        heads = turn(references, directions)
+        bank = Lists(heads, n_lists, rng, memory_budget, held_bytes)
+        del heads  # sorted by now
     found = _look_near(gallery, directions, bank, k, quality, memory_budget, progress)
     # Too few candidates make no mean of k: those items are computed exactly, and teach nothing.
     is_short = found.n_candidates < k
@@ -192,7 +194,7 @@ def _shorten(
     n_best = max(1, round(k * n_sampled / n_references))
     exact = _top_mean(items @ references.T, n_best)
     widest = min(dim * 3 // 4, memory_budget // (8 * n_references))
-    for width in range(dim // 8, widest + 1, max(8, dim // 16)):
+    for width in range(max(8, dim // 8), widest + 1, max(8, dim // 16)):
         short = _top_mean(items[:, :width] @ references[:, :width].T, n_best)
         # What differs by a factor is learned anyway.
         unexplained = (1 - np.corrcoef(short, exact)[0, 1] ** 2) ** 0.5
@@ -203,13 +205,6 @@ def _shorten(
 
 def _top_mean(scores: FloatArray, k: int) -> FloatArray:
     return np.asarray(np.partition(scores, -k, axis=1)[:, -k:].mean(axis=1))
-
-
-def _heads(references: Embeddings, directions: FloatArray) -> Embeddings:
-    heads = np.empty((len(references), directions.shape[1]), dtype=np.float32)
-    for start, block in references.blocks():
-        np.matmul(block, directions, out=heads[start : start + len(block)])
-    return Embeddings([heads], name=references.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +238,7 @@ def _look_near(
     per_item = 4 * (4 * dim + n_probes * bank.longest)
     left = memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
-    stop, lock, done, own = threading.Event(), threading.Lock(), [0], threading.local()
+    stop, done, own = threading.Event(), Done(progress, n_gallery), threading.local()
 
     def look_at_centres(items: FloatArray, start: int) -> IntArray:
         """Choose every item's lists; its mean and spread over all centres are features."""
@@ -287,10 +282,7 @@ def _look_near(
         means[start:end] = best.mean(axis=1, dtype=np.float64)
         for column, (first, last) in enumerate(ranks):
             features[start:end, column] = best[:, first:last].mean(axis=1)
-        if progress is not None:
-            with lock:
-                done[0] += end - start
-                progress(done[0], n_gallery)
+        done.add(end - start)
 
     for _ in strips_in_order(look, n_gallery, n_strip, stop):
         pass

@@ -114,12 +114,14 @@ class Embeddings:
     def take(
         self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
     ) -> FloatArray:
-        """Copy the rows at `indices`, in that order, as float32 ``(len(indices), dim)``."""
+        """Copy the rows at `indices`, in that order, as float32 ``(len(indices), dim)``.
+
+        Into `out` if it is given, which spares fresh memory.
+        """
         taken = np.empty((len(indices), self.dim), dtype=np.float32) if out is None else out
-        if self.in_memory:
-            # Checked first, since "clip" is the mode that needs no copy of its own.
-            if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-                raise IndexError(f"no such row among the {len(self)} of {self.name}")
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"no such row among the {len(self)} of {self.name}")
+        if self.in_memory:  # "clip" is the mode that needs no copy of its own
             return np.take(self._parts[0], indices, axis=0, out=taken, mode="clip")
         part_of = np.searchsorted(self._starts, indices, "right") - 1
         with np.errstate(over="ignore"):

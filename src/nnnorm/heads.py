@@ -3,8 +3,7 @@
 Embeddings fill their space unevenly. In the basis of the second moments of items and references
 together, the first coordinates (the head) hold nearly all of a scalar product, and the rest can't
 add more than the product of the two lengths that are left: Cauchy and Schwarz. So a fraction of the
-work bounds every score, from real neighbours to hopeless pairs; `screen.py` makes exact means of
-that, and `approximate.py` quick ones.
+work bounds every score; `screen.py` makes exact means of that, and `approximate.py` quick ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
 
-__all__ = ["N_BOUNDS", "bounding_heads", "bounds_of", "principal_basis"]
+__all__ = ["N_BOUNDS", "bounding_heads", "bounds_of", "principal_basis", "turn"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -78,41 +77,100 @@ def bounding_heads(embeddings: FloatArray, directions: FloatArray, *, is_item: b
     >>> x = np.array([[0.8, 0.6]], dtype=np.float32)
     >>> first = np.array([[1.0], [0.0]], dtype=np.float32)
     >>> item, reference = (bounding_heads(x, first, is_item=side) for side in (True, False))
-    >>> 1.0 <= float(item @ reference.T) < 1.0001
+    >>> 1.0 <= (item @ reference.T).item() < 1.0001
     True
     """
-    return _finish(embeddings, embeddings @ directions, is_item)
+    dim, width = directions.shape
+    heads = np.empty((len(embeddings), width + N_BOUNDS), dtype=np.float32)
+    np.matmul(embeddings, directions, out=heads[:, :width])
+    heads[:, width:] = _lengths(_squares(embeddings), heads[:, :width], dim, is_item)
+    return heads
 
 
 def bounds_of(
     items: FloatArray, references: FloatArray, basis: FloatArray, widths: Iterable[int]
-) -> Iterator[FloatArray]:
-    """Yield the bounds of all pairs by heads of each width: ``(n_items, n_references)``.
+) -> Iterator[tuple[FloatArray, FloatArray]]:
+    """Yield what heads of each width make of all scores: likely ones, and bounds.
+
+    Parameters
+    ----------
+    items : ndarray, shape (n_items, dim)
+    references : ndarray, shape (n_references, dim)
+    basis : ndarray, shape (dim, dim)
+    widths : sequence of int
+        Rising.
+
+    Yields
+    ------
+    likely, bounds : ndarray, shape (n_items, n_references)
+        Products of heads without and with the lengths that are left. `likely` is overwritten by
+        the next.
 
     Examples
     --------
     >>> x = np.array([[0.8, 0.6]], dtype=np.float32)
-    >>> narrow, wide = bounds_of(x, -x, np.eye(2, dtype=np.float32), [1, 2])
-    >>> (narrow.round(2).tolist(), wide.round(2).tolist())
-    ([[-0.28]], [[-1.0]])
+    >>> for likely, bounds in bounds_of(x, -x, np.eye(2, dtype=np.float32), [1, 2]):
+    ...     print(likely.round(2).tolist(), bounds.round(2).tolist())
+    [[-0.64]] [[-0.28]]
+    [[-1.0]] [[-1.0]]
     """
     turned = items @ basis, references @ basis
+    squares = _squares(items), _squares(references)
+    likely = np.zeros((len(items), len(references)), dtype=np.float32)
+    done = 0
     for width in widths:
-        yield (
-            _finish(items, turned[0][:, :width], True)
-            @ _finish(references, turned[1][:, :width], False).T
+        likely += turned[0][:, done:width] @ turned[1][:, done:width].T
+        done = width
+        item_lengths, reference_lengths = (
+            _lengths(whole, head[:, :width], len(basis), is_item)
+            for whole, head, is_item in zip(squares, turned, (True, False), strict=True)
         )
+        yield likely, likely + item_lengths @ reference_lengths.T
 
 
-def _finish(embeddings: FloatArray, turned: FloatArray, is_item: bool) -> FloatArray:
-    dim, width = embeddings.shape[1], turned.shape[1]
-    heads = np.empty((len(embeddings), width + N_BOUNDS), dtype=np.float32)
-    heads[:, :width] = turned
-    squares = np.einsum("ij,ij->i", embeddings, embeddings)
-    left = squares - np.einsum("ij,ij->i", turned, turned)
-    # A sum of n products is wrong by n roundings of the lengths at most.
-    heads[:, width] = np.sqrt(np.maximum(left, 0) + 4 * dim * _ROUNDING * squares)
-    heads[:, width + 1] = np.sqrt(squares)
+def turn(embeddings: Embeddings, directions: FloatArray) -> Embeddings:
+    """Turn all rows into the coordinates along some directions.
+
+    Parameters
+    ----------
+    embeddings : Embeddings, shape (n, dim)
+    directions : ndarray, shape (dim, width)
+
+    Returns
+    -------
+    Embeddings, shape (n, width)
+        Held in memory.
+
+    Examples
+    --------
+    >>> from nnnorm.embeddings import open_embeddings
+    >>> turn(open_embeddings([[0.8, 0.6]]), np.array([[0.0], [1.0]], np.float32)).shape
+    (1, 1)
+    """
+    turned = np.empty((len(embeddings), directions.shape[1]), dtype=np.float32)
+    for start, block in embeddings.blocks():
+        np.matmul(block, directions, out=turned[start : start + len(block)])
+    return Embeddings([turned], name=embeddings.name)
+
+
+def _squares(rows: FloatArray) -> npt.NDArray[np.float64]:
+    squares = np.einsum("ij,ij->i", rows, rows)
+    if squares.min(initial=1) < 1e-25 or squares.max(initial=1) > 1e25:
+        # The square of a short row is nothing in float32, and that of a long one infinite.
+        return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    return squares.astype(np.float64)
+
+
+def _lengths(
+    squares: npt.NDArray[np.float64], head: FloatArray, dim: int, is_item: bool
+) -> FloatArray:
+    """What is left of every row beyond its head, and its whole length: ``(n, 2)``."""
+    lengths = np.empty((len(head), N_BOUNDS), dtype=np.float32)
+    left = np.maximum(squares - _squares(head), 0)
+    # A float32 sum of n products is wrong by n roundings of the two lengths at most: that of the
+    # row's squares by dim, that of the head's by as many and twice what the head is wrong by.
+    lengths[:, 0] = np.sqrt(left + 8 * dim * _ROUNDING * squares)
+    lengths[:, 1] = np.sqrt(squares)
     if is_item:
-        heads[:, width + 1] *= 4 * dim * np.sqrt(width) * _ROUNDING
-    return heads
+        lengths[:, 1] *= 4 * dim * np.sqrt(head.shape[1]) * _ROUNDING
+    return lengths

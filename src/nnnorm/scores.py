@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, check_same_dim
 
-__all__ = ["DEFAULT_MEMORY_BUDGET", "Matrix", "Products", "Progress", "Scores"]
+__all__ = ["DEFAULT_MEMORY_BUDGET", "Done", "Matrix", "Products", "Progress", "Scores"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -22,6 +22,22 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Progress: TypeAlias = Callable[[int, int], None]
 
 DEFAULT_MEMORY_BUDGET = 512 * 2**20
+
+
+class Done:
+    """Counts what was done, whichever thread did it, and tells."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._lock, self._done = threading.Lock(), 0
+
+    def add(self, n: int) -> None:
+        """Count so much more."""
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += n
+            self._progress(self._done, self._total)
 
 
 class Scores(Protocol):
@@ -67,7 +83,7 @@ class Products:
     ) -> None:
         check_same_dim(rows, columns)
         self.shape = len(rows), len(columns)
-        self.rows, self.columns, self._offset = rows, columns, offset
+        self.rows, self.columns, self.offset = rows, columns, offset
         self._memory_budget = memory_budget
         fits = 4 * len(columns) * columns.dim <= memory_budget // 4
         self._keeps_widened = fits and not columns.in_memory
@@ -83,8 +99,8 @@ class Products:
 
         def read(first: int, last: int, out: FloatArray) -> FloatArray:
             np.matmul(block, self._columns(first, last).T, out=out)
-            if self._offset is not None:
-                out -= self._offset[first:last]
+            if self.offset is not None:
+                out -= self.offset[first:last]
             return out
 
         return read

@@ -25,9 +25,11 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
 from nnnorm.heads import N_BOUNDS, bounding_heads, bounds_of, principal_basis
+from nnnorm.order import similar_together
 from nnnorm.reducers import KeepBestValues
-from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Done, Products, Progress
 from nnnorm.threads import count_threads, strips_in_order
+from nnnorm.topk import check_k
 
 __all__ = ["Screen", "plan_screen", "screened_means"]
 
@@ -36,12 +38,10 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _GROUP = 24
 _STRIP = 20 * _GROUP
-_BLOCK = 2048
-_N_SAMPLED, _N_TRIED = 8192, 4
-# Work per pair besides a product's multiply-adds, in multiply-adds; measured (docs/speed.md).
+_BLOCK, _FETCHED = 2048, 1024
+_N_SAMPLED, _N_TRIED = 8192, 8
+# Work per pair besides a product's multiply-adds, in multiply-adds; measured on two cores.
 _LOOK_PLAIN, _LOOK, _FETCH, _FETCH_STORED = 60, 35, 500, 2500
-# The part of the budget that columns and their heads may take.
-_HELD = 0.75
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +79,14 @@ def plan_screen(
     scores : Products, shape (n_rows, n_columns)
     k : int
     memory_budget : int
-        Heads of all columns have to fit into half of it; columns that are stored as something
-        else than float32 are widened once if there is room for both.
+        Heads of all columns have to fit into half of it. Columns that are stored as something
+        else than float32 are widened once if both fit into three quarters.
 
     Returns
     -------
     Screen or None
-        None if there is no room, or too little to screen.
+        None if there is no room, or too little to screen (fewer than 16,384 references, k above
+        an eighth of them, scores with an offset).
 
     Examples
     --------
@@ -95,33 +96,41 @@ def plan_screen(
     True
     """
     n_rows, n_columns = scores.shape
-    dim = scores.rows.dim
-    # Beside columns held as float32 there should be room for heads of a quarter of their width.
-    is_widened = not scores.columns.in_memory and 5 * n_columns * dim <= memory_budget * _HELD
-    room = memory_budget * _HELD - 4 * n_columns * dim if is_widened else memory_budget // 2
-    widest = min(dim, int(room) // (4 * n_columns))
-    is_full = count_threads() * _worker_bytes(n_columns, dim) > memory_budget // 4
-    if is_full or widest < 16 or n_columns < max(2 * _N_SAMPLED, 8 * k):
+    check_k(k, n_columns)
+    dim, room = scores.rows.dim, _Room(n_columns, scores.columns, memory_budget)
+    has_few = n_columns < max(2 * _N_SAMPLED, 8 * k)
+    if has_few or room.widest < 16 or room.most_wanted < 8 * k or scores.offset is not None:
         return None
-    widths = 16 * np.unique(np.linspace(1, widest // 16, 16).astype(int)) - N_BOUNDS
     rng = np.random.default_rng(0)
     basis = principal_basis(scores.rows, scores.columns, rng)
-    order = _similar_together(scores.rows, basis[:, :32])
+    order = similar_together(
+        scores.rows, basis[:, :32], group=_GROUP, memory_budget=memory_budget // 4
+    )
     sample = np.sort(rng.choice(n_columns, _N_SAMPLED, replace=False))
-    groups = np.linspace(0, max(0, n_rows - _GROUP), _N_TRIED).astype(int)
-    items = scores.rows.take(order[(groups[:, None] + np.arange(_GROUP)).ravel() % n_rows])
-    references = scores.columns.take(sample[::2])
+    n_groups = max(1, n_rows // _GROUP)
+    tried = rng.choice(n_groups, min(n_groups, _N_TRIED), replace=False)[:, None] * _GROUP
+    tried = np.minimum(tried + np.arange(_GROUP), n_rows - 1)
+    items = scores.rows.take(order[tried.ravel()])
+    references = scores.columns.take(sample)
     n_best = max(1, round(k * len(references) / n_columns))
-    floors = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best, None]
-    fetch = _FETCH if is_widened or scores.columns.in_memory else _FETCH_STORED
-    costs = []
-    for bounds in bounds_of(items, references, basis, widths):
-        fetched = (bounds >= floors).reshape(_N_TRIED, _GROUP, -1).any(axis=1).mean()
-        costs.append(_LOOK + fetched * (dim + fetch))
-    costs = (widths * (1 + dim / n_rows + _N_SAMPLED / n_columns) + costs) / (dim + _LOOK_PLAIN)
+    least = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best]
+    rank = _rank(k * len(references) / n_columns)
+    # Widths that are whole for the processor once the bounds are added.
+    widths = 16 * np.unique(np.linspace(1, room.widest // 16, 10).astype(int)) - N_BOUNDS
+    costs = np.empty(len(widths))
+    for number, (likely, bounds) in enumerate(bounds_of(items, references, basis, widths)):
+        floors = np.partition(likely, -rank, axis=1)[:, -rank]
+        reached = (bounds >= floors[:, None]).reshape(len(tried), _GROUP, -1)
+        wanted = reached.any(axis=1).mean(axis=1)
+        is_whole = wanted > room.most_wanted / n_columns
+        unproven = np.where(np.repeat(is_whole, _GROUP), 1.0, least < floors).mean()
+        fetched = np.where(is_whole, 0.0, wanted).mean()
+        costs[number] = fetched * (dim + room.fetch) + unproven * (dim + _LOOK_PLAIN)
+    costs += _LOOK + widths * (1 + dim / n_rows + _N_SAMPLED / n_columns)
+    costs /= dim + _LOOK_PLAIN
     best = int(np.argmin(costs))
     directions = np.ascontiguousarray(basis[:, : widths[best]])
-    return Screen(directions, order, sample, float(costs[best]), is_widened)
+    return Screen(directions, order, sample, float(costs[best]), room.is_widened)
 
 
 def screened_means(
@@ -159,41 +168,63 @@ def screened_means(
     True
     """
     n_rows, n_columns = scores.shape
-    bank = _Bank(scores.columns, k, screen)
+    room = _Room(n_columns, scores.columns, memory_budget)
+    bank = _Bank(scores.columns, k, screen, room.most_wanted)
     means = np.empty(n_rows, dtype=np.float32)
-    n_workers = count_threads()
-    left = (memory_budget - bank.held_bytes) // n_workers - _worker_bytes(n_columns, bank.dim)
-    # Per row: its scores with the sample, a block with its mask, its share of what is wanted.
-    n_strip = left // (4 * _N_SAMPLED + 6 * _BLOCK + n_columns // _GROUP)
-    n_strip = max(_GROUP, min(_STRIP, -(-n_rows // n_workers), n_strip) // _GROUP * _GROUP)
-    stop, lock, done = threading.Event(), threading.Lock(), [0]
+    n_strip = room.n_strip(bank.held_bytes, k, -(-n_rows // count_threads()))
+    stop, done = threading.Event(), Done(progress, n_rows * n_columns)
 
     def work(start: int, end: int) -> None:
         rows = screen.order[start:end]
         means[rows] = bank.means(scores.rows.take(rows), stop)
-        if progress is not None:
-            with lock:
-                done[0] += (end - start) * n_columns
-                progress(done[0], n_rows * n_columns)
+        if not stop.is_set():
+            done.add((end - start) * n_columns)
 
     for _ in strips_in_order(work, n_rows, n_strip, stop):
         pass
     return means
 
 
-def _worker_bytes(n_columns: int, dim: int) -> int:
-    """A group's references, as stored and as float32, and its scores with all there are."""
-    return 8 * _BLOCK * dim + 4 * _GROUP * n_columns
+def _rank(expected: float) -> int:
+    """The place in a sample of the score that k of the whole bank should reach.
+
+    Rarely too high: an item that finds fewer than k pays for the whole bank.
+    """
+    return int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
+
+
+class _Room:
+    """What the memory budget has room for."""
+
+    def __init__(self, n_columns: int, columns: Embeddings, memory_budget: int) -> None:
+        self._n_columns, self._dim, self._budget = n_columns, columns.dim, memory_budget
+        held = memory_budget * 3 // 4
+        # Beside columns held as float32 there should be room for heads of a quarter of them.
+        self.is_widened = not columns.in_memory and 5 * n_columns * columns.dim <= held
+        room = held - 4 * n_columns * columns.dim if self.is_widened else memory_budget // 2
+        self.widest = min(columns.dim, room // (4 * n_columns))
+        self.fetch = _FETCH if self.is_widened or columns.in_memory else _FETCH_STORED
+        # A group that wants more than a quarter had better be scored with all.
+        self._worker = memory_budget // (8 * count_threads())
+        self.most_wanted = min(n_columns // 4, self._worker // (4 * _GROUP))
+
+    def n_strip(self, held_bytes: int, k: int, most: int) -> int:
+        """Rows per strip: whole groups."""
+        left = (self._budget - held_bytes) // count_threads() - self._worker
+        left -= 12 * _FETCHED * self._dim  # a group's references, as stored and as float32
+        # Its scores with the sample, a block with its mask, its group's wants, the best of all.
+        per_row = 4 * _N_SAMPLED + 6 * _BLOCK + self._n_columns // _GROUP + 4 * (10 * k + 128)
+        return max(1, min(_STRIP, most, left // per_row) // _GROUP) * _GROUP
 
 
 class _Bank:
     """References with their heads, and the way from a strip of items to their means."""
 
-    def __init__(self, columns: Embeddings, k: int, screen: Screen) -> None:
-        self._k, self._directions = k, screen.directions
-        self.dim, width = screen.directions.shape
+    def __init__(self, columns: Embeddings, k: int, screen: Screen, most_wanted: int) -> None:
+        self._k, self._directions, self._most_wanted = k, screen.directions, most_wanted
+        dim, width = screen.directions.shape
         self._heads = np.empty((len(columns), width + N_BOUNDS), dtype=np.float32)
-        held = np.empty(columns.shape if screen.is_widened else (0, self.dim), dtype=np.float32)
+        held = np.empty(columns.shape if screen.is_widened else (0, dim), dtype=np.float32)
         for start, block in columns.blocks():
             here = slice(start, start + len(block))
             self._heads[here] = bounding_heads(block, screen.directions, is_item=False)
@@ -203,8 +234,7 @@ class _Bank:
         self.held_bytes = self._heads.nbytes + held.nbytes
         self._sample = self._heads[screen.sample]
         self._sample[:, width:] = 0  # the likeliest scores, not the highest possible
-        expected = k * len(screen.sample) / len(columns)
-        self._rank = int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
+        self._rank = _rank(k * len(screen.sample) / len(columns))
 
     def means(self, items: FloatArray, stop: threading.Event) -> FloatArray:
         """Find the means of a strip."""
@@ -213,13 +243,15 @@ class _Bank:
         starts = np.arange(0, len(items), _GROUP)
         wanted = self._wanted(heads, floors, starts, stop)
         # Fresh memory for every group would cost more than the products made in it.
-        references = np.empty((_BLOCK, items.shape[1]), dtype=np.float32)
-        scores = np.empty(_GROUP * len(self._heads), dtype=np.float32)
+        references = np.empty((_FETCHED, items.shape[1]), dtype=np.float32)
+        scores = np.empty(_GROUP * self._most_wanted, dtype=np.float32)
         means = np.empty(len(items), dtype=np.float32)
         unproven: list[int] = []
         for start, columns in zip(starts, wanted, strict=True):
+            if stop.is_set():
+                return means
             group = slice(start, start + _GROUP)
-            best = self._best(items[group], np.flatnonzero(columns), references, scores, stop)
+            best = self._best(items[group], np.flatnonzero(columns), references, scores)
             if best is None:
                 unproven += range(start, min(start + _GROUP, len(items)))
                 continue
@@ -239,7 +271,7 @@ class _Bank:
         self, heads: FloatArray, floors: FloatArray, starts: IntArray, stop: threading.Event
     ) -> npt.NDArray[np.bool_]:
         """Which references may reach the floor of a group's item: ``(n_groups, n_columns)``."""
-        wanted = np.empty((len(starts), len(self._heads)), dtype=bool)
+        wanted = np.zeros((len(starts), len(self._heads)), dtype=bool)
         buffer = np.empty(len(heads) * _BLOCK, dtype=np.float32)
         n_whole = len(heads) // _GROUP * _GROUP
         for first in range(0, len(self._heads), _BLOCK):
@@ -262,18 +294,15 @@ class _Bank:
         columns: IntArray,
         references: FloatArray,
         scores: FloatArray,
-        stop: threading.Event,
     ) -> FloatArray | None:
         """The k best scores of every item of a group with these references."""
-        if len(columns) < self._k:
+        if not self._k <= len(columns) <= self._most_wanted:
             return None
         scores = scores[: len(items) * len(columns)].reshape(len(items), len(columns))
-        for first in range(0, len(columns), _BLOCK):
-            if stop.is_set():
-                break
-            here = columns[first : first + _BLOCK]
+        for first in range(0, len(columns), _FETCHED):
+            here = columns[first : first + _FETCHED]
             taken = self._columns.take(here, out=references[: len(here)])
-            np.matmul(items, taken.T, out=scores[:, first : first + _BLOCK])
+            np.matmul(items, taken.T, out=scores[:, first : first + _FETCHED])
         cut = len(columns) - self._k
         scores.partition(cut, axis=1)
         return scores[:, cut:]
@@ -286,31 +315,3 @@ class _Bank:
             last = min(first + _BLOCK, len(self._heads))
             best.update(items @ self._columns.rows(first, last).T, first)
         return np.asarray(best.finish().mean(axis=1, dtype=np.float64), dtype=np.float32)
-
-
-def _similar_together(rows: Embeddings, directions: FloatArray) -> IntArray:
-    """Put rows in an order in which groups of neighbours are similar: halved again and again.
-
-    A part is cut at its middle along the direction in which it is longest.
-    """
-    places = np.empty((len(rows), directions.shape[1]), dtype=np.float32)
-    for start, block in rows.blocks():
-        np.matmul(block, directions, out=places[start : start + len(block)])
-    order = np.arange(len(rows))
-    parts = [(0, len(rows))]
-    while parts:
-        first, last = parts.pop()
-        n_groups = -(-(last - first) // _GROUP)
-        if n_groups < 2:
-            continue
-        part = order[first:last]
-        here = places[part]
-        here -= here.mean(axis=0)
-        longest = here[np.argmax(np.einsum("ij,ij->i", here, here))]
-        for _ in range(4):
-            longest = here.T @ (here @ longest)
-            longest /= np.linalg.norm(longest) + np.float32(1e-30)
-        middle = n_groups // 2 * _GROUP
-        order[first:last] = part[np.argpartition(here @ longest, middle)]
-        parts += [(first, first + middle), (first + middle, last)]
-    return order

@@ -30,11 +30,12 @@ from nnnorm.reducers import (
     KeepSum,
     Reducer,
 )
-from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores
+from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Done, Products, Progress, Scores
 from nnnorm.threads import count_threads, strips_in_order
 
 __all__ = [
     "TopK",
+    "check_k",
     "log_mean_exp",
     "mean",
     "reduce_rows",
@@ -103,7 +104,7 @@ def top_k(
     [[1]]
     """
     n_rows, n_columns = scores.shape
-    _check_k(k, n_columns)
+    check_k(k, n_columns)
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
     # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
     for start, stop, best in reduce_rows(
@@ -138,7 +139,7 @@ def top_values(
     >>> [best.round(1).tolist() for _, _, best in top_values(scores, 2)]
     [[[0.9, 0.5]]]
     """
-    _check_k(k, scores.shape[1])
+    check_k(k, scores.shape[1])
     return reduce_rows(
         scores,
         lambda n: KeepBestValues(n, k),
@@ -198,7 +199,7 @@ def scan(
     [([[0.5]], [[0.0]])]
     """
     if k:
-        _check_k(k, scores.shape[1])
+        check_k(k, scores.shape[1])
     for start, stop, (best, logs) in reduce_rows(
         scores,
         lambda n: KeepBestAndLogs(n, k, betas),
@@ -282,6 +283,17 @@ def log_mean_exp(
     return out
 
 
+def check_k(k: int, n_columns: int) -> None:
+    """Raise where there are no k best.
+
+    Examples
+    --------
+    >>> check_k(3, 10)
+    """
+    if not 1 <= k <= n_columns:
+        raise NNNormError(f"k must be between 1 and the {n_columns} columns there are; got {k}")
+
+
 # --- the walk ----------------------------------------------------------------------------------
 
 
@@ -336,7 +348,7 @@ def reduce_rows(
     n_strip, n_block = _plan(scores, *needs)
     if n_workers > 1:
         n_strip = _even_strips(n_rows, n_strip, n_workers, scores.column_bytes == 0)
-    stop, done = threading.Event(), _Done(progress, n_rows * n_columns)
+    stop, done = threading.Event(), Done(progress, n_rows * n_columns)
 
     def reduce(first_row: int, last_row: int) -> Any:
         n = last_row - first_row
@@ -358,21 +370,6 @@ def reduce_rows(
     for start in range(0, n_rows, n_strip):
         end = min(start + n_strip, n_rows)
         yield start, end, reduce(start, end)
-
-
-class _Done:
-    """Counts the scores that were looked at, whichever thread did."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._lock, self._done = threading.Lock(), 0
-
-    def add(self, n_scores: int) -> None:
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += n_scores
-            self._progress(self._done, self._total)
 
 
 def _plan(
@@ -400,8 +397,3 @@ def _even_strips(n_rows: int, n_strip: int, n_workers: int, columns_are_free: bo
     n_strip = min(n_strip, 1280 if columns_are_free else 4096)
     n_strips = -(-n_rows // n_strip)
     return -(-n_rows // (-(-n_strips // n_workers) * n_workers))
-
-
-def _check_k(k: int, n_columns: int) -> None:
-    if not 1 <= k <= n_columns:
-        raise NNNormError(f"k must be between 1 and the {n_columns} columns there are; got {k}")

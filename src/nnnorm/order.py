@@ -1,0 +1,90 @@
+"""An order of rows in which neighbours are similar, so that groups of them want the same."""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.embeddings import Embeddings
+
+__all__ = ["similar_together"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+_N_LOOKED_AT = 4096
+
+
+def similar_together(
+    rows: Embeddings, directions: FloatArray, *, group: int, memory_budget: int
+) -> IntArray:
+    """Put rows in an order in which groups of neighbours are similar: halved again and again.
+
+    A part is cut at its middle along the direction in which it is longest.
+
+    Parameters
+    ----------
+    rows : Embeddings, shape (n_rows, dim)
+    directions : ndarray, shape (dim, width)
+        Along which to look.
+    group : int
+        Parts of so many rows are not cut any more.
+    memory_budget : int
+        Where it is short, rows are ordered slab by slab.
+
+    Returns
+    -------
+    ndarray, shape (n_rows,), int64
+
+    Examples
+    --------
+    >>> from nnnorm.embeddings import open_embeddings
+    >>> rows = open_embeddings([[1.0, 0.1], [-1.0, 0.1], [0.9, 0.1], [-0.9, 0.1]])
+    >>> first = np.array([[1.0], [0.0]], dtype=np.float32)
+    >>> order = similar_together(rows, first, group=2, memory_budget=2**20)
+    >>> sorted(order[:2].tolist()) in ([0, 2], [1, 3])
+    True
+    """
+    # A row's coordinates, twice, and what is made of them.
+    n_slab = max(group, memory_budget // (8 * directions.shape[1] + 32))
+    n_slab = -(-n_slab // group) * group
+    order = np.empty(len(rows), dtype=np.int64)
+    for start in range(0, len(rows), n_slab):
+        stop = min(start + n_slab, len(rows))
+        order[start:stop] = start + _order(_coordinates(rows, start, stop, directions), group)
+    return order
+
+
+def _coordinates(rows: Embeddings, start: int, stop: int, directions: FloatArray) -> FloatArray:
+    places = np.empty((stop - start, directions.shape[1]), dtype=np.float32)
+    for first in range(start, stop, 8192):
+        last = min(first + 8192, stop)
+        np.matmul(rows.rows(first, last), directions, out=places[first - start : last - start])
+    places /= np.abs(places).max() or 1  # so that no square is too large
+    return places
+
+
+def _order(places: FloatArray, group: int) -> IntArray:
+    order = np.arange(len(places))
+    parts = [(0, len(places))]
+    while parts:
+        first, last = parts.pop()
+        n_groups = -(-(last - first) // group)
+        if n_groups < 2:
+            continue
+        part = order[first:last]
+        longest = _longest(places[part[:: -(-len(part) // _N_LOOKED_AT)]])
+        middle = n_groups // 2 * group
+        order[first:last] = part[np.argpartition(places[part] @ longest, middle)]
+        parts += [(first, first + middle), (first + middle, last)]
+    return order
+
+
+def _longest(places: FloatArray) -> FloatArray:
+    """The direction of the largest variance, about."""
+    places = places - places.mean(axis=0)
+    longest = places[np.argmax(np.einsum("ij,ij->i", places, places))]
+    for _ in range(4):
+        longest = longest / (np.linalg.norm(longest) + np.float32(1e-30))
+        longest = places.T @ (places @ longest)
+    return longest
