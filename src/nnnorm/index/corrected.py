@@ -149,10 +149,9 @@ class CorrectedIndex:
             )
         batches = cut(items, bias.values, named, _check_metadata(metadata, len(items)))
         packed = [self.recipe.pack(batch) for batch in batches]  # all fit, or none goes in
-        self.recipe = self.recipe.widen(bias.values)
-        self.store.write_note(
-            self.recipe.to_dict()
-        )  # before the items: what is certain hangs on it
+        self.recipe = self.recipe.widen(items, bias.values)
+        # Before the items: what is certain hangs on it.
+        self.store.write_note(self.recipe.to_dict())
         for batch in packed:
             self.store.add(batch)
 

@@ -26,6 +26,8 @@ _FORMAT = "nnnorm.index/1"
 _HEADROOM = 1.05
 # Norms that differ by more than this make graph search lose items.
 _EQUAL = 0.01
+# Norms this near to 1 are 1 but for rounding.
+_ROUNDING = 1e-5
 
 
 @dataclass(frozen=True)
@@ -138,10 +140,18 @@ class Recipe:
         raw = np.ascontiguousarray(stored[:, : self.dim], dtype=np.float32)
         return Items(items.ids, raw, values.astype(np.float32), items.metadata)
 
-    def widen(self, values: FloatArray) -> "Recipe":
-        """The same, once items with these values have come in."""
-        lowest = min(self.lowest, float(values.min()))
-        return replace(self, lowest=lowest, highest=max(self.highest, float(values.max())))
+    def widen(self, gallery: Embeddings, values: FloatArray) -> "Recipe":
+        """The same, once these items with these values have come in."""
+        low, high = norm_range(gallery)
+        if self.way == "rerank":
+            _check_rerank(self.metric, low, high, gallery.name)
+        return replace(
+            self,
+            lowest=min(self.lowest, float(values.min())),
+            highest=max(self.highest, float(values.max())),
+            shortest=min(self.shortest, low),
+            longest=max(self.longest, high),
+        )
 
     def ask(self, queries: FloatArray, weight: float) -> FloatArray:
         """Queries as the store wants them."""
@@ -150,6 +160,21 @@ class Recipe:
         extra = np.zeros((len(queries), count_extra(self.target)), dtype=np.float32)
         extra[:, 0] = -weight / self.scale
         return np.hstack([queries, extra])
+
+    def doubt(self, products: FloatArray) -> FloatArray:
+        """How far raw scores of a re-rank, ``(n_queries, n_hits)``, may be off, for each query.
+
+        Cosine and L2 don't tell an item's norm, which is taken for 1; the gallery's norms may
+        differ from that a little.
+        """
+        far = max(abs(self.shortest - 1), abs(self.longest - 1))
+        if self.metric == "ip" or far <= _ROUNDING:
+            return np.zeros(len(products), dtype=np.float32)
+        if self.metric == "l2":
+            off = max(abs(self.shortest**2 - 1), abs(self.longest**2 - 1)) / 2
+            return np.full(len(products), off, dtype=np.float32)
+        found = np.where(np.isfinite(products), np.abs(products), 0)
+        return (far * found.max(axis=1, initial=0)).astype(np.float32)
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """The store's own scores back to inner products, and those to corrected scores.
@@ -193,12 +218,9 @@ def make_recipe(
     low, high = norm_range(gallery)
     chosen = store.ways[0] if way is None else check_way(way, store)
     metric = _choose_metric(store, chosen)
-    if chosen == "rerank" and metric != "ip" and max(abs(low - 1), abs(high - 1)) > _EQUAL:
-        raise NNNormError(
-            f"{store.engine} compares by {metric}, so a re-rank needs unit norm, but "
-            f"{gallery.name} has norms {low:.4g} to {high:.4g}; normalise them (bias and queries "
-            f"too), or use another way: {', '.join(w for w in store.ways if w != 'rerank')}"
-        )
+    if chosen == "rerank":
+        others = ", ".join(way for way in store.ways if way != "rerank")
+        _check_rerank(metric, low, high, gallery.name, f", or use another way: {others}")
     values = bias.values.astype(np.float64)
     shift = float(values.mean())
     if scale is None:
@@ -236,6 +258,16 @@ def refuse_gates(bias: Bias) -> None:
         raise NNNormError(
             f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
             "use nnnorm.search, or fit the method without its gate"
+        )
+
+
+def _check_rerank(
+    metric: StoreMetric, low: float, high: float, name: str, or_else: str = ""
+) -> None:
+    if metric != "ip" and max(abs(low - 1), abs(high - 1)) > _EQUAL:
+        raise NNNormError(
+            f"a re-rank of hits by {metric} needs unit norm, but {name} has norms {low:.4g} to "
+            f"{high:.4g}; normalise them (bias and queries too){or_else}"
         )
 
 
