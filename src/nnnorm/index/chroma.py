@@ -54,6 +54,7 @@ class ChromaStore(Store):
     engine = "chroma"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     is_graph = True
+    keeps_vectors = False
     largest_k: int = 30_000  # hits of one request: its SQLite takes no more variables
 
     def __init__(

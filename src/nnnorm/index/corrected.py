@@ -18,11 +18,17 @@ from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
 from nnnorm.index.ranking import IndexRanking, rank, rerank
-from nnnorm.index.recipe import Recipe, make_recipe
+from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.urls import open_store
 from nnnorm.scores import Progress
 
-__all__ = ["CorrectedIndex", "IndexRanking", "build_index", "fill_store", "open_index"]
+__all__ = [
+    "CorrectedIndex",
+    "IndexRanking",
+    "build_index",
+    "fill_store",
+    "open_index",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _LARGEST_SAMPLE = 65536
@@ -141,6 +147,7 @@ class CorrectedIndex:
         if ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = check_ids(ids, len(items), name="new items")
+        self.store.check_new(named)
         there = self.store.present(named)
         if there.any():
             raise NNNormError(
@@ -236,6 +243,7 @@ def build_index(
     named = check_ids(ids, len(items))
     described = _check_metadata(metadata, len(items))
     recipe = make_recipe(opened, items, bias, way=way, scale=scale)
+    recipe = replace(recipe, metadata=MetadataPrint().take(described or ()).value)
 
     def vectors() -> FloatArray:
         rows = np.linspace(0, len(items) - 1, min(len(items), _LARGEST_SAMPLE)).astype(np.int64)
@@ -305,6 +313,7 @@ def fill_store(
     2
     """
     facts = store.facts()
+    store.check_new(ids)
     resumed = False
     if facts is None:
         _warn_of_graph(store, recipe)
@@ -312,13 +321,15 @@ def fill_store(
         store.write_note(recipe.to_dict())
     else:
         _check_fits(store, facts, recipe)
-        note = store.read_note()
-        resumed = note == recipe.to_dict() and _count_present(store, ids) == facts.n_items
+        begun = _read_begun(store, recipe)
+        resumed = begun is not None and _count_present(store, ids) == facts.n_items
         if facts.n_items and not resumed:
             raise NNNormError(
                 f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
                 "of this; choose another name, or remove it first"
             )
+        # What is in was packed by the first run's numbers, which may differ in their last bits.
+        recipe = recipe if begun is None or not resumed else begun.span(recipe)
         store.write_note(recipe.to_dict())
     done = 0
     try:
@@ -383,6 +394,20 @@ def _facts(store: Store) -> Facts:
             f"there is no {store.name}; check the name, or make it with nnnorm index build"
         )
     return facts
+
+
+def _read_begun(store: Store, recipe: Recipe) -> Recipe | None:
+    """What an interrupted run of the same left, or None if it was another."""
+    note = store.read_note()
+    begun = None if note is None else Recipe.from_dict(note, store.name)
+    if begun is None or not begun.is_like(replace(recipe, metadata=begun.metadata)):
+        return None
+    if begun.metadata != recipe.metadata:
+        raise NNNormError(
+            f"{store.name} holds a part of this from an interrupted run, but with other metadata; "
+            "remove it, and start anew"
+        )
+    return begun
 
 
 def _count_present(store: Store, ids: Ids) -> int:

@@ -73,6 +73,7 @@ class QdrantStore(PointStore):
         self._exact = kind == "flat"
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
         self.is_graph = self._is_server and not self._exact
+        self.keeps_vectors = not self._is_server
         self._client: Any = None
         self._using: str | None = None  # the vector's name, once looked up
 

@@ -4,8 +4,10 @@ With it a collection can be opened by anyone: it says what is stored, what to as
 engine's own scores become ``s(q, r) − weight·m(r)`` again.
 """
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeAlias, get_args
 
@@ -16,9 +18,9 @@ from nnnorm.augment import Target, count_extra, extend_rows
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Embeddings, norm_range
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import Engine, Items, StoreMetric, Way, check_way
+from nnnorm.index.protocol import Engine, Items, Metadata, StoreMetric, Way, check_way
 
-__all__ = ["Recipe", "make_recipe", "refuse_gates"]
+__all__ = ["MetadataPrint", "Recipe", "make_recipe", "refuse_gates"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
@@ -28,6 +30,8 @@ _HEADROOM = 1.05
 _EQUAL = 0.01
 # Norms this near to 1 are 1 but for rounding.
 _ROUNDING = 1e-5
+# Numbers of two fits on the same data differ by less, whatever machine or threads made them.
+_SAME = 1e-5
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,8 @@ class Recipe:
         Range of the bias over all items: when a re-rank is certain.
     shortest, longest : float
         Range of the norms of the gallery.
-    gallery : str or None
-        Fingerprint of the gallery it was built from.
+    gallery, metadata : str or None
+        Fingerprints of the gallery it was built from, and of what else is known of its items.
     state : {"part", "whole"}
         Whether all items are in.
     """
@@ -72,6 +76,7 @@ class Recipe:
     shortest: float
     longest: float
     gallery: str | None
+    metadata: str | None = None
     state: str = "part"
 
     @property
@@ -105,12 +110,32 @@ class Recipe:
                 f"{name} has a note of another format ({note.get('format')!r}, not {_FORMAT}); "
                 "was it built by another version of nnnorm?"
             )
+        known = {field.name: note[field.name] for field in fields(cls) if field.name in note}
         try:
-            return cls(**{field.name: note[field.name] for field in fields(cls)})
-        except KeyError as error:
+            return cls(**known)
+        except TypeError as error:
+            lacks = next(field.name for field in fields(cls) if field.name not in note)
             raise NNNormError(
-                f"the note of {name} lacks {error}; build the collection anew"
+                f"the note of {name} lacks {lacks!r}; build the collection anew"
             ) from error
+
+    def is_like(self, other: "Recipe") -> bool:
+        """Whether both are the same but for rounding: a bias fitted again may differ by that."""
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return all(
+            math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)
+            if isinstance(own, float)
+            else own == its
+            for own, its in pairs
+        )
+
+    def span(self, other: "Recipe") -> "Recipe":
+        """The same, for items of the other recipe too."""
+        return replace(
+            self,
+            lowest=min(self.lowest, other.lowest),
+            highest=max(self.highest, other.highest),
+        )
 
     def pack(self, items: Items) -> Items:
         """Raw items with their values, as the store keeps them."""
@@ -191,6 +216,33 @@ class Recipe:
         if self.target is not None:
             products = products - weight * self.shift
         return products.astype(np.float32)
+
+
+class MetadataPrint:
+    """Fingerprint of what is known of items, taken in as they come.
+
+    Examples
+    --------
+    >>> MetadataPrint().take([{"year": 1999}, {}]).value
+    '65ebd17336981be9'
+    >>> MetadataPrint().take([{}, {}]).value  # nothing is known
+    """
+
+    def __init__(self) -> None:
+        self._digest, self._is_empty = hashlib.sha256(), True
+
+    def take(self, metadata: Iterable[Metadata]) -> "MetadataPrint":
+        """Some more items, in their order."""
+        for entry in metadata:
+            self._is_empty = self._is_empty and not entry
+            text = json.dumps(dict(entry), sort_keys=True, default=str)
+            self._digest.update(f"{text}\n".encode())
+        return self
+
+    @property
+    def value(self) -> str | None:
+        """Of all that was taken in; None where no item has any."""
+        return None if self._is_empty else self._digest.hexdigest()[:16]
 
 
 def make_recipe(
