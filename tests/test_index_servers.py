@@ -25,7 +25,7 @@ from servers import in_memory, postgres, unique
 from test_index import check, exact, make_data
 
 import nnnorm
-from nnnorm.index import Items, build_index, export_index, open_index, open_store
+from nnnorm.index import Items, build_index, export_index, open_index, open_store, verify_index
 from nnnorm.index.chroma import ChromaStore
 from nnnorm.index.lancedb import LancedbStore
 from nnnorm.index.milvus import MilvusStore
@@ -291,6 +291,46 @@ def test_the_embedded_engine_ranks_right_through_its_graph(folder):
         assert index.store._open().info().indexed_vectors_count >= 1000  # a graph was built
         case = SimpleNamespace(recall=0.99, tolerance=1e-5)
         check(case, index.search(larger.queries), exact(larger))
+
+
+def test_a_quantised_shard_is_named_as_a_trap(folder):
+    larger = make_data(2000, 30, 33, unit=True)
+    folder.mkdir(exist_ok=True)
+
+    def make(name, **options):
+        config = qdrant_edge.EdgeConfig(
+            vectors=qdrant_edge.EdgeVectorParams(size=34, distance=qdrant_edge.Distance.Dot),
+            hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=1),
+            optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=1),
+            **options,
+        )
+        qdrant_edge.EdgeShard.create(str(folder / name), config).close()
+        return build_index(QdrantEdgeStore(folder / name, ef=10), larger.gallery, larger.bias)
+
+    right = {"gallery": larger.gallery, "bias": larger.bias}
+    codes = qdrant_edge.BinaryQuantizationConfig()
+    with make("binary", quantization_config=codes) as index:
+        result = verify_index(index, larger.queries, **right)
+        assert result.recall < 0.9
+        assert "stored in few bits (binary), and the bias's coordinate is an" in result.problems[0]
+    with make("plain") as index:
+        assert index.store.traps() == []
+
+
+def test_a_quantised_collection_is_named_as_a_trap(folder):
+    """Local mode says what the collection of a server would be; it stores float32 itself."""
+    client = QdrantClient(path=str(folder / "q"))
+    codes = models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
+    )
+    params = {"size": 9, "distance": models.Distance.DOT, "datatype": models.Datatype.FLOAT16}
+    client.create_collection("mine", models.VectorParams(**params, quantization_config=codes))
+    client.create_collection("plain", models.VectorParams(size=9, distance=models.Distance.DOT))
+    client.close()
+    store = QdrantStore(folder / "q", "mine")
+    assert "in few bits (scalar and float16)" in store.traps()[0]
+    store.close()
+    assert QdrantStore(folder / "q", "plain").traps() == []
 
 
 # --- pgvector -------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from nnnorm.index.protocol import (
     StoreMetric,
     Way,
     pad_rows,
+    read_json_note,
 )
 
 __all__ = ["MilvusKind", "MilvusStore"]
@@ -255,7 +256,7 @@ class MilvusStore(Store):
             pages.close()
 
     def read_note(self) -> dict[str, Any] | None:
-        return json.loads(self._properties().get(_NOTE, "null"))
+        return read_json_note(self._properties().get(_NOTE))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         with self._telling():

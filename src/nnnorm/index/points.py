@@ -44,11 +44,15 @@ class Point(NamedTuple):
 
 
 class Described(NamedTuple):
-    """Width and distance of the vectors, and how many points."""
+    """Width and distance of the vectors, how many points, and how their numbers are stored.
+
+    `codes` names a quantisation or a kind of number of few bits; it is empty for plain float32.
+    """
 
     width: int
     distance: str
     n_points: int
+    codes: str = ""
 
 
 class PointStore(Store):
@@ -105,6 +109,15 @@ class PointStore(Store):
         for point in self._scroll(1, None)[0]:
             strings = isinstance(point.payload.get(NAME, point.id), str)
             check_kind(ids, strings=strings, name=self.name)
+
+    def traps(self) -> list[str]:
+        described = self._describe()
+        if described is None or not described.codes:
+            return []
+        return [
+            f"its vectors are stored in few bits ({described.codes}), and the bias's coordinate is "
+            "an outlier for those: make a copy without, or search with rescoring and oversampling"
+        ]
 
     def add(self, items: Items) -> None:
         points = []

@@ -262,6 +262,8 @@ def _about_recall(
         ]
     if explained:
         return []
+    if problems := store.traps():
+        return problems
     if store.is_graph and not recipe.has_equal_norms:
         return [
             f"the index walks a graph over unequal norms ({recipe.shortest:.3g} to "
