@@ -183,7 +183,7 @@ def test_bad_sources_and_targets_are_named(data, tmp_path):
         export_index(url, "faiss:")
     with pytest.raises(nnnorm.NNNormError, match="give references or a bias, not both"):
         export_index(url, "faiss:", references=data.references, bias=data.bias)
-    with pytest.raises(nnnorm.NNNormError, match="must share dim"):
+    with pytest.raises(nnnorm.NNNormError, match=r"the items of faiss .*must share dim"):
         export_index(url, "faiss:", references=data.references[:, :5])
     index = build_index("faiss:", data.gallery, data.bias)
     index.delete(np.arange(300))
@@ -215,6 +215,8 @@ def test_an_interrupted_build_is_not_mixed_with_other_ids(data, tmp_path):
         build_index(url, data.gallery, data.bias, ids=np.arange(300) + 5)
     with build_index(url, data.gallery, data.bias) as index:
         assert len(index) == 300
+    with pytest.raises(nnnorm.NNNormError, match=r"is finished already \(300 items\); search it"):
+        build_index(url, data.gallery, data.bias)
 
 
 def test_a_duckdb_table_keeps_dates_and_a_metadata_column_of_its_own(data, tmp_path):

@@ -322,8 +322,14 @@ def fill_store(
     else:
         _check_fits(store, facts, recipe)
         begun = _read_begun(store, recipe)
-        resumed = begun is not None and _count_present(store, ids) == facts.n_items
+        is_part = begun is not None and begun.state == "part"
+        resumed = is_part and _count_present(store, ids) == facts.n_items
         if facts.n_items and not resumed:
+            if begun is not None and begun.state == "whole":
+                raise NNNormError(
+                    f"{store.name} is finished already ({facts.n_items} items); search it, or "
+                    "choose another name"
+                )
             raise NNNormError(
                 f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
                 "of this; choose another name, or remove it first"
@@ -397,12 +403,14 @@ def _facts(store: Store) -> Facts:
 
 
 def _read_begun(store: Store, recipe: Recipe) -> Recipe | None:
-    """What an interrupted run of the same left, or None if it was another."""
+    """What a run of the same left, interrupted or finished, or None if it was another."""
     note = store.read_note()
     begun = None if note is None else Recipe.from_dict(note, store.name)
-    if begun is None or not begun.is_like(replace(recipe, metadata=begun.metadata)):
+    if begun is None or not begun.is_like(
+        replace(recipe, metadata=begun.metadata, state=begun.state)
+    ):
         return None
-    if begun.metadata != recipe.metadata:
+    if begun.metadata != recipe.metadata and begun.state == "part":
         raise NNNormError(
             f"{store.name} holds a part of this from an interrupted run, but with other metadata; "
             "remove it, and start anew"

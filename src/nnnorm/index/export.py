@@ -191,7 +191,7 @@ def _read_all(
         )
     names = check_ids(np.concatenate(ids), done, name=store.name)
     by_cosine = recipe is None and facts.metric == "cosine"
-    gallery = open_embeddings(path, name="gallery", normalize=by_cosine)
+    gallery = open_embeddings(rows, name=f"the items of {store.name}", normalize=by_cosine)
     return _Copied(names, gallery, np.concatenate(values), rows, known.value)
 
 
