@@ -112,7 +112,7 @@ def test_export_makes_a_corrected_copy(data):
     with open_index("duckdb:new.duckdb") as index:
         assert index.search(data.queries).indices.tolist() == exact(data).ids.tolist()
     assert Path("mine.faiss").read_bytes() == before
-    assert_fails(run(*export, "--references", "references.npy"), "already has 300 items")
+    assert_fails(run(*export, "--references", "references.npy"), "is finished already (300 items)")
     again = run(*export[:-1], "duckdb:other.duckdb", "--bias", "bias.safetensors")
     assert again.exit_code == 0, again.output
 

@@ -193,9 +193,9 @@ def test_an_index_without_items_finds_nothing(case, store, data):
 
 @each
 def test_a_build_that_was_interrupted_goes_on_where_it_stopped(case, store, data, monkeypatch):
-    import nnnorm.index.corrected as corrected
+    import nnnorm.index.fill as fill
 
-    monkeypatch.setattr(corrected, "BATCH", 64)
+    monkeypatch.setattr(fill, "BATCH", 64)
     broken = store()
     add, calls = broken.add, []
 

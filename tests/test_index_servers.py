@@ -520,6 +520,18 @@ def test_a_lance_table_keeps_ids_and_columns_in_its_corrected_copy(folder, data)
     assert contents(source)[2][1] == {"year": 1961}
 
 
+def test_ids_that_a_source_has_twice_are_named(folder, data):
+    """LanceDB has no unique keys."""
+    table = fill_lance(folder, data)
+    table.add(table.to_arrow().slice(7, 1))
+    source = LancedbStore(folder / "lance", "mine")
+    target = LancedbStore(folder / "lance", "corrected")
+    with pytest.raises(nnnorm.NNNormError, match=r"ids of lancedb .*mine.* unique, but p07 stands"):
+        export_index(source, target, references=data.references)
+    assert target.facts() is None
+    assert source.facts().n_items == 61
+
+
 def test_lance_columns_that_are_missing_are_asked_for(folder, data):
     fill_lance(folder, data)
     with pytest.raises(nnnorm.NNNormError, match="has no column key; name the ids' column with id"):

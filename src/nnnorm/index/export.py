@@ -18,7 +18,8 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Embeddings, Source, norm_range, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.index.corrected import CorrectedIndex, fill_store
+from nnnorm.index.corrected import CorrectedIndex
+from nnnorm.index.fill import fill_store
 from nnnorm.index.protocol import Facts, Ids, Items, Sample, Store, Way, check_ids
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, refuse_gates
 from nnnorm.index.urls import open_store
@@ -125,7 +126,7 @@ def export_index(
             some = Items(names[rows], gallery.take(rows), fitted.values[rows])
             return planned.pack(some).vectors
 
-        return fill_store(
+        whole = fill_store(
             new,
             planned,
             _with_values(_raw_items(old, facts, recipe), copied, fitted.values, old.name),
@@ -133,6 +134,7 @@ def export_index(
             sample=Sample(len(names), sample),
             progress=progress,
         )
+        return CorrectedIndex(new, whole)
 
 
 class _Copied(NamedTuple):

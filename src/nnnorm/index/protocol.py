@@ -245,8 +245,9 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     if len(kinds) != n_items:
         twice = int(np.argmax(count > 1))
         places = np.flatnonzero(array == kinds[twice])
+        whose = "" if name == "gallery" else f" of {name}"
         raise NNNormError(
-            f"ids must be unique, but {kinds[twice]} stands at {first[twice]} and at "
+            f"ids{whose} must be unique, but {kinds[twice]} stands at {first[twice]} and at "
             f"{places[1]}; give each item its own"
         )
     return array
