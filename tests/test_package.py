@@ -58,7 +58,7 @@ LAYERS = [
     {"demo_story"},
     {"index.protocol"},
     {"index.local", "index.points", "index.recipe", "index.urls"},
-    {"index.ranking"},
+    {"index.ranking", "index.fill"},
     {"index.corrected"},
     {"index.export", "index.verify"},
     {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},

@@ -302,7 +302,7 @@ def _tell(index: CorrectedIndex, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        print_facts("Corrected index", facts, skip=("format", "state", "gallery"))
+        print_facts("Corrected index", facts, skip=("format", "state", "gallery", "metadata"))
 
 
 def _finite(scores: Any) -> list[list[float | None]]:

@@ -27,6 +27,7 @@ from nnnorm.index.protocol import (
     StoreMetric,
     Way,
     pad_rows,
+    read_json_note,
 )
 
 __all__ = ["ChromaStore"]
@@ -54,6 +55,7 @@ class ChromaStore(Store):
     engine = "chroma"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     is_graph = True
+    keeps_vectors = False
     largest_k: int = 30_000  # hits of one request: its SQLite takes no more variables
 
     def __init__(
@@ -200,8 +202,7 @@ class ChromaStore(Store):
             )
 
     def read_note(self) -> dict[str, Any] | None:
-        note = (self._open().metadata or {}).get("nnnorm")
-        return None if note is None else json.loads(note)
+        return read_json_note((self._open().metadata or {}).get("nnnorm"))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         found = self._open()
@@ -217,9 +218,12 @@ class ChromaStore(Store):
     # --- what the collection says ---
 
     def _metric(self, found: Any) -> StoreMetric:
-        settings = found.configuration_json
+        settings = found.configuration_json or {}
         space = (settings.get("hnsw") or settings.get("spann") or {}).get("space", "l2")
-        return next(metric for metric, one in _SPACES.items() if one == space)
+        known = [metric for metric, one in _SPACES.items() if one == space]
+        if not known:
+            raise NNNormError(f"{self.name} compares by {space}; expected ip, cosine or l2")
+        return known[0]
 
     def _width(self, found: Any) -> int:
         with self._telling():

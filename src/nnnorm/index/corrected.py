@@ -4,9 +4,7 @@ All engines are served from here; an engine's own file only stores and finds (`p
 weight stands on the query's side, so it changes with each search and never needs a new index.
 """
 
-import contextlib
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -14,15 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.index.fill import check_fits, cut, fill_store
 from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
 from nnnorm.index.ranking import IndexRanking, rank, rerank
-from nnnorm.index.recipe import Recipe, make_recipe
+from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.urls import open_store
 from nnnorm.scores import Progress
 
-__all__ = ["CorrectedIndex", "IndexRanking", "build_index", "fill_store", "open_index"]
+__all__ = [
+    "CorrectedIndex",
+    "IndexRanking",
+    "build_index",
+    "open_index",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _LARGEST_SAMPLE = 65536
@@ -141,6 +145,7 @@ class CorrectedIndex:
         if ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = check_ids(ids, len(items), name="new items")
+        self.store.check_new(named)
         there = self.store.present(named)
         if there.any():
             raise NNNormError(
@@ -149,10 +154,9 @@ class CorrectedIndex:
             )
         batches = cut(items, bias.values, named, _check_metadata(metadata, len(items)))
         packed = [self.recipe.pack(batch) for batch in batches]  # all fit, or none goes in
-        self.recipe = self.recipe.widen(bias.values)
-        self.store.write_note(
-            self.recipe.to_dict()
-        )  # before the items: what is certain hangs on it
+        self.recipe = self.recipe.widen(items, bias.values)
+        # Before the items: what is certain hangs on it.
+        self.store.write_note(self.recipe.to_dict())
         for batch in packed:
             self.store.add(batch)
 
@@ -237,6 +241,7 @@ def build_index(
     named = check_ids(ids, len(items))
     described = _check_metadata(metadata, len(items))
     recipe = make_recipe(opened, items, bias, way=way, scale=scale)
+    recipe = replace(recipe, metadata=MetadataPrint().take(described or ()).value)
 
     def vectors() -> FloatArray:
         rows = np.linspace(0, len(items) - 1, min(len(items), _LARGEST_SAMPLE)).astype(np.int64)
@@ -244,7 +249,7 @@ def build_index(
         return recipe.pack(taken).vectors
 
     batches = cut(items, bias.values, named, described)
-    return fill_store(
+    whole = fill_store(
         opened,
         recipe,
         batches,
@@ -252,6 +257,7 @@ def build_index(
         sample=Sample(len(items), vectors),
         progress=progress,
     )
+    return CorrectedIndex(opened, whole)
 
 
 def open_index(store: "Store | str") -> CorrectedIndex:
@@ -272,7 +278,7 @@ def open_index(store: "Store | str") -> CorrectedIndex:
             "nnnorm index export, or build one with nnnorm index build"
         )
     recipe = Recipe.from_dict(note, opened.name)
-    _check_fits(opened, facts, recipe)
+    check_fits(opened, facts, recipe)
     if recipe.state != "whole":
         raise NNNormError(
             f"{opened.name} was not finished ({facts.n_items} items are in it); run the same build "
@@ -281,100 +287,7 @@ def open_index(store: "Store | str") -> CorrectedIndex:
     return CorrectedIndex(opened, recipe)
 
 
-def fill_store(
-    store: Store,
-    recipe: Recipe,
-    batches: Iterable[Items],
-    *,
-    ids: Ids,
-    sample: Sample,
-    progress: Progress | None = None,
-) -> CorrectedIndex:
-    """Write raw items with their values into a store, going on where an interrupted run stopped.
-
-    `ids` are those of all batches.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm.index.faiss import FaissStore
-    >>> store, bias = FaissStore(), Bias(np.array([0.25, 0.5]), 0.75, "nnn")
-    >>> recipe = make_recipe(store, open_embeddings(np.eye(2)), bias)
-    >>> items = Items(np.array([3, 4]), np.eye(2, dtype=np.float32), bias.values)
-    >>> sample = Sample(2, lambda: recipe.pack(items).vectors)
-    >>> len(fill_store(store, recipe, [items], ids=items.ids, sample=sample))
-    2
-    """
-    facts = store.facts()
-    resumed = False
-    if facts is None:
-        _warn_of_graph(store, recipe)
-        store.create(recipe.width, recipe.metric, strings=ids.dtype.kind == "U", sample=sample)
-        store.write_note(recipe.to_dict())
-    else:
-        _check_fits(store, facts, recipe)
-        note = store.read_note()
-        resumed = note == recipe.to_dict() and _count_present(store, ids) == facts.n_items
-        if facts.n_items and not resumed:
-            raise NNNormError(
-                f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
-                "of this; choose another name, or remove it first"
-            )
-        store.write_note(recipe.to_dict())
-    done = 0
-    try:
-        for batch in batches:
-            missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
-            if missing.any():
-                store.add(recipe.pack(batch.take(missing)))
-            done += len(batch)
-            if progress is not None:
-                progress(done, sample.n_items)
-    except BaseException:
-        # What is in stays in, also where the engine keeps it in memory until it is saved.
-        with contextlib.suppress(NNNormError):
-            store.save()
-        raise
-    whole = replace(recipe, state="whole")
-    store.write_note(whole.to_dict())
-    store.save()
-    return CorrectedIndex(store, whole)
-
-
-def cut(
-    gallery: Embeddings, values: FloatArray, ids: Ids, metadata: Sequence[Metadata] | None
-) -> Iterator[Items]:
-    """A gallery in batches of raw items.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> values, ids = np.zeros(2, dtype=np.float32), np.arange(2)
-    >>> [len(batch) for batch in cut(open_embeddings(np.eye(2)), values, ids, None)]
-    [2]
-    """
-    for start in range(0, len(gallery), BATCH):
-        stop = min(start + BATCH, len(gallery))
-        yield Items(
-            ids[start:stop],
-            gallery.rows(start, stop),
-            values[start:stop],
-            None if metadata is None else metadata[start:stop],
-        )
-
-
 # --- checks ------------------------------------------------------------------------------------
-
-
-def _warn_of_graph(store: Store, recipe: Recipe) -> None:
-    """A graph of unequal norms, walked by inner product, never reaches many of its items."""
-    if store.is_graph and not recipe.has_equal_norms:
-        warnings.warn(
-            f"{store.name} walks a graph, and the gallery has norms {recipe.shortest:.3g} to "
-            f"{recipe.longest:.3g}: it will miss many items; normalise the embeddings where cosine "
-            "was meant, or search more broadly (ef) and look with nnnorm index verify",
-            stacklevel=4,
-        )
 
 
 def _facts(store: Store) -> Facts:
@@ -384,26 +297,6 @@ def _facts(store: Store) -> Facts:
             f"there is no {store.name}; check the name, or make it with nnnorm index build"
         )
     return facts
-
-
-def _count_present(store: Store, ids: Ids) -> int:
-    """How many of these ids are in: all that is there, if the same build was interrupted."""
-    starts = range(0, len(ids), BATCH)
-    return sum(int(store.present(ids[start : start + BATCH]).sum()) for start in starts)
-
-
-def _check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:
-    if facts.metric != recipe.metric:
-        raise NNNormError(
-            f"{store.name} compares by {facts.metric}, but the way {recipe.way!r} needs "
-            f"{recipe.metric}; choose another way or another collection"
-        )
-    if facts.width != recipe.width:
-        raise NNNormError(
-            f"{store.name} holds vectors of {facts.width} numbers, but embeddings of dim "
-            f"{recipe.dim} need {recipe.width} for the way {recipe.way!r}; choose another "
-            "collection, or embeddings of the same model"
-        )
 
 
 def _check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> Sequence[Metadata] | None:

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -31,6 +32,7 @@ from nnnorm.index.protocol import (
     check_kind,
     pad_rows,
     quote_name,
+    read_json_note,
 )
 
 __all__ = ["DuckdbStore"]
@@ -107,13 +109,13 @@ class DuckdbStore(Store):
                 f"{self._id}; it has {', '.join(f'{n} {kind}' for n, kind in columns.items())}"
             )
         query = f"SELECT count(*) FROM {quote_name(self._table)}"
-        (n_items,) = self._connection.execute(query).fetchone()
+        (n_items,) = self._one(query)
         # Nothing is fixed in a table that is scanned: what the note says is what was meant.
         metric = (self.read_note() or {}).get("metric", "ip")
         return Facts(int(match.group(1)), metric, n_items)
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
-        self._connection.execute(
+        self._run(
             f"CREATE TABLE {quote_name(self._table)} ({quote_name(self._id)} "
             f"{'VARCHAR' if strings else 'BIGINT'} PRIMARY KEY, {quote_name(self._embedding)} "
             f"FLOAT[{width}] NOT NULL, {_BIAS} FLOAT, {_METADATA} JSON)"
@@ -141,26 +143,25 @@ class DuckdbStore(Store):
                 ),
             }
         )
-        self._connection.register("nnnorm_batch", batch)
         names = ", ".join(map(quote_name, (self._id, self._embedding, _BIAS, _METADATA)))
-        self._connection.execute(
-            f"INSERT INTO {quote_name(self._table)} ({names}) SELECT * FROM nnnorm_batch"
-        )
+        with self._telling():
+            self._connection.register("nnnorm_batch", batch)
+        self._run(f"INSERT INTO {quote_name(self._table)} ({names}) SELECT * FROM nnnorm_batch")
         self._connection.unregister("nnnorm_batch")
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         column = quote_name(self._id)
         if (self._columns()[self._id] == "VARCHAR") != (ids.dtype.kind == "U"):
             return np.zeros(len(ids), dtype=bool)
-        rows = self._connection.execute(
+        rows = self._run(
             f"SELECT {column} FROM {quote_name(self._table)} WHERE {column} IN (SELECT unnest(?))",
             [ids.tolist()],
-        ).fetchall()
+        )
         there = {row[0] for row in rows}
         return np.array([value in there for value in ids.tolist()], dtype=bool)
 
     def delete(self, ids: Ids) -> None:
-        self._connection.execute(
+        self._run(
             f"DELETE FROM {quote_name(self._table)} WHERE {quote_name(self._id)} IN "
             "(SELECT unnest(?))",
             [ids.tolist()],
@@ -182,10 +183,7 @@ class DuckdbStore(Store):
             f"SELECT {quote_name(self._id)}, {formula} AS score, {bias} "
             f"FROM {quote_name(self._table)} ORDER BY score DESC LIMIT {k}"
         )
-        rows = [
-            self._connection.execute(query, [vector, *more]).fetchall()
-            for vector in queries.tolist()
-        ]
+        rows = [self._run(query, [vector, *more]) for vector in queries.tolist()]
         has_values = all(hit[2] is not None for row in rows for hit in row)
         return pad_rows(
             [[hit[0] for hit in row] for row in rows],
@@ -197,11 +195,12 @@ class DuckdbStore(Store):
         names = list(self._columns())
         # Only in a table of ours it is all metadata in one; someone else's is a column like others.
         packed = _METADATA if _BIAS in names else ""
-        cursor = self._connection.cursor()  # others may use the connection meanwhile
         listed = ", ".join(map(quote_name, names))
         order = quote_name(self._id)
-        cursor.execute(f"SELECT {listed} FROM {quote_name(self._table)} ORDER BY {order}")
-        while rows := cursor.fetchmany(batch):
+        with self._telling():
+            cursor = self._connection.cursor()  # others may use the connection meanwhile
+            cursor.execute(f"SELECT {listed} FROM {quote_name(self._table)} ORDER BY {order}")
+        while rows := self._fetch(cursor, batch):
             columns = dict(zip(names, zip(*rows, strict=True), strict=True))
             ids = np.array(columns.pop(self._id))
             vectors = np.array(columns.pop(self._embedding), dtype=np.float32)
@@ -219,30 +218,47 @@ class DuckdbStore(Store):
             yield Items(ids, vectors, kept, metadata)
 
     def read_note(self) -> dict[str, Any] | None:
-        row = self._connection.execute(
-            "SELECT comment FROM duckdb_tables() WHERE table_name = ?", [self._table]
-        ).fetchone()
-        try:
-            note = json.loads(row[0]) if row and row[0] else None
-        except json.JSONDecodeError:
-            return None  # someone's own comment
-        return note if isinstance(note, dict) else None
+        query = "SELECT comment FROM duckdb_tables() WHERE table_name = ?"
+        row = self._one(query, [self._table])
+        return None if row is None else read_json_note(row[0])
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         text = json.dumps(dict(note)).replace("'", "''")
-        self._connection.execute(f"COMMENT ON TABLE {quote_name(self._table)} IS '{text}'")
+        self._run(f"COMMENT ON TABLE {quote_name(self._table)} IS '{text}'")
 
     def close(self) -> None:
         if self._open is not None and self._is_ours:
             self._open.close()
             self._open = None
 
+    def _run(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
+        connection = self._connection
+        with self._telling():
+            return connection.execute(query, list(values)).fetchall()
+
+    def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """The first row, or None."""
+        return next(iter(self._run(query, values)), None)
+
+    def _fetch(self, cursor: Any, batch: int) -> list[Any]:
+        with self._telling():
+            return cursor.fetchmany(batch)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """DuckDB's errors in one sentence."""
+        duckdb = require("duckdb", "duckdb")
+        try:
+            yield
+        except duckdb.Error as error:
+            raise NNNormError(f"{self.name}: DuckDB says: {first_line(error)}") from error
+
     def _columns(self) -> dict[str, str]:
-        rows = self._connection.execute(
+        rows = self._run(
             "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? "
             "ORDER BY column_index",
             [self._table],
-        ).fetchall()
+        )
         return dict(rows)
 
 

@@ -6,20 +6,22 @@ stopped when it is started again.
 """
 
 import tempfile
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, Source, norm_range, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.index.corrected import CorrectedIndex, fill_store
+from nnnorm.index.corrected import CorrectedIndex
+from nnnorm.index.fill import fill_store
 from nnnorm.index.protocol import Facts, Ids, Items, Sample, Store, Way, check_ids
-from nnnorm.index.recipe import Recipe, make_recipe, refuse_gates
+from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, refuse_gates
 from nnnorm.index.urls import open_store
 from nnnorm.methods import NNN
 from nnnorm.scores import Progress
@@ -97,52 +99,70 @@ def export_index(
     if references is None and bias is None and recipe is None:
         raise NNNormError(f"{old.name} has no bias yet; give references (past queries) or a bias")
     with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
-        names, gallery, values = _read_all(old, facts, recipe, Path(folder), progress)
+        copied = _read_all(old, facts, recipe, Path(folder), progress)
+        names, gallery, values = copied.ids, copied.gallery, copied.values
         if references is not None:
             bank = open_embeddings(
                 references, name="references", normalize=facts.metric == "cosine"
             )
             bias = NNN().fit(gallery, bank)
         elif bias is not None:
-            bias = _in_order_of(names, gallery, bias, ids, facts, old.name)
+            bias = _in_order_of(copied, bias, ids, old)
         elif recipe is not None:  # no bias and no recipe was refused above
             bias = Bias(values, recipe.weight, recipe.method, dim=gallery.dim)
         fitted: Bias = bias  # type: ignore[assignment]
         planned = make_recipe(new, gallery, fitted, way=way)
-        row_of = {name: row for row, name in enumerate(names.tolist())}
+        planned = replace(planned, metadata=copied.metadata)
+        if recipe is None and facts.metric == "l2" and not planned.has_equal_norms:
+            warnings.warn(
+                f"{old.name} compares by l2, and its vectors have norms {planned.shortest:.3g} to "
+                f"{planned.longest:.3g}: the corrected copy ranks by inner product, which is "
+                "another order; normalise the vectors in the source where cosine was meant",
+                stacklevel=2,
+            )
 
         def sample() -> FloatArray:
             rows = np.linspace(0, len(names) - 1, min(len(names), 65536)).astype(np.int64)
             some = Items(names[rows], gallery.take(rows), fitted.values[rows])
             return planned.pack(some).vectors
 
-        return fill_store(
+        whole = fill_store(
             new,
             planned,
-            _with_values(_raw_items(old, facts, recipe), row_of, fitted.values, old.name),
+            _with_values(_raw_items(old, facts, recipe), copied, fitted.values, old.name),
             ids=names,
             sample=Sample(len(names), sample),
             progress=progress,
         )
+        return CorrectedIndex(new, whole)
+
+
+class _Copied(NamedTuple):
+    """All that the first pass read, in the order of the scan."""
+
+    ids: Ids
+    gallery: Embeddings  # of unit norm where the source compares by cosine
+    values: FloatArray
+    as_stored: FloatArray  # on the disk, before any normalisation
+    metadata: str | None  # a fingerprint
 
 
 def _raw_items(store: Store, facts: Facts, recipe: Recipe | None) -> Iterator[Items]:
-    """Items as they were before any correction; directions where the collection is of those."""
+    """Items as they were before any correction."""
     for items in store.scan():
         plain = items if recipe is None else recipe.unpack(items)
         if recipe is None and facts.metric == "cosine":
-            norms = np.linalg.norm(plain.vectors, axis=1, keepdims=True)
-            if (norms == 0).any():
-                row = int(np.flatnonzero(norms[:, 0] == 0)[0])
-                raise NNNormError(f"{store.name}: the item {plain.ids[row]} is all zeros")
-            plain = replace(plain, vectors=plain.vectors / norms)
+            is_zero = ~plain.vectors.any(axis=1)
+            if is_zero.any():
+                name = plain.ids[np.flatnonzero(is_zero)[0]]
+                raise NNNormError(f"{store.name}: the item {name} is all zeros")
         yield plain
 
 
 def _read_all(
     store: Store, facts: Facts, recipe: Recipe | None, folder: Path, progress: Progress | None
-) -> tuple[Ids, Embeddings, FloatArray]:
-    """Ids, vectors (in a temporary file, so that they need no memory) and values of all items."""
+) -> _Copied:
+    """All items, their vectors in a temporary file, so that they need no memory."""
     dim = facts.width if recipe is None else recipe.dim
     path = folder / "gallery.npy"
     rows = np.lib.format.open_memmap(  # type: ignore[no-untyped-call,unused-ignore]
@@ -150,28 +170,37 @@ def _read_all(
     )
     ids: list[Ids] = []
     values: list[FloatArray] = []
-    done = 0
+    known, done = MetadataPrint(), 0
     for items in _raw_items(store, facts, recipe):
         if done + len(items) > facts.n_items:
             raise _changed(store.name)
         rows[done : done + len(items)] = items.vectors
         ids.append(items.ids)
         values.append(np.zeros(len(items), np.float32) if items.values is None else items.values)
+        known.take([{}] * len(items) if items.metadata is None else items.metadata)
         done += len(items)
         if progress is not None:
             progress(done, facts.n_items)
     if done != facts.n_items:
         raise _changed(store.name)
     rows.flush()
+    kinds = {("U" if some.dtype.kind == "U" else "i"): some[0] for some in ids}
+    if len(kinds) > 1:
+        raise NNNormError(
+            f"{store.name} has both whole numbers and strings as ids (such as {kinds['i']} and "
+            f"{str(kinds['U'])!r}), and a ranking has one kind; copy one of the two into a "
+            "collection of its own, and export that"
+        )
     names = check_ids(np.concatenate(ids), done, name=store.name)
-    return names, open_embeddings(path, name="gallery"), np.concatenate(values)
+    by_cosine = recipe is None and facts.metric == "cosine"
+    gallery = open_embeddings(rows, name=f"the items of {store.name}", normalize=by_cosine)
+    return _Copied(names, gallery, np.concatenate(values), rows, known.value)
 
 
-def _in_order_of(
-    names: Ids, gallery: Embeddings, bias: Bias, ids: Any, facts: Facts, name: str
-) -> Bias:
+def _in_order_of(copied: _Copied, bias: Bias, ids: Any, store: Store) -> Bias:
     """The bias with its rows in the order of the scan, once it is known to be of these items."""
     refuse_gates(bias)
+    names, gallery, name = copied.ids, copied.gallery, store.name
     given = check_ids(ids, len(bias), name="the bias")
     row_of = {value: row for row, value in enumerate(given.tolist())}
     missing = [value for value in names.tolist() if value not in row_of]
@@ -181,22 +210,62 @@ def _in_order_of(
             f"this bias is for another gallery: {name} has {len(names)} items, the bias {len(bias)}"
             f", and it {what}; give the ids of its rows (--ids), or references"
         )
+    if bias.dim not in (None, gallery.dim):
+        raise NNNormError(
+            f"this bias is for another gallery: {name} has items of dim {gallery.dim}, the bias "
+            f"was fitted on dim {bias.dim}; fit it on these items, or give references"
+        )
     order = np.array([row_of[value] for value in names.tolist()], dtype=np.int64)
-    if facts.metric != "cosine":  # an engine that normalises changes the last bits
-        back = np.argsort(order)
-        bias.check_gallery(Embeddings([gallery.take(back)], name=name))
+    _check_items(copied, bias, np.argsort(order), store)
     return Bias(bias.values[order], bias.weight, bias.method, bias.params, dim=gallery.dim)
 
 
+def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], store: Store) -> None:
+    """Raise unless the bias was fitted on these vectors, as far as that can be told."""
+    as_stored = Embeddings([copied.as_stored[order]], name=store.name)
+    expected = bias.fingerprints.get("gallery")
+    if not copied.gallery.normalized:
+        bias.check_gallery(as_stored)
+        return
+    directions = Embeddings([copied.gallery.take(order)], name=store.name)
+    # Fitted on what is stored, or on its directions, normalised by us or before.
+    if expected in (None, f"{as_stored.fingerprint}:unit", directions.fingerprint):
+        return
+    low, high = norm_range(as_stored)
+    is_unit = max(abs(low - 1), abs(high - 1)) <= 1e-3
+    if expected == as_stored.fingerprint:
+        if not is_unit:
+            raise NNNormError(
+                f"{store.name} compares by cosine, but this bias was fitted on vectors of norms "
+                f"{low:.4g} to {high:.4g}; fit it with --normalize, or give references"
+            )
+        return
+    # One side was normalised by someone else, or by the engine: the last bits say nothing.
+    if not store.keeps_vectors or is_unit == expected.endswith(":unit"):
+        warnings.warn(
+            f"whether this bias was fitted on the items of {store.name} can't be told, because "
+            "one of them was normalised elsewhere; look with nnnorm index verify, or give "
+            "references",
+            stacklevel=4,
+        )
+        return
+    raise NNNormError(
+        f"this bias was fitted on another gallery: {store.name} has as many items but other "
+        "values, or --ids are of another order; fit the bias on these items, or give references"
+    )
+
+
 def _with_values(
-    batches: Iterator[Items], row_of: dict[Any, int], values: FloatArray, name: str
+    batches: Iterator[Items], copied: _Copied, values: FloatArray, name: str
 ) -> Iterator[Items]:
+    """The items of the second pass as the first has read them, with their values."""
+    row_of = {value: row for row, value in enumerate(copied.ids.tolist())}
     for items in batches:
         try:
-            rows = [row_of[value] for value in items.ids.tolist()]
+            rows = np.array([row_of[value] for value in items.ids.tolist()], dtype=np.int64)
         except KeyError:
             raise _changed(name) from None
-        yield replace(items, values=values[rows])
+        yield replace(items, vectors=copied.gallery.take(rows), values=values[rows])
 
 
 def _changed(name: str) -> NNNormError:

@@ -176,7 +176,8 @@ class FaissStore(LocalStore):
 
     def _vectors(self, labels: Labels) -> FloatArray:
         index, places = self._index, labels
-        if hasattr(index, "id_map") and not hasattr(index, "rev_map"):  # IndexIDMap, of others
+        id_map_2 = require("faiss", "faiss").IndexIDMap2
+        if hasattr(index, "id_map") and not isinstance(index, id_map_2):  # IndexIDMap, of others
             order = np.argsort(self._labels())
             places = order[np.searchsorted(self._labels(), labels, sorter=order)]
             index = self._inside(index)

@@ -41,6 +41,7 @@ class HnswlibStore(LocalStore):
     engine = "hnswlib"
     ways = ("ip", "l2", "rerank")
     is_graph = True
+    keeps_vectors = False
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from nnnorm.index.protocol import (
     StoreMetric,
     Way,
     pad_rows,
+    read_json_note,
 )
 
 __all__ = ["LancedbKind", "LancedbStore"]
@@ -192,8 +193,7 @@ class LancedbStore(Store):
             )
 
     def read_note(self) -> dict[str, Any] | None:
-        note = self._remarks().get("nnnorm")
-        return None if note is None else json.loads(note)
+        return read_json_note(self._remarks().get("nnnorm"))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         remark = {"nnnorm": json.dumps(dict(note)), "nnnorm_metric": note["metric"]}

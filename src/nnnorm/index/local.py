@@ -17,7 +17,18 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import check_writable, write_whole
-from nnnorm.index.protocol import BATCH, Facts, Found, Ids, Items, Sample, Store, StoreMetric
+from nnnorm.index.protocol import (
+    BATCH,
+    Facts,
+    Found,
+    Ids,
+    Items,
+    Sample,
+    Store,
+    StoreMetric,
+    check_kind,
+    check_positive,
+)
 
 __all__ = ["LocalStore"]
 
@@ -104,6 +115,11 @@ class LocalStore(Store):
         if self._path is not None:
             check_writable(self._path)  # before the work, not after it
         self._create(width, metric, sample)
+
+    def check_new(self, ids: Ids) -> None:
+        check_positive(ids, self.engine)
+        if self._live and (ids.dtype.kind == "U") != bool(self._names):
+            check_kind(ids, strings=bool(self._names), name=self.name)
 
     def add(self, items: Items) -> None:
         self._open()
@@ -265,15 +281,7 @@ class LocalStore(Store):
     def _new_labels(self, items: Items) -> Labels:
         """Labels for new items: whole-number ids are their own, names get the next free ones."""
         if items.ids.dtype.kind != "U":
-            if self._names:
-                raise NNNormError(f"the ids of {self.name} are strings; got whole numbers")
-            if len(items) and items.ids.min() < 0:
-                raise NNNormError(
-                    f"{self.engine} takes no negative ids; got {items.ids.min()}; use others"
-                )
             return items.ids
-        if self._live and not self._names:
-            raise NNNormError(f"the ids of {self.name} are whole numbers; got strings")
         first = max(self._live, default=-1) + 1
         labels = np.arange(first, first + len(items), dtype=np.int64)
         for label, name in zip(labels.tolist(), items.ids.tolist(), strict=True):

@@ -28,6 +28,7 @@ from nnnorm.index.protocol import (
     StoreMetric,
     Way,
     pad_rows,
+    read_json_note,
 )
 
 __all__ = ["MilvusKind", "MilvusStore"]
@@ -255,7 +256,7 @@ class MilvusStore(Store):
             pages.close()
 
     def read_note(self) -> dict[str, Any] | None:
-        return json.loads(self._properties().get(_NOTE, "null"))
+        return read_json_note(self._properties().get(_NOTE))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         with self._telling():
@@ -334,7 +335,7 @@ class MilvusStore(Store):
                 self._client = pymilvus.MilvusClient(self._place, token=token, **self._calls)
             except (pymilvus.MilvusException, OSError) as error:
                 raise NNNormError(
-                    f"Milvus can't be reached at {self._place} ({first_line(error)}); check the "
+                    f"Milvus can't be reached at {self._place} ({_said(error)}); check the "
                     f"{'address, and that the server runs' if self._is_server else 'file'}"
                 ) from error
         return self._client
@@ -346,7 +347,12 @@ class MilvusStore(Store):
         try:
             yield
         except pymilvus.MilvusException as error:
-            raise NNNormError(f"{self.name}: Milvus says: {first_line(error)}") from error
+            raise NNNormError(f"{self.name}: Milvus says: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """The sentence in Milvus' own wrapping."""
+    return str(getattr(error, "message", "")).partition("\n")[0] or first_line(error)
 
 
 @contextmanager

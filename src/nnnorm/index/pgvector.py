@@ -25,6 +25,7 @@ from nnnorm.index.protocol import (
     StoreMetric,
     Way,
     pad_rows,
+    read_json_note,
 )
 
 __all__ = ["PgvectorKind", "PgvectorStore"]
@@ -216,7 +217,7 @@ class PgvectorStore(Store):
 
     def read_note(self) -> dict[str, Any] | None:
         remark = self._read_remark()
-        return None if remark is None else remark["note"]
+        return None if remark is None else read_json_note(remark.get("note"))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         self._remark({"metric": note["metric"], "note": dict(note)})
@@ -323,9 +324,10 @@ class PgvectorStore(Store):
     def _read_remark(self) -> dict[str, Any] | None:
         rows = self._run("SELECT obj_description(to_regclass(%s), 'pg_class')", [self._quoted()])
         try:
-            return json.loads(rows[0][0] or "")["nnnorm"]
+            remark = json.loads(rows[0][0] or "")["nnnorm"]
         except (ValueError, TypeError, KeyError):  # no comment, or someone else's
             return None
+        return remark if isinstance(remark, dict) and remark.get("metric") in _OPERATORS else None
 
     def _remark(self, remark: dict[str, Any]) -> None:
         text = require("psycopg.sql", "pgvector").Literal(json.dumps({"nnnorm": remark}))

@@ -21,6 +21,8 @@ from nnnorm.index.protocol import (
     Store,
     StoreMetric,
     Way,
+    check_kind,
+    check_positive,
     pad_rows,
     uuid_of,
 )
@@ -42,17 +44,22 @@ class Point(NamedTuple):
 
 
 class Described(NamedTuple):
-    """Width and distance of the vectors, and how many points."""
+    """Width and distance of the vectors, how many points, and how their numbers are stored.
+
+    `codes` names a quantisation or a kind of number of few bits; it is empty for plain float32.
+    """
 
     width: int
     distance: str
     n_points: int
+    codes: str = ""
 
 
 class PointStore(Store):
     """A Qdrant collection, through whichever library."""
 
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
+    keeps_vectors = False
 
     # --- what a library says ---
 
@@ -94,11 +101,25 @@ class PointStore(Store):
             )
         return Facts(described.width, metrics[described.distance], described.n_points)
 
+    def check_new(self, ids: Ids) -> None:
+        """Qdrant would take numbers beside names, but a ranking has ids of one kind."""
+        check_positive(ids, self.engine)
+        if self.facts() is None:
+            return
+        for point in self._scroll(1, None)[0]:
+            strings = isinstance(point.payload.get(NAME, point.id), str)
+            check_kind(ids, strings=strings, name=self.name)
+
+    def traps(self) -> list[str]:
+        described = self._describe()
+        if described is None or not described.codes:
+            return []
+        return [
+            f"its vectors are stored in few bits ({described.codes}), and the bias's coordinate is "
+            "an outlier for those: make a copy without, or search with rescoring and oversampling"
+        ]
+
     def add(self, items: Items) -> None:
-        if items.ids.dtype.kind != "U" and len(items) and items.ids.min() < 0:
-            raise NNNormError(
-                f"{self.engine} takes no negative ids; got {items.ids.min()}; use others"
-            )
         points = []
         for row, (own, vector) in enumerate(
             zip(items.ids.tolist(), items.vectors.tolist(), strict=True)

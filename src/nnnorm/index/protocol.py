@@ -5,6 +5,7 @@ A store holds vectors under the caller's ids and finds the nearest. It knows not
 engine is one file with one subclass, one row in `urls.py`, and one row in the contract tests.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,11 @@ __all__ = [
     "Way",
     "check_ids",
     "check_kind",
+    "check_positive",
     "check_way",
     "pad_rows",
     "quote_name",
+    "read_json_note",
     "uuid_of",
 ]
 
@@ -127,9 +130,10 @@ class Engine(ABC):
         What this engine can serve, the preferred first. "ip", "cosine" and "l2" say that it can
         compare by that metric; "rerank" that `add` keeps `Items.values` and `search` gives them
         back; "column" that `search_column` computes ``s − weight·value`` by itself.
-    can_delete, is_graph, is_quantized : bool
-        Whether `delete` works; whether the search walks a graph (norms must be about equal); and
-        whether numbers are stored in few bits (the bias is then scaled). An instance may set its
+    can_delete, is_graph, is_quantized, keeps_vectors : bool
+        Whether `delete` works; whether the search walks a graph (norms must be about equal);
+        whether numbers are stored in few bits (the bias is then scaled); and whether a cosine
+        collection gives vectors back bit for bit, not their direction. An instance may set its
         own.
     largest_k : int or None
         The most hits that the engine gives at once.
@@ -140,6 +144,7 @@ class Engine(ABC):
     can_delete: bool = True
     is_graph: bool = False
     is_quantized: bool = False
+    keeps_vectors: bool = True
     largest_k: int | None = None
 
 
@@ -163,9 +168,13 @@ class Store(Engine):
         where `facts` is not None.
         """
 
+    def check_new(self, ids: Ids) -> None:
+        """Raise for ids that can't go in; asked before anything is made or written."""
+        return None
+
     @abstractmethod
     def add(self, items: Items) -> None:
-        """Add items whose ids are not there yet (`present` has been asked)."""
+        """Add items whose ids are not there yet (`present` and `check_new` have been asked)."""
 
     @abstractmethod
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -236,8 +245,9 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     if len(kinds) != n_items:
         twice = int(np.argmax(count > 1))
         places = np.flatnonzero(array == kinds[twice])
+        whose = "" if name == "gallery" else f" of {name}"
         raise NNNormError(
-            f"ids must be unique, but {kinds[twice]} stands at {first[twice]} and at "
+            f"ids{whose} must be unique, but {kinds[twice]} stands at {first[twice]} and at "
             f"{places[1]}; give each item its own"
         )
     return array
@@ -256,6 +266,36 @@ def check_kind(ids: Ids, *, strings: bool, name: str) -> None:
         kinds = ("strings", "whole numbers")
         has, got = kinds if strings else kinds[::-1]
         raise NNNormError(f"the ids of {name} are {has}; got {got}")
+
+
+def check_positive(ids: Ids, engine: str) -> None:
+    """Raise for negative ids, where an engine's own have no sign.
+
+    Examples
+    --------
+    >>> check_positive(np.array([7, -4]), "qdrant")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: qdrant takes no negative ids; got -4; use others
+    """
+    if ids.dtype.kind != "U" and len(ids) and ids.min() < 0:
+        raise NNNormError(f"{engine} takes no negative ids; got {ids.min()}; use others")
+
+
+def read_json_note(text: Any) -> dict[str, Any] | None:
+    """A note of ours from its JSON (or a ready mapping); None for anything that someone else left.
+
+    Examples
+    --------
+    >>> read_json_note('{"format": "nnnorm.index/1"}'), read_json_note("photos of 2024")
+    ({'format': 'nnnorm.index/1'}, None)
+    """
+    if isinstance(text, (str, bytes)):
+        try:
+            text = json.loads(text)
+        except ValueError:
+            return None
+    is_ours = isinstance(text, dict) and str(text.get("format")).startswith("nnnorm.")
+    return text if is_ours else None
 
 
 def pad_rows(

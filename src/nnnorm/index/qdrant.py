@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.points import BIAS, DISTANCES, NAME, Described, Point, PointStore
-from nnnorm.index.protocol import Sample, StoreMetric
+from nnnorm.index.protocol import Sample, StoreMetric, read_json_note
 
 __all__ = ["QdrantKind", "QdrantStore"]
 
@@ -73,6 +73,7 @@ class QdrantStore(PointStore):
         self._exact = kind == "flat"
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
         self.is_graph = self._is_server and not self._exact
+        self.keeps_vectors = not self._is_server
         self._client: Any = None
         self._using: str | None = None  # the vector's name, once looked up
 
@@ -123,7 +124,7 @@ class QdrantStore(PointStore):
     def read_note(self) -> dict[str, Any] | None:
         with self._telling():
             config = self._open().get_collection(self._collection).config
-        return (config.metadata or {}).get("nnnorm")
+        return read_json_note((config.metadata or {}).get("nnnorm"))
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         with self._telling():
@@ -157,14 +158,19 @@ class QdrantStore(PointStore):
             client = self._open()
             if not client.collection_exists(self._collection):
                 return None
-            vectors = client.get_collection(self._collection).config.params.vectors
+            config = client.get_collection(self._collection).config
             n_points = client.count(self._collection, exact=True).count
+        vectors = config.params.vectors
         if isinstance(vectors, dict):
             self._using = self._choose_vector(list(vectors), self._asked)
             vectors = vectors[self._using]
         if vectors is None:
             raise NNNormError(f"{self.name} has no dense vectors")
-        return Described(vectors.size, vectors.distance.value, n_points)
+        codes = vectors.quantization_config or config.quantization_config
+        kinds = [next(iter(codes.model_dump()))] if codes is not None else []
+        if vectors.datatype not in (None, "float32"):
+            kinds.append(vectors.datatype.value)
+        return Described(vectors.size, vectors.distance.value, n_points, " and ".join(kinds))
 
     def _upsert(self, points: Sequence[Point]) -> None:
         models = require("qdrant_client.models", "qdrant")

@@ -126,9 +126,15 @@ class QdrantEdgeStore(PointStore):
         if not config.exists():
             return None
         try:
-            vectors = json.loads(config.read_text(encoding="utf-8"))["vectors"]
-            self._using = self._choose_vector(list(vectors), self._asked)
-            width, distance = vectors[self._using]["size"], vectors[self._using]["distance"]
+            about = json.loads(config.read_text(encoding="utf-8"))
+            self._using = self._choose_vector(list(about["vectors"]), self._asked)
+            vectors = about["vectors"][self._using]
+            width, distance = vectors["size"], vectors["distance"]
+            kinds = [
+                *(vectors.get("quantization_config") or about.get("quantization_config") or ())
+            ]
+            if vectors.get("datatype", "float32") != "float32":
+                kinds.append(vectors["datatype"])
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, NNNormError):
                 raise
@@ -136,7 +142,8 @@ class QdrantEdgeStore(PointStore):
                 f"{config} can't be read as the configuration of a shard ({first_line(error)})"
             ) from error
         with self._telling():
-            return Described(width, distance, self._open().info().points_count)
+            n_points = self._open().info().points_count
+        return Described(width, distance, n_points, " and ".join(kinds))
 
     def _upsert(self, points: Sequence[Point]) -> None:
         edge = require("qdrant_edge", "qdrant-edge")

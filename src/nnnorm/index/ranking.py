@@ -30,7 +30,8 @@ class IndexRanking(Ranking):
     n_fetched : int
         The most hits that were fetched for a query.
     certain : ndarray, shape (n_queries,), bool
-        False where a re-rank was cut off by `max_fetch` before the top k was certain.
+        False where a re-rank was cut off by `max_fetch` before the top k was certain, or where
+        norms that are not quite 1, in an engine of cosine or L2, leave it open.
     """
 
     extra_fetches: int = 0
@@ -66,7 +67,7 @@ def rerank(
     """Fetch by raw score, correct, and fetch more until no item outside can get in.
 
     An item outside the fetched ones has at most the raw score of the last of them, and at
-    least the smallest correction that any item has.
+    least the smallest correction that any item has. Once all items are fetched, none is outside.
 
     Examples
     --------
@@ -82,10 +83,12 @@ def rerank(
     smallest = min(weight * recipe.lowest, weight * recipe.highest)
     ids: list[Ids] = [np.empty(0)] * len(queries)
     scores: list[FloatArray] = [np.empty(0, dtype=np.float32)] * len(queries)
-    certain = np.zeros(len(queries), dtype=bool)
+    # Whether no item outside can get in, and whether those inside are told apart.
+    complete, settled = np.zeros((2, len(queries)), dtype=bool)
     fetch, rounds, n_fetched = min(max(4 * k, 64), limit), 0, 0
+    n_items: int | None = None
     while True:
-        rows = np.flatnonzero(~certain)
+        rows = np.flatnonzero(~complete)
         found = store.search(queries[rows], fetch)
         values = found.values
         if values is None:
@@ -94,17 +97,27 @@ def rerank(
             values = np.zeros(found.ids.shape, dtype=np.float32)
         raw = recipe.read_scores(found.scores, queries[rows], weight)
         corrected = raw - np.float32(weight) * values
+        doubt = 2 * recipe.doubt(raw)  # one item may be underrated, the other overrated
         for place, row in enumerate(rows):
             is_hit = np.isfinite(raw[place])
-            order = np.argsort(-corrected[place][is_hit], kind="stable")[:k]
-            ids[row] = found.ids[place][is_hit][order]
-            scores[row] = corrected[place][is_hit][order]
-            n_hits = int(is_hit.sum())
-            certain[row] = n_hits < fetch or scores[row][-1] >= raw[place, -1] - smallest
+            order = np.argsort(-corrected[place][is_hit], kind="stable")
+            best = corrected[place][is_hit][order]
+            ids[row], scores[row] = found.ids[place][is_hit][order[:k]], best[:k]
+            outside = raw[place, -1:] - smallest + doubt[place]
+            complete[row] = len(best) < fetch or best[:k][-1] >= outside[0]
+            settled[row] = (
+                not doubt[place] or len(best) <= k or best[k - 1] - best[k] >= doubt[place]
+            )
         rounds, n_fetched = rounds + 1, max(n_fetched, found.ids.shape[1])
-        if certain.all() or fetch >= limit:
+        if complete.all():
             break
-        fetch = min(2 * fetch, limit)
+        if n_items is None:  # only where it matters: some engines count slowly
+            facts = store.facts()
+            n_items = 0 if facts is None else facts.n_items
+        complete |= fetch >= n_items
+        if complete.all() or fetch >= limit:
+            break
+        fetch = min(2 * fetch, limit, n_items)
     width = max(len(row) for row in ids)
     kind = np.int64 if all(row.dtype.kind in "if" for row in ids) else str
     nothing: Any = -1 if kind is np.int64 else ""
@@ -115,5 +128,5 @@ def rerank(
         np.array(table, dtype=kind).reshape(len(queries), width),
         extra_fetches=rounds - 1,
         n_fetched=n_fetched,
-        certain=certain,
+        certain=complete & settled,
     )

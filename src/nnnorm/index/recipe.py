@@ -4,8 +4,10 @@ With it a collection can be opened by anyone: it says what is stored, what to as
 engine's own scores become ``s(q, r) − weight·m(r)`` again.
 """
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeAlias, get_args
 
@@ -16,9 +18,9 @@ from nnnorm.augment import Target, count_extra, extend_rows
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Embeddings, norm_range
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import Engine, Items, StoreMetric, Way, check_way
+from nnnorm.index.protocol import Engine, Items, Metadata, StoreMetric, Way, check_way
 
-__all__ = ["Recipe", "make_recipe", "refuse_gates"]
+__all__ = ["MetadataPrint", "Recipe", "make_recipe", "refuse_gates"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
@@ -26,6 +28,10 @@ _FORMAT = "nnnorm.index/1"
 _HEADROOM = 1.05
 # Norms that differ by more than this make graph search lose items.
 _EQUAL = 0.01
+# Norms this near to 1 are 1 but for rounding.
+_ROUNDING = 1e-5
+# Numbers of two fits on the same data differ by less, whatever machine or threads made them.
+_SAME = 1e-5
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,8 @@ class Recipe:
         Range of the bias over all items: when a re-rank is certain.
     shortest, longest : float
         Range of the norms of the gallery.
-    gallery : str or None
-        Fingerprint of the gallery it was built from.
+    gallery, metadata : str or None
+        Fingerprints of the gallery it was built from, and of what else is known of its items.
     state : {"part", "whole"}
         Whether all items are in.
     """
@@ -70,6 +76,7 @@ class Recipe:
     shortest: float
     longest: float
     gallery: str | None
+    metadata: str | None = None
     state: str = "part"
 
     @property
@@ -103,12 +110,32 @@ class Recipe:
                 f"{name} has a note of another format ({note.get('format')!r}, not {_FORMAT}); "
                 "was it built by another version of nnnorm?"
             )
+        known = {field.name: note[field.name] for field in fields(cls) if field.name in note}
         try:
-            return cls(**{field.name: note[field.name] for field in fields(cls)})
-        except KeyError as error:
+            return cls(**known)
+        except TypeError as error:
+            lacks = next(field.name for field in fields(cls) if field.name not in note)
             raise NNNormError(
-                f"the note of {name} lacks {error}; build the collection anew"
+                f"the note of {name} lacks {lacks!r}; build the collection anew"
             ) from error
+
+    def is_like(self, other: "Recipe") -> bool:
+        """Whether both are the same but for rounding: a bias fitted again may differ by that."""
+        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        return all(
+            math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)
+            if isinstance(own, float)
+            else own == its
+            for own, its in pairs
+        )
+
+    def span(self, other: "Recipe") -> "Recipe":
+        """The same, for items of the other recipe too."""
+        return replace(
+            self,
+            lowest=min(self.lowest, other.lowest),
+            highest=max(self.highest, other.highest),
+        )
 
     def pack(self, items: Items) -> Items:
         """Raw items with their values, as the store keeps them."""
@@ -138,10 +165,18 @@ class Recipe:
         raw = np.ascontiguousarray(stored[:, : self.dim], dtype=np.float32)
         return Items(items.ids, raw, values.astype(np.float32), items.metadata)
 
-    def widen(self, values: FloatArray) -> "Recipe":
-        """The same, once items with these values have come in."""
-        lowest = min(self.lowest, float(values.min()))
-        return replace(self, lowest=lowest, highest=max(self.highest, float(values.max())))
+    def widen(self, gallery: Embeddings, values: FloatArray) -> "Recipe":
+        """The same, once these items with these values have come in."""
+        low, high = norm_range(gallery)
+        if self.way == "rerank":
+            _check_rerank(self.metric, low, high, gallery.name)
+        return replace(
+            self,
+            lowest=min(self.lowest, float(values.min())),
+            highest=max(self.highest, float(values.max())),
+            shortest=min(self.shortest, low),
+            longest=max(self.longest, high),
+        )
 
     def ask(self, queries: FloatArray, weight: float) -> FloatArray:
         """Queries as the store wants them."""
@@ -150,6 +185,21 @@ class Recipe:
         extra = np.zeros((len(queries), count_extra(self.target)), dtype=np.float32)
         extra[:, 0] = -weight / self.scale
         return np.hstack([queries, extra])
+
+    def doubt(self, products: FloatArray) -> FloatArray:
+        """How far raw scores of a re-rank, ``(n_queries, n_hits)``, may be off, for each query.
+
+        Cosine and L2 don't tell an item's norm, which is taken for 1; the gallery's norms may
+        differ from that a little.
+        """
+        far = max(abs(self.shortest - 1), abs(self.longest - 1))
+        if self.metric == "ip" or far <= _ROUNDING:
+            return np.zeros(len(products), dtype=np.float32)
+        if self.metric == "l2":
+            off = max(abs(self.shortest**2 - 1), abs(self.longest**2 - 1)) / 2
+            return np.full(len(products), off, dtype=np.float32)
+        found = np.where(np.isfinite(products), np.abs(products), 0)
+        return (far * found.max(axis=1, initial=0)).astype(np.float32)
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """The store's own scores back to inner products, and those to corrected scores.
@@ -166,6 +216,33 @@ class Recipe:
         if self.target is not None:
             products = products - weight * self.shift
         return products.astype(np.float32)
+
+
+class MetadataPrint:
+    """Fingerprint of what is known of items, taken in as they come.
+
+    Examples
+    --------
+    >>> MetadataPrint().take([{"year": 1999}, {}]).value
+    '65ebd17336981be9'
+    >>> MetadataPrint().take([{}, {}]).value  # nothing is known
+    """
+
+    def __init__(self) -> None:
+        self._digest, self._is_empty = hashlib.sha256(), True
+
+    def take(self, metadata: Iterable[Metadata]) -> "MetadataPrint":
+        """Some more items, in their order."""
+        for entry in metadata:
+            self._is_empty = self._is_empty and not entry
+            text = json.dumps(dict(entry), sort_keys=True, default=str)
+            self._digest.update(f"{text}\n".encode())
+        return self
+
+    @property
+    def value(self) -> str | None:
+        """Of all that was taken in; None where no item has any."""
+        return None if self._is_empty else self._digest.hexdigest()[:16]
 
 
 def make_recipe(
@@ -193,12 +270,9 @@ def make_recipe(
     low, high = norm_range(gallery)
     chosen = store.ways[0] if way is None else check_way(way, store)
     metric = _choose_metric(store, chosen)
-    if chosen == "rerank" and metric != "ip" and max(abs(low - 1), abs(high - 1)) > _EQUAL:
-        raise NNNormError(
-            f"{store.engine} compares by {metric}, so a re-rank needs unit norm, but "
-            f"{gallery.name} has norms {low:.4g} to {high:.4g}; normalise them (bias and queries "
-            f"too), or use another way: {', '.join(w for w in store.ways if w != 'rerank')}"
-        )
+    if chosen == "rerank":
+        others = ", ".join(way for way in store.ways if way != "rerank")
+        _check_rerank(metric, low, high, gallery.name, f", or use another way: {others}")
     values = bias.values.astype(np.float64)
     shift = float(values.mean())
     if scale is None:
@@ -236,6 +310,16 @@ def refuse_gates(bias: Bias) -> None:
         raise NNNormError(
             f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
             "use nnnorm.search, or fit the method without its gate"
+        )
+
+
+def _check_rerank(
+    metric: StoreMetric, low: float, high: float, name: str, or_else: str = ""
+) -> None:
+    if metric != "ip" and max(abs(low - 1), abs(high - 1)) > _EQUAL:
+        raise NNNormError(
+            f"a re-rank of hits by {metric} needs unit norm, but {name} has norms {low:.4g} to "
+            f"{high:.4g}; normalise them (bias and queries too){or_else}"
         )
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,6 +29,7 @@ from nnnorm.index.protocol import (
     check_kind,
     pad_rows,
     quote_name,
+    read_json_note,
 )
 
 __all__ = ["SqliteVecStore"]
@@ -54,6 +56,7 @@ class SqliteVecStore(Store):
         self._path = Path(path) if str(path) else None
         self._table = table
         self._open: Any = None
+        self._error: type[Exception] = sqlite3.Error
 
     @property
     def name(self) -> str:
@@ -66,6 +69,7 @@ class SqliteVecStore(Store):
             # Many builds of Python leave out what loads an extension; sqlean.py has it.
             can_load = hasattr(sqlite3.Connection, "enable_load_extension")
             driver: Any = sqlite3 if can_load else require("sqlean", "sqlite-vec")
+            opened = None
             try:
                 opened = driver.connect(str(self._path) if self._path else ":memory:")
                 opened.enable_load_extension(True)
@@ -73,20 +77,20 @@ class SqliteVecStore(Store):
                 opened.enable_load_extension(False)
                 opened.execute("SELECT count(*) FROM sqlite_master")
             except driver.Error as error:
+                if opened is not None:
+                    opened.close()
                 raise NNNormError(
                     f"{self._path} can't be opened by SQLite ({first_line(error)}); check the "
                     "path, and whether it is another kind of file"
                 ) from error
-            self._open = opened
+            self._open, self._error = opened, driver.Error
         return self._open
 
     def _definition(self) -> tuple[str, str, int, StoreMetric] | None:
         """Names of the id and vector columns, width and metric, from the table's own words."""
         if self._open is None and (self._path is None or not self._path.exists()):
             return None
-        row = self._connection.execute(
-            "SELECT sql FROM sqlite_master WHERE name = ?", (self._table,)
-        ).fetchone()
+        row = self._one("SELECT sql FROM sqlite_master WHERE name = ?", (self._table,))
         if row is None:
             return None
         vector = re.search(r"(\w+)\s+(?:float|f32)\[(\d+)\]([^,)]*)", row[0], re.IGNORECASE)
@@ -112,11 +116,11 @@ class SqliteVecStore(Store):
         if definition is None:
             return None
         query = f"SELECT count(*) FROM {quote_name(self._table)}"
-        (n_items,) = self._connection.execute(query).fetchone()
+        (n_items,) = self._one(query)
         return Facts(definition[2], definition[3], n_items)
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
-        with self._connection as connection:
+        with self._telling(), self._connection as connection:
             connection.execute(
                 f"CREATE VIRTUAL TABLE {quote_name(self._table)} USING vec0("
                 f"id {'text' if strings else 'integer'} primary key, "
@@ -132,7 +136,7 @@ class SqliteVecStore(Store):
         blobs = (row.tobytes() for row in items.vectors.astype("<f4"))
         rows = zip(items.ids.tolist(), blobs, values, described, strict=True)
         query = f"INSERT INTO {quote_name(self._table)} ({key}, {vector}, {_BIAS}, {_METADATA}) "
-        with self._connection as connection:
+        with self._telling(), self._connection as connection:
             connection.executemany(query + "VALUES (?, ?, ?, ?)", rows)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -140,13 +144,13 @@ class SqliteVecStore(Store):
         if (ids.dtype.kind == "U") != self._has_strings():
             return np.zeros(len(ids), dtype=bool)
         query = f"SELECT 1 FROM {quote_name(self._table)} WHERE {key} = ?"
-        found = (self._connection.execute(query, (name,)).fetchone() for name in ids.tolist())
+        found = (self._one(query, (name,)) for name in ids.tolist())
         return np.array([row is not None for row in found], dtype=bool)
 
     def delete(self, ids: Ids) -> None:
         key = self._known()[0]
         query = f"DELETE FROM {quote_name(self._table)} WHERE {key} = ?"
-        with self._connection as connection:
+        with self._telling(), self._connection as connection:
             connection.executemany(query, ((name,) for name in ids.tolist()))
 
     def search(self, queries: FloatArray, k: int) -> Found:
@@ -156,10 +160,7 @@ class SqliteVecStore(Store):
             f"SELECT {key}, distance, {bias} FROM {quote_name(self._table)} "
             f"WHERE {vector} MATCH ? AND k = ?"
         )
-        rows = [
-            self._connection.execute(query, (np.ascontiguousarray(row).tobytes(), k)).fetchall()
-            for row in queries
-        ]
+        rows = [self._run(query, (np.ascontiguousarray(row).tobytes(), k)) for row in queries]
         has_values = all(hit[2] is not None for row in rows for hit in row)
 
         def score(distance: float) -> float:
@@ -179,12 +180,11 @@ class SqliteVecStore(Store):
             ours[1], others = "NULL", [*others, _METADATA]
         listed = ", ".join([key, vector, *ours, *map(quote_name, others)])
         table = quote_name(self._table)
-        keys = self._connection.execute(f"SELECT {key} FROM {table}").fetchall()
+        keys = self._run(f"SELECT {key} FROM {table}")
         query = f"SELECT {listed} FROM {table} WHERE {key} = ?"
         for start in range(0, len(keys), batch):
             # One by one: a cursor left open would lock a target in the same file.
-            found = (self._connection.execute(query, one) for one in keys[start : start + batch])
-            rows = [cursor.fetchone() for cursor in found]
+            rows = [self._one(query, one) for one in keys[start : start + batch]]
             if None in rows:
                 raise NNNormError(f"{self.name} changed while it was read; start again")
             vectors = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32)
@@ -201,17 +201,16 @@ class SqliteVecStore(Store):
             )
 
     def read_note(self) -> dict[str, Any] | None:
-        row = self._connection.execute(
-            "SELECT name FROM sqlite_master WHERE name = ?", (f"{self._table}_nnnorm",)
-        ).fetchone()
-        if row is None:
+        table = f"{self._table}_nnnorm"
+        columns = self._run(f"PRAGMA table_info({quote_name(table)})")
+        if [column[1] for column in columns] != ["one", "note"]:  # none, or someone else's
             return None
-        query = f"SELECT note FROM {quote_name(self._table + '_nnnorm')}"
-        return json.loads(self._connection.execute(query).fetchone()[0])
+        row = self._one(f"SELECT note FROM {quote_name(table)}")
+        return None if row is None else read_json_note(row[0])
 
     def write_note(self, note: Mapping[str, Any]) -> None:
         table = quote_name(f"{self._table}_nnnorm")
-        with self._connection as connection:
+        with self._telling(), self._connection as connection:
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {table} (one INTEGER PRIMARY KEY, note TEXT NOT NULL)"
             )
@@ -224,13 +223,30 @@ class SqliteVecStore(Store):
             self._open.close()
             self._open = None
 
+    def _run(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        connection = self._connection
+        with self._telling():
+            return connection.execute(query, values).fetchall()
+
+    def _one(self, query: str, values: tuple[Any, ...] = ()) -> Any:
+        """The first row, or None."""
+        return next(iter(self._run(query, values)), None)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """SQLite's errors in one sentence."""
+        try:
+            yield
+        except (sqlite3.Error, self._error) as error:
+            raise NNNormError(f"{self.name}: SQLite says: {first_line(error)}") from error
+
     def _has_strings(self) -> bool:
         """Whether ids are text; a `vec0` table without a key of its own has row numbers."""
         query = "SELECT sql FROM sqlite_master WHERE name = ?"
-        (made_by,) = self._connection.execute(query, (self._table,)).fetchone()
+        (made_by,) = self._one(query, (self._table,))
         return re.search(r"\w+\s+text\s+primary\s+key", made_by, re.IGNORECASE) is not None
 
     def _columns(self) -> list[str]:
         """Columns of the table, without those that `vec0` hides."""
-        rows = self._connection.execute(f"PRAGMA table_info({quote_name(self._table)})").fetchall()
+        rows = self._run(f"PRAGMA table_info({quote_name(self._table)})")
         return [row[1] for row in rows if row[1] not in ("distance", "k")]

@@ -227,6 +227,12 @@ def _about_scores(
     problems = index.store.traps()
     if problems:
         return problems
+    recipe = index.recipe
+    if recipe.way == "rerank" and recipe.doubt(raw).any():
+        return [
+            f"the re-rank takes all norms for 1, and they are {recipe.shortest:.4g} to "
+            f"{recipe.longest:.4g}: normalise the embeddings (bias and queries too)"
+        ]
     got, right = found.scores[known], (raw - weight * values)[known]
     close = 0.02 * scale
     guesses = {
@@ -255,13 +261,15 @@ def _about_recall(
     index: CorrectedIndex, found: IndexRanking, result: Verification, explained: bool
 ) -> list[str]:
     store, recipe = index.store, index.recipe
+    if explained:
+        return []
     if not found.certain.all():
         return [
             f"the re-rank was cut off for {(~found.certain).sum()} of {result.n_queries} queries "
             f"after {found.n_fetched} hits: allow more (max_fetch), or use an extra coordinate"
         ]
-    if explained:
-        return []
+    if problems := store.traps():
+        return problems
     if store.is_graph and not recipe.has_equal_norms:
         return [
             f"the index walks a graph over unequal norms ({recipe.shortest:.3g} to "

@@ -1,0 +1,174 @@
+"""Items into a store, whole or going on where an interrupted run stopped; for builds and exports.
+
+What is there already is never mixed with another gallery, bias or metadata: the note tells.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.embeddings import Embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store
+from nnnorm.index.recipe import Recipe
+from nnnorm.scores import Progress
+
+__all__ = ["check_fits", "cut", "fill_store"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+def fill_store(
+    store: Store,
+    recipe: Recipe,
+    batches: Iterable[Items],
+    *,
+    ids: Ids,
+    sample: Sample,
+    progress: Progress | None = None,
+) -> Recipe:
+    """Write raw items with their values into a store, going on where an interrupted run stopped.
+
+    `ids` are those of all batches. Returns the recipe as it was noted in the end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import Bias, open_embeddings
+    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.recipe import make_recipe
+    >>> store, bias = FaissStore(), Bias(np.array([0.25, 0.5]), 0.75, "nnn")
+    >>> recipe = make_recipe(store, open_embeddings(np.eye(2)), bias)
+    >>> items = Items(np.array([3, 4]), np.eye(2, dtype=np.float32), bias.values)
+    >>> sample = Sample(2, lambda: recipe.pack(items).vectors)
+    >>> fill_store(store, recipe, [items], ids=items.ids, sample=sample).state
+    'whole'
+    """
+    facts = store.facts()
+    store.check_new(ids)
+    resumed = False
+    if facts is None:
+        _warn_of_graph(store, recipe)
+        store.create(recipe.width, recipe.metric, strings=ids.dtype.kind == "U", sample=sample)
+        store.write_note(recipe.to_dict())
+    else:
+        check_fits(store, facts, recipe)
+        begun = _read_begun(store, recipe)
+        is_part = begun is not None and begun.state == "part"
+        resumed = is_part and _count_present(store, ids) == facts.n_items
+        if facts.n_items and not resumed:
+            if begun is not None and begun.state == "whole":
+                raise NNNormError(
+                    f"{store.name} is finished already ({facts.n_items} items); search it, or "
+                    "choose another name"
+                )
+            raise NNNormError(
+                f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
+                "of this; choose another name, or remove it first"
+            )
+        # What is in was packed by the first run's numbers, which may differ in their last bits.
+        recipe = recipe if begun is None or not resumed else begun.span(recipe)
+        store.write_note(recipe.to_dict())
+    done = 0
+    try:
+        for batch in batches:
+            missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
+            if missing.any():
+                store.add(recipe.pack(batch.take(missing)))
+            done += len(batch)
+            if progress is not None:
+                progress(done, sample.n_items)
+    except BaseException:
+        # What is in stays in, also where the engine keeps it in memory until it is saved.
+        with contextlib.suppress(NNNormError):
+            store.save()
+        raise
+    whole = replace(recipe, state="whole")
+    store.write_note(whole.to_dict())
+    store.save()
+    return whole
+
+
+def cut(
+    gallery: Embeddings, values: FloatArray, ids: Ids, metadata: Sequence[Metadata] | None
+) -> Iterator[Items]:
+    """A gallery in batches of raw items.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import open_embeddings
+    >>> values, ids = np.zeros(2, dtype=np.float32), np.arange(2)
+    >>> [len(batch) for batch in cut(open_embeddings(np.eye(2)), values, ids, None)]
+    [2]
+    """
+    for start in range(0, len(gallery), BATCH):
+        stop = min(start + BATCH, len(gallery))
+        yield Items(
+            ids[start:stop],
+            gallery.rows(start, stop),
+            values[start:stop],
+            None if metadata is None else metadata[start:stop],
+        )
+
+
+def check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:
+    """Raise unless a collection is what the recipe needs.
+
+    Examples
+    --------
+    >>> from nnnorm import Bias, open_embeddings
+    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.recipe import make_recipe
+    >>> bias, gallery = Bias(np.zeros(2), 0.75, "nnn"), open_embeddings(np.eye(2))
+    >>> check_fits(FaissStore(), Facts(3, "ip", 0), make_recipe(FaissStore(), gallery, bias))
+    """
+    if facts.metric != recipe.metric:
+        raise NNNormError(
+            f"{store.name} compares by {facts.metric}, but the way {recipe.way!r} needs "
+            f"{recipe.metric}; choose another way or another collection"
+        )
+    if facts.width != recipe.width:
+        raise NNNormError(
+            f"{store.name} holds vectors of {facts.width} numbers, but embeddings of dim "
+            f"{recipe.dim} need {recipe.width} for the way {recipe.way!r}; choose another "
+            "collection, or embeddings of the same model"
+        )
+
+
+def _warn_of_graph(store: Store, recipe: Recipe) -> None:
+    """A graph of unequal norms, walked by inner product, never reaches many of its items."""
+    if store.is_graph and not recipe.has_equal_norms:
+        warnings.warn(
+            f"{store.name} walks a graph, and the gallery has norms {recipe.shortest:.3g} to "
+            f"{recipe.longest:.3g}: it will miss many items; normalise the embeddings where cosine "
+            "was meant, or search more broadly (ef) and look with nnnorm index verify",
+            stacklevel=4,
+        )
+
+
+def _read_begun(store: Store, recipe: Recipe) -> Recipe | None:
+    """What a run of the same left, interrupted or finished, or None if it was another."""
+    note = store.read_note()
+    begun = None if note is None else Recipe.from_dict(note, store.name)
+    if begun is None or not begun.is_like(
+        replace(recipe, metadata=begun.metadata, state=begun.state)
+    ):
+        return None
+    if begun.metadata != recipe.metadata and begun.state == "part":
+        raise NNNormError(
+            f"{store.name} holds a part of this from an interrupted run, but with other metadata; "
+            "remove it, and start anew"
+        )
+    return begun
+
+
+def _count_present(store: Store, ids: Ids) -> int:
+    """How many of these ids are in: all that is there, if the same build was interrupted."""
+    starts = range(0, len(ids), BATCH)
+    return sum(int(store.present(ids[start : start + BATCH]).sum()) for start in starts)
