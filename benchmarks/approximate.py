@@ -45,6 +45,7 @@ import nnnorm
 from nnnorm import Embeddings, approximate
 from nnnorm.approximate import approximate_means, choose_quality, residual
 from nnnorm.files import check_writable, write_whole
+from nnnorm.lists import Lists
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.sweep import sweep_hits
 from nnnorm.topk import top_means, top_values
@@ -78,7 +79,7 @@ class Problem(NamedTuple):
 def make_problem(n_items: int, n_references: int, dim: int = 256) -> Problem:
     """Items and queries of 1,000 topics in 20 fields; the queries of a field lean to one side."""
     rng = np.random.default_rng(SEED)
-    scale = ((1 + (np.arange(dim) / 16) ** 2) ** -0.5).astype(np.float32)
+    scale = ((1 + (16 * np.arange(dim) / dim) ** 2) ** -0.5).astype(np.float32)
 
     def noise(n: int) -> Floats:
         return rng.standard_normal((n, dim), dtype=np.float32) * scale
@@ -273,7 +274,7 @@ def make_lists(
     problem: Problem, references: Embeddings, quality: int, rng: np.random.Generator
 ) -> Any:
     n_lists = approximate._count_lists(len(problem.gallery), len(references), quality)
-    return approximate._Lists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
+    return Lists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
 
 
 def by_bare_lists(problem: Problem, bank: Any, quality: int) -> Floats:
@@ -294,7 +295,8 @@ def by_half(problem: Problem, quality: int, seed: int) -> Floats:
 
 
 def look(problem: Problem, bank: Any, k: int, quality: int) -> Any:
-    return approximate._look_near(problem.gallery, bank, k, quality, DEFAULT_MEMORY_BUDGET, None)
+    budget = DEFAULT_MEMORY_BUDGET
+    return approximate._look_near(problem.gallery, None, bank, k, quality, budget, None)
 
 
 # --- the measurement ---------------------------------------------------------------------------

@@ -5,8 +5,8 @@ exact fit is timed on a sample of the gallery and scaled; the approximate fit is
 opened files to bias, fingerprints included, on banks of several sizes. Memory is what the process
 holds besides mapped files, at its peak.
 
-    python benchmarks/million.py [--small] [--output FILE.json]    # 10 minutes; --small: one
-    python benchmarks/million.py --tables                          # print the stored results
+    python benchmarks/million.py [--small] [--output FILE.json] [--plot FILE.png]
+    python benchmarks/million.py --tables    # print the stored results
 """
 
 import argparse
@@ -27,6 +27,7 @@ from nnnorm.scores import Products
 from nnnorm.topk import top_means
 
 OUTPUT = RESULTS / "million.json"
+PLOT = RESULTS.parents[1] / "docs" / "images" / "million.png"
 BUDGET = 2 * 2**30
 K, DIM = 128, 512
 
@@ -113,15 +114,58 @@ def tables(results: dict[str, Any]) -> str:
     )
 
 
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Seconds against the size of the bank, exact and approximate, on two logarithmic axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+
+    sizes = np.array([run["n_references"] for run in results["runs"]])
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for name, label, colour in (
+        ("exact_seconds", "exact (float32)", "#7f7f7f"),
+        ("seconds", "approximate", "#0072b2"),
+    ):
+        seconds = np.array([run[name] for run in results["runs"]])
+        slope, start = np.polyfit(np.log(sizes), np.log(seconds), 1)
+        axes.plot(sizes, np.exp(start) * sizes**slope, "--", color=colour, linewidth=1)
+        label = f"{label}: grows as the bank to the power of {slope:.2f}"
+        axes.plot(sizes, seconds, "o", color=colour, markersize=7, label=label)
+        for size, second in zip(sizes, seconds, strict=True):
+            axes.annotate(
+                f"{second:,.0f} s", (size, second), (0, -16), textcoords="offset points",
+                ha="center", fontsize=9, color=colour,
+            )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="references", ylabel="seconds")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(sizes[0] * 0.85, sizes[-1] * 1.15)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.7, high * 2.5)
+    axes.set_yticks([t for t in (1, 10, 100, 1000, 10_000) if low < t < high])
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(frameon=False, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"One fit of {results['n_items']:,} items", loc="left")
+    FigureCanvasAgg(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="50,000 items, smaller banks")
     parser.add_argument("--output", type=Path, help=f"JSON, such as {OUTPUT.name}")
+    parser.add_argument("--plot", type=Path, help=f"PNG, such as {PLOT.name}")
     parser.add_argument("--folder", type=Path, help="for 1.6 GB of embeddings, for a while")
     parser.add_argument("--tables", action="store_true", help="print the stored results")
     options = parser.parse_args()
     if options.tables:
-        print(tables(json.loads(OUTPUT.read_text(encoding="utf-8"))))
+        stored = json.loads(OUTPUT.read_text(encoding="utf-8"))
+        print(tables(stored))
+        if options.plot:
+            draw(stored, options.plot)
         return 0
     n_items, shrink = (50_000, 4) if options.small else (1_000_000, 1)
     banks = [n // shrink for n in (62_500, 125_000, 250_000, 500_000)]
@@ -129,6 +173,8 @@ def main() -> int:
         measured = measure(Path(folder), n_items, banks, 2000)
     results = {**measured, "k": K, "dim": DIM, "seed": 0, **machine()}
     print(tables(results))
+    if options.plot:
+        draw(results, options.plot)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -35,6 +35,7 @@ def benchmark(monkeypatch):
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
         ("exact", "speed.md"),
+        ("million", "speed.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),
     ],

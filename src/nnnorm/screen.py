@@ -39,7 +39,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _GROUP = 24
 _STRIP = 20 * _GROUP
 _BLOCK, _FETCHED = 2048, 1024
-_N_SAMPLED, _N_TRIED = 8192, 8
+_N_SAMPLED, _N_TRIED = 8192, 6
 # Work per pair besides a product's multiply-adds, in multiply-adds; measured on two cores.
 _LOOK_PLAIN, _LOOK, _FETCH, _FETCH_STORED = 60, 35, 500, 2500
 
@@ -116,7 +116,7 @@ def plan_screen(
     least = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best]
     rank = _rank(k * len(references) / n_columns)
     # Widths that are whole for the processor once the bounds are added.
-    widths = 16 * np.unique(np.linspace(1, room.widest // 16, 10).astype(int)) - N_BOUNDS
+    widths = 16 * np.unique(np.linspace(1, room.widest // 16, 8).astype(int)) - N_BOUNDS
     costs = np.empty(len(widths))
     for number, (likely, bounds) in enumerate(bounds_of(items, references, basis, widths)):
         floors = np.partition(likely, -rank, axis=1)[:, -rank]
@@ -202,7 +202,8 @@ class _Room:
         # Beside columns held as float32 there should be room for heads of a quarter of them.
         self.is_widened = not columns.in_memory and 5 * n_columns * columns.dim <= held
         room = held - 4 * n_columns * columns.dim if self.is_widened else memory_budget // 2
-        self.widest = min(columns.dim, room // (4 * n_columns))
+        # Heads of more than half are seldom worth their while.
+        self.widest = min(max(16, columns.dim // 2), columns.dim, room // (4 * n_columns))
         self.fetch = _FETCH if self.is_widened or columns.in_memory else _FETCH_STORED
         # A group that wants more than a quarter had better be scored with all.
         self._worker = memory_budget // (8 * count_threads())
@@ -225,11 +226,16 @@ class _Bank:
         dim, width = screen.directions.shape
         self._heads = np.empty((len(columns), width + N_BOUNDS), dtype=np.float32)
         held = np.empty(columns.shape if screen.is_widened else (0, dim), dtype=np.float32)
-        for start, block in columns.blocks():
-            here = slice(start, start + len(block))
-            self._heads[here] = bounding_heads(block, screen.directions, is_item=False)
+
+        def fill(start: int, end: int) -> None:
+            block = columns.rows(start, end)
+            heads = bounding_heads(block, screen.directions, is_item=False)
+            self._heads[start:end] = heads
             if screen.is_widened:
-                held[here] = block
+                held[start:end] = block
+
+        for _ in strips_in_order(fill, len(columns), _N_SAMPLED, threading.Event()):
+            pass
         self._columns = Embeddings([held], name=columns.name) if screen.is_widened else columns
         self.held_bytes = self._heads.nbytes + held.nbytes
         self._sample = self._heads[screen.sample]
