@@ -19,9 +19,11 @@ settings.load_profile("steady")
 REAL_DATA = Path(os.environ.get("NNNORM_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
-# What `make test-fast` leaves out by name: databases, models, the whole demo.
+# What `make test-fast` leaves out by name: databases, models, the whole demo, long comparisons.
 SLOW = (
     "src/nnnorm/demo",
+    "src/nnnorm/encoders",
+    "src/nnnorm/index",
     "tests/test_albef.py",
     "tests/test_approximate.py",
     "tests/test_beit3.py",
@@ -31,14 +33,21 @@ SLOW = (
     "tests/test_cli_index.py",
     "tests/test_cli_reproduce.py",
     "tests/test_docs.py::test_the_python_of_a_page_runs",
+    "tests/test_encode.py",
+    "tests/test_engines.py",
     "tests/test_huggingface.py",
-    "tests/test_index",
-    "tests/test_plots.py",
     "tests/test_images.py",
+    "tests/test_index",
+    "tests/test_load.py",
+    "tests/test_plots.py",
     "tests/test_readme.py",
+    "tests/test_real_data.py",
     "tests/test_run.py",
+    "tests/test_screen.py",
     "tests/test_sentences.py",
     "tests/test_standins.py",
+    "tests/test_sweep.py",
+    "tests/test_tune.py",
 )
 
 
