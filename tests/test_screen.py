@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import nnnorm
+import nnnorm.screen as screen_module
 from nnnorm.heads import bounding_heads, bounds_of, principal_basis
 from nnnorm.order import similar_together
 from nnnorm.scores import Products
@@ -195,7 +196,7 @@ def test_a_small_budget_gives_the_same_means():
     np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5, atol=1e-5)
 
 
-def test_opposite_tails_make_floors_too_high_and_the_plan_says_what_that_costs():
+def test_opposite_tails_make_floors_too_high_and_the_plan_counts_what_that_costs(monkeypatch):
     rng = np.random.default_rng(0)
     head, tail = rng.normal(size=(30, 8)), 0.5 * rng.normal(size=(30, DIM - 8))
     topic, past = rng.integers(0, 30, N_ITEMS), rng.integers(0, 30, N_REFERENCES)
@@ -206,8 +207,17 @@ def test_opposite_tails_make_floors_too_high_and_the_plan_says_what_that_costs()
     found = screened_means(scores, K, screen)
     np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
     narrow = dataclasses.replace(screen, directions=screen.directions[:, :6].copy())
+    in_full, unproven = screen_module._Bank._in_full, []
+
+    def note(bank, items, stop):
+        unproven.append(len(items))
+        return in_full(bank, items, stop)
+
+    monkeypatch.setattr(screen_module._Bank, "_in_full", note)
     found = screened_means(scores, K, narrow)
     np.testing.assert_allclose(found, top_means(scores, K), rtol=1e-5)
+    assert sum(unproven) == N_ITEMS
+    assert screen.cost > 1
 
 
 def test_a_group_that_wants_too_much_is_scored_with_everything():
