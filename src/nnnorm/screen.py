@@ -85,8 +85,8 @@ def plan_screen(
     Returns
     -------
     Screen or None
-        None if there is no room, or too little to screen (fewer than 16,384 references, k above
-        an eighth of them, scores with an offset).
+        None if there is no room, or too little to screen: fewer than 16,384 columns, or k above
+        a 32nd of them. Scores with an offset are not screened either.
 
     Examples
     --------
@@ -98,8 +98,8 @@ def plan_screen(
     n_rows, n_columns = scores.shape
     check_k(k, n_columns)
     dim, room = scores.rows.dim, _Room(n_columns, scores.columns, memory_budget)
-    has_few = n_columns < max(2 * _N_SAMPLED, 8 * k)
-    if has_few or room.widest < 16 or room.most_wanted < 8 * k or scores.offset is not None:
+    has_few = n_columns < 2 * _N_SAMPLED or room.most_wanted < 8 * k
+    if has_few or room.widest < 16 or scores.offset is not None:
         return None
     rng = np.random.default_rng(0)
     basis = principal_basis(scores.rows, scores.columns, rng)
