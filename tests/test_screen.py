@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import nnnorm
+import nnnorm.order as order_module
 import nnnorm.screen as screen_module
 from nnnorm.heads import bounding_heads, bounds_of, principal_basis
 from nnnorm.order import similar_together
@@ -103,8 +104,9 @@ def test_a_bound_is_close_where_the_head_holds_nearly_everything():
     items, references = scores.rows.rows(0, 50), scores.columns.rows(0, 4000)
     basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
     exact = items @ references.T
-    all_bounds = [bounds for _, bounds in bounds_of(items, references, basis, [8, 16, 32])]
-    slack = [(bounds - exact).max() for bounds in all_bounds]
+    slack = [
+        (bounds - exact).max() for _, bounds in bounds_of(items, references, basis, [8, 16, 32])
+    ]
     assert slack[0] > slack[1] > slack[2]
     assert slack[2] < 0.02
 
@@ -262,6 +264,12 @@ def test_a_falling_spectrum_is_cheap_and_a_flat_one_is_not():
     assert cheap.cost < 0.9 * dear.cost
 
 
+def test_a_plan_that_can_t_pay_is_given_up_before_items_are_ordered():
+    screen = plan_screen(make(flat, normalize=True), K)
+    assert screen.cost == np.inf
+    assert screen.order.tolist() == list(range(N_ITEMS))
+
+
 @pytest.mark.parametrize(
     ("n_references", "k", "budget"),
     [(10_000, 5, 2**29), (17_000, 3000, 2**29), (17_000, 5, 2**20)],
@@ -289,12 +297,19 @@ def test_many_threads_share_the_room_there_is(monkeypatch, n_threads):
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1.0, 1e15])
-@pytest.mark.parametrize("budget", [2**20, 2**16], ids=["at once", "slab by slab"])
-def test_every_item_stands_in_the_order_once_and_similar_ones_together(scale, budget):
+@pytest.mark.parametrize(
+    ("budget", "n_part"),
+    [(2**20, 8192), (2**16, 8192), (2**20, 80)],
+    ids=["at once", "slab by slab", "halved first"],
+)
+def test_every_item_stands_in_the_order_once_and_similar_ones_together(
+    monkeypatch, scale, budget, n_part
+):
     rng = np.random.default_rng(0)
     scores = make(clustered, normalize=True)
     rows = nnnorm.open_embeddings(scores.rows.rows(0, N_ITEMS) * np.float32(scale))
     basis = principal_basis(scores.rows, scores.columns, rng)
+    monkeypatch.setattr(order_module, "_N_PART", n_part)
     order = similar_together(rows, basis[:, :32], group=24, memory_budget=budget)
     assert sorted(order) == list(range(N_ITEMS))
     rows = scores.rows.take(order)

@@ -103,8 +103,7 @@ def bounds_of(
     Yields
     ------
     likely, bounds : ndarray, shape (n_items, n_references)
-        Products of heads without and with the lengths that are left. `likely` is overwritten by
-        the next.
+        Products of heads without and with the lengths that are left, overwritten by the next.
 
     Examples
     --------
@@ -117,15 +116,18 @@ def bounds_of(
     turned = items @ basis, references @ basis
     squares = _squares(items), _squares(references)
     likely = np.zeros((len(items), len(references)), dtype=np.float32)
+    bounds = np.empty_like(likely)
     done = 0
     for width in widths:
-        likely += turned[0][:, done:width] @ turned[1][:, done:width].T
+        likely += np.matmul(turned[0][:, done:width], turned[1][:, done:width].T, out=bounds)
         done = width
         item_lengths, reference_lengths = (
             _lengths(whole, head[:, :width], len(basis), is_item)
             for whole, head, is_item in zip(squares, turned, (True, False), strict=True)
         )
-        yield likely, likely + item_lengths @ reference_lengths.T
+        np.matmul(item_lengths, reference_lengths.T, out=bounds)
+        bounds += likely
+        yield likely, bounds
 
 
 def turn(embeddings: Embeddings, directions: FloatArray) -> Embeddings:

@@ -13,14 +13,17 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _N_LOOKED_AT = 4096
+# Rows among which groups are gathered: the steps' cost grows with it, and so does likeness.
+_N_PART = 8192
 
 
 def similar_together(
     rows: Embeddings, directions: FloatArray, *, group: int, memory_budget: int
 ) -> IntArray:
-    """Put rows in an order in which groups of neighbours are similar: halved again and again.
+    """Put rows in an order in which groups of neighbours are similar.
 
-    A part is cut at its middle along the direction in which it is longest.
+    Many rows are halved again and again, along the direction in which a part is longest. In a part
+    that is small enough, the row farthest from the middle gathers its nearest ones, and so on.
 
     Parameters
     ----------
@@ -28,7 +31,7 @@ def similar_together(
     directions : ndarray, shape (dim, width)
         Along which to look.
     group : int
-        Parts of so many rows are not cut any more.
+        Rows in a group.
     memory_budget : int
         Where it is short, rows are ordered slab by slab.
 
@@ -45,8 +48,8 @@ def similar_together(
     >>> sorted(order[:2].tolist()) in ([0, 2], [1, 3])
     True
     """
-    # A row's coordinates, twice, and what is made of them.
-    n_slab = max(group, memory_budget // (8 * directions.shape[1] + 32))
+    # A row's coordinates, three times, and what is made of them.
+    n_slab = max(group, memory_budget // (12 * directions.shape[1] + 64))
     n_slab = -(-n_slab // group) * group
     order = np.empty(len(rows), dtype=np.int64)
     for start in range(0, len(rows), n_slab):
@@ -66,18 +69,37 @@ def _coordinates(rows: Embeddings, start: int, stop: int, directions: FloatArray
 
 def _order(places: FloatArray, group: int) -> IntArray:
     order = np.arange(len(places))
+    n_part = max(1, _N_PART // group) * group
     parts = [(0, len(places))]
     while parts:
         first, last = parts.pop()
-        n_groups = -(-(last - first) // group)
-        if n_groups < 2:
-            continue
         part = order[first:last]
+        if len(part) <= n_part:
+            order[first:last] = part[_gather(places[part], group)]
+            continue
         longest = _longest(places[part[:: -(-len(part) // _N_LOOKED_AT)]])
-        middle = n_groups // 2 * group
+        middle = len(part) // group // 2 * group
         order[first:last] = part[np.argpartition(places[part] @ longest, middle)]
         parts += [(first, first + middle), (first + middle, last)]
     return order
+
+
+def _gather(places: FloatArray, group: int) -> IntArray:
+    """Whoever is farthest from the middle comes with those in nearly the same direction from it."""
+    places = places - places.mean(axis=0)
+    lengths = np.linalg.norm(places, axis=1)
+    left = np.argsort(-lengths, kind="stable")
+    rest = places[left] / (lengths[left, None] + np.float32(1e-30))
+    groups = []
+    while len(left) > group:
+        cut = len(left) - group
+        nearest = np.argpartition(rest @ rest[0], cut)[cut:]
+        nearest = np.argpartition(rest @ rest[nearest].mean(axis=0), cut)[cut:]
+        groups.append(left[nearest])
+        is_left = np.ones(len(left), dtype=bool)
+        is_left[nearest] = False
+        left, rest = left[is_left], rest[is_left]
+    return np.concatenate([*groups, left])
 
 
 def _longest(places: FloatArray) -> FloatArray:

@@ -39,7 +39,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _GROUP = 24
 _STRIP = 20 * _GROUP
 _BLOCK, _FETCHED = 2048, 1024
-_N_SAMPLED, _N_TRIED = 8192, 6
+_N_SAMPLED, _N_TRIED = 8192, 12
 # Work per pair besides a product's multiply-adds, in multiply-adds; measured on two cores.
 _LOOK_PLAIN, _LOOK, _FETCH, _FETCH_STORED = 60, 35, 500, 2500
 
@@ -86,7 +86,7 @@ def plan_screen(
     -------
     Screen or None
         None if there is no room, or too little to screen: fewer than 16,384 columns, or k above
-        a 32nd of them. Scores with an offset are not screened either.
+        a twentieth of them. Scores with an offset are not screened either.
 
     Examples
     --------
@@ -103,34 +103,41 @@ def plan_screen(
         return None
     rng = np.random.default_rng(0)
     basis = principal_basis(scores.rows, scores.columns, rng)
-    order = similar_together(
-        scores.rows, basis[:, :32], group=_GROUP, memory_budget=memory_budget // 4
-    )
     sample = np.sort(rng.choice(n_columns, _N_SAMPLED, replace=False))
+    references = scores.columns.take(sample)
+    # Widths that are whole for the processor once the bounds are added.
+    widths = 16 * np.unique(np.linspace(1, room.widest // 16, 8).astype(int)) - N_BOUNDS
+    some = scores.rows.take(rng.choice(n_rows, min(n_rows, _GROUP), replace=False))
+    if _least_wanted(some, references[::8], basis, widths[-1], k / n_columns) > room.most_share:
+        return Screen(basis[:, :14].copy(), np.arange(n_rows), sample, np.inf, room.is_widened)
+    order = similar_together(
+        scores.rows, basis[:, :64], group=_GROUP, memory_budget=memory_budget // 4
+    )
     n_groups = max(1, n_rows // _GROUP)
     tried = rng.choice(n_groups, min(n_groups, _N_TRIED), replace=False)[:, None] * _GROUP
     tried = np.minimum(tried + np.arange(_GROUP), n_rows - 1)
     items = scores.rows.take(order[tried.ravel()])
-    references = scores.columns.take(sample)
     n_best = max(1, round(k * len(references) / n_columns))
     least = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best]
-    rank = _rank(k * len(references) / n_columns)
-    # Widths that are whole for the processor once the bounds are added.
-    widths = 16 * np.unique(np.linspace(1, room.widest // 16, 8).astype(int)) - N_BOUNDS
-    costs = np.empty(len(widths))
-    for number, (likely, bounds) in enumerate(bounds_of(items, references, basis, widths)):
-        floors = np.partition(likely, -rank, axis=1)[:, -rank]
+    best, least_cost = 0, np.inf
+    for width, (likely, bounds) in zip(
+        widths, bounds_of(items, references, basis, widths), strict=True
+    ):
+        floors = _floors(likely.copy(), k / n_columns)
         reached = (bounds >= floors[:, None]).reshape(len(tried), _GROUP, -1)
         wanted = reached.any(axis=1).mean(axis=1)
-        is_whole = wanted > room.most_wanted / n_columns
+        is_whole = wanted > room.most_share
         unproven = np.where(np.repeat(is_whole, _GROUP), 1.0, least < floors).mean()
         fetched = np.where(is_whole, 0.0, wanted).mean()
-        costs[number] = fetched * (dim + room.fetch) + unproven * (dim + _LOOK_PLAIN)
-    costs += _LOOK + widths * (1 + dim / n_rows + _N_SAMPLED / n_columns)
-    costs /= dim + _LOOK_PLAIN
-    best = int(np.argmin(costs))
-    directions = np.ascontiguousarray(basis[:, : widths[best]])
-    return Screen(directions, order, sample, float(costs[best]), room.is_widened)
+        cost = fetched * (dim + room.fetch) + unproven * (dim + _LOOK_PLAIN)
+        cost += _LOOK + width * (1 + dim / n_rows + _N_SAMPLED / n_columns)
+        if cost < least_cost:
+            best, least_cost = width, cost
+        elif least_cost < dim:
+            break  # wider heads save less than they cost
+    directions = np.ascontiguousarray(basis[:, :best])
+    expected = float(least_cost / (dim + _LOOK_PLAIN))
+    return Screen(directions, order, sample, expected, room.is_widened)
 
 
 def screened_means(
@@ -185,12 +192,23 @@ def screened_means(
     return means
 
 
-def _rank(expected: float) -> int:
-    """The place in a sample of the score that k of the whole bank should reach.
+def _floors(likely: FloatArray, share: float) -> FloatArray:
+    """A score per item that a share of the whole bank should reach, from scores with a sample.
 
-    Rarely too high: an item that finds fewer than k pays for the whole bank.
+    Rarely too high: an item that finds fewer than k pays for the whole bank. Puts them in order.
     """
-    return int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
+    expected = share * likely.shape[1]
+    rank = int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
+    likely.partition(-rank, axis=1)
+    return likely[:, -rank].copy()
+
+
+def _least_wanted(
+    items: FloatArray, references: FloatArray, basis: FloatArray, width: int, share: float
+) -> float:
+    """The share of references that items want each, before groups want more."""
+    ((likely, bounds),) = bounds_of(items, references, basis, [width])
+    return float((bounds >= _floors(likely, share)[:, None]).mean())
 
 
 class _Room:
@@ -205,9 +223,10 @@ class _Room:
         # Heads of more than half are seldom worth their while.
         self.widest = min(max(16, columns.dim // 2), columns.dim, room // (4 * n_columns))
         self.fetch = _FETCH if self.is_widened or columns.in_memory else _FETCH_STORED
-        # A group that wants more than a quarter had better be scored with all.
+        # A group that wants more than two fifths had better be scored with all.
         self._worker = memory_budget // (8 * count_threads())
-        self.most_wanted = min(n_columns // 4, self._worker // (4 * _GROUP))
+        self.most_wanted = min(2 * n_columns // 5, self._worker // (4 * _GROUP))
+        self.most_share = self.most_wanted / n_columns
 
     def n_strip(self, held_bytes: int, k: int, most: int) -> int:
         """Rows per strip: whole groups."""
@@ -240,12 +259,12 @@ class _Bank:
         self.held_bytes = self._heads.nbytes + held.nbytes
         self._sample = self._heads[screen.sample]
         self._sample[:, width:] = 0  # the likeliest scores, not the highest possible
-        self._rank = _rank(k * len(screen.sample) / len(columns))
+        self._share = k / len(columns)
 
     def means(self, items: FloatArray, stop: threading.Event) -> FloatArray:
         """Find the means of a strip."""
         heads = bounding_heads(items, self._directions, is_item=True)
-        floors = self._guess_floors(heads)
+        floors = _floors(heads @ self._sample.T, self._share)
         starts = np.arange(0, len(items), _GROUP)
         wanted = self._wanted(heads, floors, starts, stop)
         # Fresh memory for every group would cost more than the products made in it.
@@ -266,12 +285,6 @@ class _Bank:
         if unproven:
             means[unproven] = self._in_full(items[unproven], stop)
         return means
-
-    def _guess_floors(self, heads: FloatArray) -> FloatArray:
-        scores = heads @ self._sample.T
-        cut = scores.shape[1] - self._rank
-        scores.partition(cut, axis=1)
-        return scores[:, cut].copy()
 
     def _wanted(
         self, heads: FloatArray, floors: FloatArray, starts: IntArray, stop: threading.Event
