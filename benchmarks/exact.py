@@ -5,11 +5,17 @@ shows both), k = 128, at the size of Flickr30k (1,000 items, 29,000 references),
 of its captions (5,000 × 113,000) and with all of them (5,000 × 566,000), 512 dimensions. Two more
 sets show what depends on the data: the clusters of `sweep.py`, in which all directions weigh the
 same, and Flickr8k itself (all photos, its captions and COCO's, 256 dimensions) where it is at hand.
-The runs of all engines are interleaved; medians and ratios count. The softmax rows compare one
-DBNorm fit with the published arithmetic done plainly: the whole score matrix, one exp per score and
-bank. Then search with and without a correction, and how fast this machine multiplies at all.
+The runs of all engines are interleaved, in random order; medians and ratios count. The softmax rows
+compare one DBNorm fit with the published arithmetic done plainly: the whole score matrix, one exp
+per score and bank. Then search with and without a correction, and how fast this machine multiplies
+at all.
+
+kiez asks for an older numpy than ours, so it runs beside us in an environment of its own:
+
+    python -m venv kiez && kiez/bin/pip install kiez "scikit-learn<1.6" "numpy<2"
 
     python benchmarks/exact.py [--small] [--runs 3] [--output FILE.json] [--plot FILE.png]
+                               [--kiez kiez/bin/python]
     python benchmarks/exact.py --tables    # print the stored results
     python benchmarks/exact.py --spectrum
 """
@@ -20,10 +26,13 @@ import io
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -158,6 +167,54 @@ def fits(gallery: Floats, references: Floats) -> dict[str, Callable[[], Floats |
     }
 
 
+# The fit of its CSLS is the same job: the k references nearest to every item. Unit rows again.
+_KIEZ = """
+import sys, warnings
+from importlib.metadata import version
+import numpy as np
+from kiez import Kiez
+warnings.simplefilter("ignore")
+gallery, references = (np.load(sys.argv[1] + "/" + name) for name in ("g.npy", "r.npy"))
+print(version("kiez"), flush=True)
+for line in sys.stdin:
+    found = Kiez(
+        n_candidates=int(line), algorithm="SklearnNN", hubness="CSLS",
+        algorithm_kwargs={"algorithm": "brute", "metric": "sqeuclidean"},
+    ).fit(references, gallery)
+    np.save(sys.argv[1] + "/m.npy", (1 - found.hubness.r_dist_train_ / 2).mean(axis=1))
+    print("done", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def kiez_fit(
+    python: str | None, gallery: Floats, references: Floats
+) -> Iterator[dict[str, Callable[[], Floats | None]]]:
+    """A process that has everything loaded and waits to be asked."""
+    if python is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/g.npy", gallery)
+        np.save(f"{folder}/r.npy", references)
+        command = [python, "-c", _KIEZ, folder]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            asked, answers = process.stdin, process.stdout
+            name = f"kiez {answers.readline().strip()}, CSLS"
+
+            def fit() -> Floats:
+                print(K, file=asked, flush=True)
+                if answers.readline() != "done\n":
+                    raise RuntimeError("kiez failed; its message stands above")
+                return np.asarray(np.load(f"{folder}/m.npy"))
+
+            yield {name: fit}
+            asked.close()
+
+
 def softmax_fits(
     gallery: Floats, references: Floats, bank: Floats
 ) -> dict[str, Callable[[], Floats | None]]:
@@ -188,19 +245,36 @@ def searches(n_queries: int) -> dict[str, Callable[[], Any]]:
 
 
 def products() -> dict[str, Callable[[], Any]]:
-    """4,096 × 512 × 8,192 in every arithmetic at hand, into memory that is there already."""
+    """4,096 × 512 × 8,192 in every arithmetic at hand, into memory that is there if it may be."""
+    import numkong
     import torch
 
     rng = np.random.default_rng(0)
     left, right = (rng.normal(size=(n, 512)).astype(np.float32) for n in (4096, 8192))
-    small, large = (torch.from_numpy((30 * rows).astype(np.int8)) for rows in (left, right))
-    tensors = torch.from_numpy(left), torch.from_numpy(right)
+    few, many = ((30 * rows).astype(np.int8) for rows in (left, right))
+    small, large, *tensors = (torch.from_numpy(rows) for rows in (few, many, left, right))
     out = np.empty((4096, 8192), dtype=np.float32)
     floats, whole = torch.from_numpy(out), torch.empty(4096, 8192, dtype=torch.int32)
+    # torch has faster int8 products for processors without VNNI, but means to give them up.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer = torch.ops.quantized.linear_prepack(
+            torch.quantize_per_tensor(tensors[1], 0.03, 0, torch.qint8), None
+        )
+        asked = torch.quantize_per_tensor(tensors[0], 0.06, 64, torch.quint8)
+    packed = numkong.dots_pack(many)
+    halves = few[:2048], few[2048:]
+
+    def by_numkong() -> None:
+        with ThreadPoolExecutor(2) as both:  # a call has one thread
+            list(both.map(lambda half: numkong.dots_packed(half, packed), halves))
+
     return {
         "float32, numpy": lambda: np.matmul(left, right.T, out=out),
         "float32, torch": lambda: torch.mm(tensors[0], tensors[1].T, out=floats),
         "int8, torch": lambda: torch._int_mm(small, large.T, out=whole),
+        "int8, torch's quantised layer": lambda: torch.ops.quantized.linear(asked, layer, 1.0, 128),
+        "int8, numkong": by_numkong,
     }
 
 
@@ -218,7 +292,7 @@ def _products(gallery: Floats, references: Floats) -> Products:
     return Products(nnnorm.open_embeddings(gallery), nnnorm.open_embeddings(references))
 
 
-def measure(names: list[str], n_runs: int) -> dict[str, Any]:
+def measure(names: list[str], n_runs: int, kiez: str | None) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         n_bank = 0
@@ -230,19 +304,21 @@ def measure(names: list[str], n_runs: int) -> dict[str, Any]:
             n_items, n_references, n_bank = SIZES[name]
             gallery, references = make_falling(n_items, n_references, 512, seed=0)
         (n_items, dim), n_references = gallery.shape, len(references)
-        jobs = fits(gallery, references)
-        if n_bank:
-            bank = make_falling(n_bank, 1, dim, seed=0)[0]
-            jobs |= softmax_fits(gallery, references, bank)
-        times: dict[str, list[float]] = {job: [] for job in jobs}
-        values: dict[str, Any] = {}
-        # The largest takes minutes: once, and the ratios are steady.
-        for run in range(n_runs if n_references < 500_000 else 1):
-            for job, work in jobs.items():
-                started = time.perf_counter()
-                values[job] = work()
-                times[job].append(round(time.perf_counter() - started, 3))
-                print(f"{name}, run {run + 1}: {job} {times[job][-1]:.2f} s", file=sys.stderr)
+        with kiez_fit(kiez, gallery, references) as its:
+            jobs = fits(gallery, references) | its
+            if n_bank:
+                bank = make_falling(n_bank, 1, dim, seed=0)[0]
+                jobs |= softmax_fits(gallery, references, bank)
+            times: dict[str, list[float]] = {job: [] for job in jobs}
+            values: dict[str, Any] = {}
+            # The largest takes minutes: once, and the ratios are steady.
+            for run in range(n_runs if n_references < 500_000 else 1):
+                # In another order every time: what a job leaves behind slows down the next.
+                for job in np.random.default_rng(run).permutation(list(jobs)).tolist():
+                    started = time.perf_counter()
+                    values[job] = jobs[job]()
+                    times[job].append(round(time.perf_counter() - started, 3))
+                    print(f"{name}, run {run + 1}: {job} {times[job][-1]:.2f} s", file=sys.stderr)
         results[name] = {
             "n_items": n_items,
             "n_references": n_references,
@@ -360,6 +436,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--output", type=Path, help=f"JSON, such as {OUTPUT.name}")
     parser.add_argument("--plot", type=Path, help=f"PNG, such as {PLOT.name}")
+    parser.add_argument("--kiez", metavar="PYTHON", help="a Python that has kiez, to compare it")
     parser.add_argument("--tables", action="store_true", help="print the stored results")
     parser.add_argument("--spectrum", action="store_true", help="made embeddings beside real ones")
     options = parser.parse_args()
@@ -381,7 +458,7 @@ def main() -> int:
     about["versions"]["torch"] = version("torch")
     n_queries = 5000 if options.small else 25_000
     results = {
-        "sizes": measure(names, options.runs),
+        "sizes": measure(names, options.runs, options.kiez),
         "search": interleaved(searches(n_queries), 2 * options.runs + 1),
         "products": interleaved(products(), 2 * options.runs + 1),
         "n_queries": n_queries,

@@ -33,7 +33,7 @@ _INEXACT = ("approximate", "faiss-ivf")
 # A product of fewer multiply-adds takes a second; a look for something better, a fifth of one.
 _WORTH_A_LOOK = 10**11
 # Expected time over that of the whole product: some room for a look that was too rosy.
-_WORTH_SCREENING = 0.7
+_WORTH_SCREENING = 0.8
 # Items on which the error of somebody else's approximation is measured.
 _N_CHECKED = 256
 
