@@ -98,6 +98,8 @@ class Embeddings:
 
     def rows(self, start: int, stop: int) -> FloatArray:
         """Rows ``start:stop`` as a C-ordered float32 array; may be a view, so don't write to it."""
+        if self.in_memory:
+            return np.asarray(self._parts[0][start:stop])
         first = min(int(np.searchsorted(self._starts, start, "right")), len(self._parts)) - 1
         pieces: list[npt.NDArray[Any]] = []
         for part, offset in zip(self._parts[first:], self._starts[first:], strict=False):
@@ -288,11 +290,11 @@ def _check_rows(opened: Embeddings) -> FloatArray:
         # A NaN or infinite entry always shows in its row's sum of squares.
         if not np.isfinite(squares).all():
             _raise_not_finite(opened, start, block)
-        tiny = squares < 1e-30  # may have underflowed: these few again, in float64
-        exact = block[tiny].astype(np.float64)
-        squares[tiny] = 0
-        norms[start : start + len(block)] = np.sqrt(squares)
-        norms[start : start + len(block)][tiny] = np.sqrt((exact**2).sum(axis=1))
+        lengths = np.sqrt(squares)
+        if squares.min() < 1e-30:  # may have underflowed: these few again, in float64
+            tiny = squares < 1e-30
+            lengths[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
+        norms[start : start + len(block)] = lengths
     if norms.min() == 0:
         zero = np.flatnonzero(norms == 0)
         raise NNNormError(

@@ -158,8 +158,9 @@ class LocalStore(Store):
             return Found(nothing.astype(np.int64), nothing.astype(np.float32))
         labels, scores = self._search(np.ascontiguousarray(queries), k)
         # Faiss, for one, fills empty places with the label −1 and the score −3.4e38.
-        missing = labels < 0
-        scores = np.where(missing, np.float32(-np.inf), scores).astype(np.float32)
+        if (missing := labels < 0).any():
+            scores = np.where(missing, np.float32(-np.inf), scores)
+        scores = scores.astype(np.float32, copy=False)
         values = self._values_of(labels) if self._values else None
         ids: Ids = labels
         if self._names:

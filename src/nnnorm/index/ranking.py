@@ -48,11 +48,13 @@ def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:
     >>> rank(np.array([[7, -1]]), np.float32([[0.5, -np.inf]]), 2).indices.tolist()
     [[7]]
     """
-    width = min(k, int(np.isfinite(scores).sum(axis=1).max(initial=0)))
+    width = min(k, scores.shape[1])
     if (scores[:, 1:] > scores[:, :-1]).any():  # cosine and L2 may tie where the product does not
         order = np.argsort(-scores, axis=1, kind="stable")
         scores = np.take_along_axis(scores, order, axis=1)
         ids = np.take_along_axis(ids, order, axis=1)
+    if not np.isfinite(scores[:, width - 1 : width]).any():
+        width = int(np.isfinite(scores[:, :width]).sum(axis=1).max(initial=0))
     return IndexRanking(
         scores[:, :width],
         ids[:, :width],

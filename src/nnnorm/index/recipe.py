@@ -26,6 +26,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
 # Room for items that come later and are a little longer, or have a larger bias.
 _HEADROOM = 1.05
+_TARGETS = get_args(Target)
 # Norms that differ by more than this make graph search lose items.
 _EQUAL = 0.01
 # Norms this near to 1 are 1 but for rounding.
@@ -96,7 +97,7 @@ class Recipe:
     @property
     def target(self) -> Target | None:
         """The way, where it adds coordinates."""
-        return self.way if self.way in get_args(Target) else None  # type: ignore[return-value]
+        return self.way if self.way in _TARGETS else None  # type: ignore[return-value]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
