@@ -7,11 +7,10 @@ what else the machine did; a server by the clock on the wall. Of several rounds 
 latency is the median over the batches, and so is the ratio of the two sides. Recall is against the
 exact search, uncorrected and corrected.
 
-Whichever index is loaded last is the faster one, by up to 8 % (hnswlib), where their memory lies
-decides; so both are opened twice, each once as the last, and the mean counts. Two graphs over the
-same items differ in latency, and so do two divisions into cells: these are built several times,
-from items in another order each time. A row has the median over its builds, and the smallest and
-largest ratio.
+Whichever index is loaded last is the faster one, by up to 8 % (hnswlib). So both are opened twice,
+each once as the last, and the mean counts. Two graphs over the same items differ in latency, and so
+do two divisions into cells: these are built several times, from items in another order each time. A
+row has the median over its builds, and the smallest and largest ratio.
 
     python benchmarks/engines.py                        # measure all, write JSON, print the table
     python benchmarks/engines.py --engine faiss-hnsw    # measure some anew, keep the others
@@ -30,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -226,16 +225,12 @@ def measure_once(
 def open_both(
     plain_url: str, corrected_url: str, plain_last: bool
 ) -> Iterator[tuple[Store, CorrectedIndex]]:
-    plain = open_store(plain_url)
-    if not plain_last:
-        plain.facts()  # a store is loaded when it is first needed
-    index = open_index(corrected_url)
-    plain.facts()
-    try:
-        yield plain, index
-    finally:
-        index.close()
-        plain.close()
+    with closing(open_store(plain_url)) as plain:
+        if not plain_last:
+            plain.facts()  # a store is loaded when it is first needed
+        with open_index(corrected_url) as index:
+            plain.facts()
+            yield plain, index
 
 
 def ask_in_turns(plain: Store, index: CorrectedIndex, queries: Floats, engine: Engine) -> Record:

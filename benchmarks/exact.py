@@ -203,7 +203,9 @@ def kiez_fit(
             assert process.stdin is not None
             assert process.stdout is not None
             asked, answers = process.stdin, process.stdout
-            name = f"kiez {answers.readline().strip()}, CSLS"
+            if not (its_version := answers.readline().strip()):
+                raise RuntimeError("kiez does not start; its message stands above")
+            name = f"kiez {its_version}, CSLS"
 
             def fit() -> Floats:
                 print(K, file=asked, flush=True)
@@ -245,7 +247,7 @@ def searches(n_queries: int) -> dict[str, Callable[[], Any]]:
 
 
 def products() -> dict[str, Callable[[], Any]]:
-    """4,096 × 512 × 8,192 in every arithmetic at hand, into memory that is there if it may be."""
+    """4,096 × 512 × 8,192 in every arithmetic at hand; numkong comes with usearch."""
     import numkong
     import torch
 
@@ -255,7 +257,8 @@ def products() -> dict[str, Callable[[], Any]]:
     small, large, *tensors = (torch.from_numpy(rows) for rows in (few, many, left, right))
     out = np.empty((4096, 8192), dtype=np.float32)
     floats, whole = torch.from_numpy(out), torch.empty(4096, 8192, dtype=torch.int32)
-    # torch has faster int8 products for processors without VNNI, but means to give them up.
+    # torch has faster int8 products for processors without VNNI, which also write int8, but means
+    # to give them up.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         layer = torch.ops.quantized.linear_prepack(
@@ -376,7 +379,9 @@ def tables(results: dict[str, Any]) -> str:
     cpu, versions = results["machine"], results["versions"]
     parts.append(
         f"Medians of {results['runs']} interleaved runs (the largest: one), {cpu['cpu']}, "
-        f"{cpu['cores']} cores, numpy {versions['numpy']}, torch {versions['torch']}."
+        f"{cpu['cores']} cores, "
+        + ", ".join(f"{name} {versions[name]}" for name in ("numpy", "torch", "numkong"))
+        + "."
     )
     return "\n\n".join(parts)
 
@@ -455,7 +460,7 @@ def main() -> int:
     if not options.small and (DATA / "flickr8k").is_dir():
         names.append(REAL)
     about = machine()
-    about["versions"]["torch"] = version("torch")
+    about["versions"] |= {name: version(name) for name in ("torch", "numkong")}
     n_queries = 5000 if options.small else 25_000
     results = {
         "sizes": measure(names, options.runs, options.kiez),

@@ -261,13 +261,44 @@ def test_progress_counts_every_score_once():
 
 def test_a_falling_spectrum_is_cheap_and_a_flat_one_is_not():
     cheap, dear = (plan_screen(make(data, normalize=True), K) for data in (falling, flat))
-    assert cheap.cost < 0.9 * dear.cost
+    assert cheap.cost < 1 < dear.cost
+
+
+def halves(n, first, second):
+    """Rows of which half have one spectrum and half the other."""
+    rng = np.random.default_rng(n)
+    rows = [rng.normal(size=(n // 2, len(side))) * side for side in (first, second)]
+    return nnnorm.open_embeddings(np.concatenate(rows))
+
+
+def test_heads_are_wide_enough_for_both_halves_of_a_mixed_gallery():
+    narrow, wide = (np.full(256, 0.004) for _ in range(2))
+    narrow[:12] = 0.85 ** np.arange(12)
+    wide[12:92] = 0.3 * 0.97 ** np.arange(80)
+    sides = (halves(n, narrow, wide) for n in (600, N_REFERENCES))
+    screen = plan_screen(Products(*sides), 5)
+    assert screen.directions.shape[1] > 40  # 14 are enough for the first half
+    assert screen.cost < 0.6
+
+
+def test_a_gallery_of_which_half_is_flat_is_not_given_up():
+    falls = 0.9 ** np.arange(256)
+    bank = halves(N_REFERENCES, *2 * [np.hypot(falls, 0.2)])
+    screen = plan_screen(Products(halves(600, falls, np.ones(256)), bank), 5)
+    assert screen.cost < np.inf
+    assert screen.order.tolist() != list(range(600))
 
 
 def test_a_plan_that_can_t_pay_is_given_up_before_items_are_ordered():
     screen = plan_screen(make(flat, normalize=True), K)
     assert screen.cost == np.inf
     assert screen.order.tolist() == list(range(N_ITEMS))
+
+
+def test_a_large_gallery_of_short_rows_is_not_put_in_order_for_a_small_bank():
+    rng = np.random.default_rng(0)
+    rows, columns = (nnnorm.open_embeddings(falling(rng, n)) for n in (9000, N_REFERENCES))
+    assert plan_screen(Products(rows, columns), K).cost == np.inf
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 Engine = Literal["auto", "float32", "screened", "torch", "cuda", "mps", "approximate", "faiss-ivf"]
 ENGINE_NAMES: tuple[str, ...] = get_args(Engine)
 _INEXACT = ("approximate", "faiss-ivf")
-# A product of fewer multiply-adds takes a second; a look for something better, a fifth of one.
+# A product of fewer multiply-adds takes a second; a look for something better, a quarter of one.
 _WORTH_A_LOOK = 10**11
 # Expected time over that of the whole product: some room for a look that was too rosy.
 _WORTH_SCREENING = 0.8

@@ -170,8 +170,10 @@ def _lengths(
     lengths = np.empty((len(head), N_BOUNDS), dtype=np.float32)
     left = np.maximum(squares - _squares(head), 0)
     # A float32 sum of n products is wrong by n roundings of the two lengths at most: that of the
-    # row's squares by dim, that of the head's by as many and twice what the head is wrong by.
-    lengths[:, 0] = np.sqrt(left + 8 * dim * _ROUNDING * squares)
+    # row's squares by dim, that of the head's by fewer, and so is each of the head's coordinates,
+    # which count twice; directions are not quite at right angles either.
+    roundings = (4 + 2 * np.sqrt(head.shape[1])) * dim
+    lengths[:, 0] = np.sqrt(left + roundings * _ROUNDING * squares)
     lengths[:, 1] = np.sqrt(squares)
     if is_item:
         lengths[:, 1] *= 4 * dim * np.sqrt(head.shape[1]) * _ROUNDING

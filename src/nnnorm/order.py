@@ -1,11 +1,13 @@
 """An order of rows in which neighbours are similar, so that groups of them want the same."""
 
+import threading
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
+from nnnorm.threads import count_threads, strips_in_order
 
 __all__ = ["similar_together"]
 
@@ -23,7 +25,8 @@ def similar_together(
     """Put rows in an order in which groups of neighbours are similar.
 
     Many rows are halved again and again, along the direction in which a part is longest. In a part
-    that is small enough, the row farthest from the middle gathers its nearest ones, and so on.
+    that is small enough, the row farthest from the middle gathers those in nearly its direction
+    from there, then the next does.
 
     Parameters
     ----------
@@ -48,13 +51,16 @@ def similar_together(
     >>> sorted(order[:2].tolist()) in ([0, 2], [1, 3])
     True
     """
-    # A row's coordinates, three times, and what is made of them.
-    n_slab = max(group, memory_budget // (12 * directions.shape[1] + 64))
-    n_slab = -(-n_slab // group) * group
+    width, room = directions.shape[1], memory_budget // 2
+    # A row's coordinates, twice, and what is made of them; in a thread's part, four times.
+    n_slab = max(1, room // (8 * width + 64) // group) * group
+    n_part = min(_N_PART, room // (16 * width + 64) // count_threads())
+    n_part = max(1, n_part // group) * group
     order = np.empty(len(rows), dtype=np.int64)
     for start in range(0, len(rows), n_slab):
         stop = min(start + n_slab, len(rows))
-        order[start:stop] = start + _order(_coordinates(rows, start, stop, directions), group)
+        places = _coordinates(rows, start, stop, directions)
+        order[start:stop] = start + _order(places, group, n_part)
     return order
 
 
@@ -67,25 +73,32 @@ def _coordinates(rows: Embeddings, start: int, stop: int, directions: FloatArray
     return places
 
 
-def _order(places: FloatArray, group: int) -> IntArray:
+def _order(places: FloatArray, group: int, n_part: int) -> IntArray:
     order = np.arange(len(places))
-    n_part = max(1, _N_PART // group) * group
-    parts = [(0, len(places))]
-    while parts:
-        first, last = parts.pop()
+    large, small = [(0, len(places))], []
+    while large:
+        first, last = large.pop()
         part = order[first:last]
         if len(part) <= n_part:
-            order[first:last] = part[_gather(places[part], group)]
+            small.append((first, last))
             continue
         longest = _longest(places[part[:: -(-len(part) // _N_LOOKED_AT)]])
-        middle = len(part) // group // 2 * group
+        middle = -(-len(part) // group) // 2 * group
         order[first:last] = part[np.argpartition(places[part] @ longest, middle)]
-        parts += [(first, first + middle), (first + middle, last)]
+        large += [(first, first + middle), (first + middle, last)]
+
+    def gather(number: int, _: int) -> None:
+        first, last = small[number]
+        part = order[first:last]
+        order[first:last] = part[_gather(places[part], group)]
+
+    for _ in strips_in_order(gather, len(small), 1, threading.Event()):
+        pass
     return order
 
 
 def _gather(places: FloatArray, group: int) -> IntArray:
-    """Whoever is farthest from the middle comes with those in nearly the same direction from it."""
+    """Whoever is farthest from the middle leads a group of those in nearly the same direction."""
     places = places - places.mean(axis=0)
     lengths = np.linalg.norm(places, axis=1)
     left = np.argsort(-lengths, kind="stable")

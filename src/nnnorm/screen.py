@@ -40,8 +40,14 @@ _GROUP = 24
 _STRIP = 20 * _GROUP
 _BLOCK, _FETCHED = 2048, 1024
 _N_SAMPLED, _N_TRIED = 8192, 12
+# Where more items than this want too much each, the gallery is not even put in order; nor where
+# that would take more than this share of the whole product.
+_HOPELESS, _TOO_LONG = 0.8, 0.2
 # Work per pair besides a product's multiply-adds, in multiply-adds; measured on two cores.
 _LOOK_PLAIN, _LOOK, _FETCH, _FETCH_STORED = 60, 35, 500, 2500
+# Multiply-adds of one core in the time in which a row of a large gallery finds its group, and how
+# large that is. More cores make it no quicker.
+_ORDER, _LARGE = 400_000, 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +59,11 @@ class Screen:
     directions : ndarray, shape (dim, width)
         What heads are made of.
     order : ndarray, shape (n_rows,)
-        Rows, similar ones together.
+        Rows, similar ones together; as they are where nothing can be gained.
     sample : ndarray, shape (n_sampled,)
         Columns that guess the floors.
     cost : float
-        Expected time over that of the whole product.
+        Expected time over that of the whole product; infinite where nothing can be gained.
     is_widened : bool
         Whether stored columns are held as float32.
     """
@@ -80,13 +86,14 @@ def plan_screen(
     k : int
     memory_budget : int
         Heads of all columns have to fit into half of it. Columns that are stored as something
-        else than float32 are widened once if both fit into three quarters.
+        else than float32 are widened once if both fit into three quarters. A sample of 8,192
+        columns is looked at twice, whatever the budget.
 
     Returns
     -------
     Screen or None
         None if there is no room, or too little to screen: fewer than 16,384 columns, or k above
-        a twentieth of them. Scores with an offset are not screened either.
+        a tenth of them (less where dim is small). Scores with an offset are not screened either.
 
     Examples
     --------
@@ -98,7 +105,7 @@ def plan_screen(
     n_rows, n_columns = scores.shape
     check_k(k, n_columns)
     dim, room = scores.rows.dim, _Room(n_columns, scores.columns, memory_budget)
-    has_few = n_columns < 2 * _N_SAMPLED or room.most_wanted < 8 * k
+    has_few = n_columns < 2 * _N_SAMPLED or room.most_wanted < 4 * k
     if has_few or room.widest < 16 or scores.offset is not None:
         return None
     rng = np.random.default_rng(0)
@@ -108,13 +115,17 @@ def plan_screen(
     # Widths that are whole for the processor once the bounds are added.
     widths = 16 * np.unique(np.linspace(1, room.widest // 16, 8).astype(int)) - N_BOUNDS
     some = scores.rows.take(rng.choice(n_rows, min(n_rows, _GROUP), replace=False))
-    if _least_wanted(some, references[::8], basis, widths[-1], k / n_columns) > room.most_share:
+    wants = _wants(some, references[::8], basis, widths[-1], k / n_columns)
+    ordering = _ORDER * min(1, n_rows / _LARGE) * count_threads() / n_columns
+    is_long = ordering > _TOO_LONG * (dim + _LOOK_PLAIN)
+    if is_long or (wants > room.most_share).mean() > _HOPELESS:
         return Screen(basis[:, :14].copy(), np.arange(n_rows), sample, np.inf, room.is_widened)
     order = similar_together(
         scores.rows, basis[:, :64], group=_GROUP, memory_budget=memory_budget // 4
     )
     n_groups = max(1, n_rows // _GROUP)
-    tried = rng.choice(n_groups, min(n_groups, _N_TRIED), replace=False)[:, None] * _GROUP
+    n_tried = min(_N_TRIED, n_groups, max(1, memory_budget // (4 * 13 * _GROUP * _N_SAMPLED)))
+    tried = rng.choice(n_groups, n_tried, replace=False)[:, None] * _GROUP
     tried = np.minimum(tried + np.arange(_GROUP), n_rows - 1)
     items = scores.rows.take(order[tried.ravel()])
     n_best = max(1, round(k * len(references) / n_columns))
@@ -130,10 +141,10 @@ def plan_screen(
         unproven = np.where(np.repeat(is_whole, _GROUP), 1.0, least < floors).mean()
         fetched = np.where(is_whole, 0.0, wanted).mean()
         cost = fetched * (dim + room.fetch) + unproven * (dim + _LOOK_PLAIN)
-        cost += _LOOK + width * (1 + dim / n_rows + _N_SAMPLED / n_columns)
+        cost += ordering + _LOOK + width * (1 + dim / n_rows + _N_SAMPLED / n_columns)
         if cost < least_cost:
             best, least_cost = width, cost
-        elif least_cost < dim:
+        elif not is_whole.any():
             break  # wider heads save less than they cost
     directions = np.ascontiguousarray(basis[:, :best])
     expected = float(least_cost / (dim + _LOOK_PLAIN))
@@ -195,7 +206,8 @@ def screened_means(
 def _floors(likely: FloatArray, share: float) -> FloatArray:
     """A score per item that a share of the whole bank should reach, from scores with a sample.
 
-    Rarely too high: an item that finds fewer than k pays for the whole bank. Puts them in order.
+    Rarely too high: an item that finds fewer than k pays for the whole bank. `likely` is
+    partitioned in place.
     """
     expected = share * likely.shape[1]
     rank = int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
@@ -203,12 +215,12 @@ def _floors(likely: FloatArray, share: float) -> FloatArray:
     return likely[:, -rank].copy()
 
 
-def _least_wanted(
+def _wants(
     items: FloatArray, references: FloatArray, basis: FloatArray, width: int, share: float
-) -> float:
-    """The share of references that items want each, before groups want more."""
+) -> FloatArray:
+    """The share of references that every item wants by itself; its group will want more."""
     ((likely, bounds),) = bounds_of(items, references, basis, [width])
-    return float((bounds >= _floors(likely, share)[:, None]).mean())
+    return np.asarray((bounds >= _floors(likely, share)[:, None]).mean(axis=1), dtype=np.float32)
 
 
 class _Room:
@@ -223,9 +235,10 @@ class _Room:
         # Heads of more than half are seldom worth their while.
         self.widest = min(max(16, columns.dim // 2), columns.dim, room // (4 * n_columns))
         self.fetch = _FETCH if self.is_widened or columns.in_memory else _FETCH_STORED
-        # A group that wants more than two fifths had better be scored with all.
         self._worker = memory_budget // (8 * count_threads())
-        self.most_wanted = min(2 * n_columns // 5, self._worker // (4 * _GROUP))
+        # A group that wants more had better be scored with all.
+        worth_fetching = min(0.4, (columns.dim + _LOOK_PLAIN) / (columns.dim + self.fetch))
+        self.most_wanted = min(int(worth_fetching * n_columns), self._worker // (4 * _GROUP))
         self.most_share = self.most_wanted / n_columns
 
     def n_strip(self, held_bytes: int, k: int, most: int) -> int:
