@@ -116,9 +116,9 @@ def plan_screen(
     widths = 16 * np.unique(np.linspace(1, room.widest // 16, 8).astype(int)) - N_BOUNDS
     some = scores.rows.take(rng.choice(n_rows, min(n_rows, _GROUP), replace=False))
     wants = _wants(some, references[::8], basis, widths[-1], k / n_columns)
+    is_hopeless = (wants > room.most_share).mean() > _HOPELESS
     ordering = _ORDER * min(1, n_rows / _LARGE) * count_threads() / n_columns
-    is_long = ordering > _TOO_LONG * (dim + _LOOK_PLAIN)
-    if is_long or (wants > room.most_share).mean() > _HOPELESS:
+    if is_hopeless or ordering > _TOO_LONG * (dim + _LOOK_PLAIN):
         return Screen(basis[:, :14].copy(), np.arange(n_rows), sample, np.inf, room.is_widened)
     order = similar_together(
         scores.rows, basis[:, :64], group=_GROUP, memory_budget=memory_budget // 4
