@@ -236,6 +236,16 @@ def test_a_second_file_that_belongs_to_another_index_is_refused(tmp_path):
         open_index(FaissStore(tmp_path / "a.faiss"))
 
 
+@pytest.mark.parametrize("store", ["faiss:?kind=hnsw", "hnswlib:", "usearch:"])
+def test_no_item_gets_lost_while_it_is_added(store):
+    """usearch itself, adding from two threads, loses some in most such builds."""
+    data = make_data(300, 10, 64, unit=True)
+    for _ in range(10):
+        index = build_index(store, data.gallery, data.bias)
+        found = index.search(data.gallery, k=1, weight=0.0).indices
+        np.testing.assert_array_equal(found[:, 0], np.arange(300))
+
+
 @pytest.mark.parametrize("kind", [FaissStore, HnswlibStore, UsearchStore])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_ctrl_c_around_the_engine_s_own_work_leaves_both_files_in_agreement(kind, after, tmp_path):

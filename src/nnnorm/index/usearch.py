@@ -1,7 +1,8 @@
 """usearch (`pip install 'nnnorm[usearch]'`): a graph in memory and in one file.
 
 Left to itself it stores bf16, three digits, and the correction drowns in the rounding; here it is
-asked for f32. It returns ``1 − product`` and calls that a distance.
+asked for f32. It returns ``1 − product`` and calls that a distance. Adding from several threads
+leaves items that no search finds again (its issue 735), so here one thread adds.
 """
 
 import os
@@ -37,7 +38,7 @@ class UsearchStore(LocalStore):
     ef_construction, ef : int
         Breadth of the search while building and searching (its expansions).
     threads : int
-        0 takes all cores; 1 builds the same index each time.
+        Of a search; 0 takes all cores. One thread builds, whatever this says.
     """
 
     engine = "usearch"
@@ -106,7 +107,7 @@ class UsearchStore(LocalStore):
         return np.array(self._index.keys, dtype=np.int64)
 
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
-        self._index.add(labels.astype(np.uint64), vectors, threads=self._threads)
+        self._index.add(labels.astype(np.uint64), vectors, threads=1)
 
     def _remove(self, labels: Labels) -> None:
         self._index.remove(labels.astype(np.uint64))
