@@ -1,4 +1,5 @@
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,9 @@ from nnnorm.encoders import load_encoder
 
 # Models are built by the tests; a name on the hub must not be looked for in the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Whoever runs the tests in the background ignores Ctrl-C, and so would the programs they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples on every run, and no deadline: machines differ.
 settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)

@@ -119,12 +119,11 @@ def test_export_makes_a_corrected_copy(data):
     assert again.exit_code == 0, again.output
 
 
-# The command line with a pause after each batch, and with Ctrl-C even where a parent ignores it.
+# The command line with a pause after each batch.
 SLOWLY = """
-import signal, time
+import time
 from nnnorm.cli import main
 from nnnorm.index.sqlite_vec import SqliteVecStore
-signal.signal(signal.SIGINT, signal.default_int_handler)
 add = SqliteVecStore.add
 SqliteVecStore.add = lambda self, items: (add(self, items), time.sleep(0.3))
 main()
