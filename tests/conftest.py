@@ -36,6 +36,7 @@ SLOW = (
     "tests/test_cli_encode.py",
     "tests/test_cli_index.py",
     "tests/test_cli_reproduce.py",
+    "tests/test_codes.py",
     "tests/test_docs.py::test_the_python_of_a_page_runs",
     "tests/test_encode.py",
     "tests/test_engines.py",

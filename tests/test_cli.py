@@ -154,6 +154,7 @@ def test_info_tells_versions_and_blas(files):
     assert facts["numpy"] == np.__version__
     assert facts["blas"]
     assert facts["engine"].startswith("auto: screened")
+    assert " times as fast as float32: " in facts["int8"]
     assert facts["threads"] >= 1
 
 

@@ -16,7 +16,7 @@ SOURCE = Path(nnnorm.__file__).parent
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
-HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
+HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec", "numkong"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
 
 # A module may import from the layers above its own, never from its own line's neighbours below.
@@ -24,10 +24,12 @@ LAYERS = [
     {"errors"},
     {"files", "parquet"},
     {"sources", "threads"},
-    {"embeddings", "reducers"},
+    {"embeddings", "reducers", "int8"},
     {"scores"},
     {"topk", "heads", "order"},
-    {"screen", "lists"},
+    {"codes", "lists"},
+    {"screen"},
+    {"screen_plan"},
     {"automatic", "transport", "bias", "approximate", "engine_torch", "engine_faiss"},
     {"engines"},
     {"methods", "search", "augment", "truth"},

@@ -11,10 +11,17 @@ import nnnorm.screen as screen_module
 from nnnorm.heads import bounding_heads, bounds_of, principal_basis
 from nnnorm.order import similar_together
 from nnnorm.scores import Products
-from nnnorm.screen import plan_screen, screened_means
+from nnnorm.screen import screened_means
+from nnnorm.screen_plan import plan_screen
 from nnnorm.topk import top_means
 
 N_ITEMS, N_REFERENCES, DIM, K = 300, 17_000, 48, 20
+
+
+@pytest.fixture(autouse=True)
+def float32_alone(monkeypatch):
+    """Coded heads have tests of their own; what is a gain should not depend on the machine."""
+    monkeypatch.setattr("nnnorm.screen_plan.fastest_int8", lambda: None)
 
 
 def falling(rng, n, *, by=0.8):
@@ -320,7 +327,8 @@ def test_scores_with_an_offset_are_not_screened():
 
 @pytest.mark.parametrize("n_threads", [1, 4, 16])
 def test_many_threads_share_the_room_there_is(monkeypatch, n_threads):
-    monkeypatch.setattr("nnnorm.screen.count_threads", lambda: n_threads)
+    for module in ("screen", "screen_plan"):
+        monkeypatch.setattr(f"nnnorm.{module}.count_threads", lambda: n_threads)
     scores = make(falling)
     screen = plan_screen(scores, K)
     found = screened_means(scores, K, screen)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 from nnnorm.approximate import approximate_means, choose_quality, residual
 from nnnorm.errors import NNNormError
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores
-from nnnorm.screen import plan_screen, screened_means
+from nnnorm.screen import screened_means
+from nnnorm.screen_plan import plan_screen
 from nnnorm.topk import top_means
 
 __all__ = ["ENGINE_NAMES", "Engine", "check_engine", "means_by"]

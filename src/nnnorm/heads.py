@@ -6,6 +6,7 @@ add more than the product of the two lengths that are left: Cauchy and Schwarz. 
 work bounds every score; `screen.py` makes exact means of that, and `approximate.py` quick ones.
 """
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -14,9 +15,20 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
 
-__all__ = ["N_BOUNDS", "bounding_heads", "bounds_of", "principal_basis", "turn"]
+__all__ = [
+    "N_BOUNDS",
+    "Heads",
+    "Reached",
+    "bounding_heads",
+    "bounds_of",
+    "principal_basis",
+    "squares",
+    "turn",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+# Some columns, and which of them reach the floor of which row.
+Reached: TypeAlias = Iterator[tuple[slice | npt.NDArray[np.int64], npt.NDArray[np.bool_]]]
 
 # Coordinates of a bounding head that hold lengths: what the rest has left, and rounding.
 N_BOUNDS = 2
@@ -49,8 +61,10 @@ def principal_basis(rows: Embeddings, columns: Embeddings, rng: np.random.Genera
     moments = np.zeros((rows.dim, rows.dim))
     for side in (rows, columns):
         some = rng.choice(len(side), min(len(side), _N_SAMPLED), replace=False)
-        sample = side.take(np.sort(some)).astype(np.float64)
-        moments += sample.T @ sample / np.square(sample).sum()
+        sample = side.take(np.sort(some))
+        sample = sample / (np.abs(sample).max() or 1)  # so that no square is too large
+        moment = (sample.T @ sample).astype(np.float64)
+        moments += moment / (moment.trace() or 1)
     _, directions = np.linalg.eigh(moments)
     return np.ascontiguousarray(directions[:, ::-1], dtype=np.float32)
 
@@ -83,8 +97,68 @@ def bounding_heads(embeddings: FloatArray, directions: FloatArray, *, is_item: b
     dim, width = directions.shape
     heads = np.empty((len(embeddings), width + N_BOUNDS), dtype=np.float32)
     np.matmul(embeddings, directions, out=heads[:, :width])
-    heads[:, width:] = _lengths(_squares(embeddings), heads[:, :width], dim, is_item)
+    heads[:, width:] = _lengths(squares(embeddings), heads[:, :width], dim, is_item)
     return heads
+
+
+class Heads:
+    """Bounding heads of references, as they are; `codes.py` has coded ones.
+
+    Parameters
+    ----------
+    n_rows, width : int
+        Of all heads, bounds not counted.
+    block : int
+        References that are looked through at a time.
+
+    Attributes
+    ----------
+    nbytes : int
+
+    Examples
+    --------
+    >>> rows = np.array([[0.8, 0.6], [-1.0, 0.0]], dtype=np.float32)
+    >>> first = np.array([[1.0], [0.0]], dtype=np.float32)
+    >>> heads = Heads(2, 1, block=2)
+    >>> heads.fill(0, bounding_heads(rows, first, is_item=False))
+    >>> item, floor = bounding_heads(rows[:1], first, is_item=True), np.array([0.9], np.float32)
+    >>> for columns, reached in heads.reached(item, floor, threading.Event()):
+    ...     print(columns, reached.tolist())
+    slice(0, 2, None) [[True, False]]
+    """
+
+    def __init__(self, n_rows: int, width: int, block: int) -> None:
+        self._heads = np.empty((n_rows, width + N_BOUNDS), dtype=np.float32)
+        self._block = block
+        self.nbytes = self._heads.nbytes
+
+    def fill(self, start: int, heads: FloatArray) -> None:
+        """Take in heads of references."""
+        self._heads[start : start + len(heads)] = heads
+
+    def reached(self, heads: FloatArray, floors: FloatArray, stop: threading.Event) -> Reached:
+        """Yield which references may reach the floors of items.
+
+        Parameters
+        ----------
+        heads : ndarray, shape (n_items, width + 2)
+        floors : ndarray, shape (n_items,)
+        stop : Event
+            Set when nobody wants to know any more.
+
+        Yields
+        ------
+        columns : slice
+        reached : ndarray, shape (n_items, n), bool
+        """
+        buffer = np.empty(len(heads) * self._block, dtype=np.float32)
+        for first in range(0, len(self._heads), self._block):
+            if stop.is_set():
+                return
+            block = self._heads[first : first + self._block]
+            bounds = buffer[: len(heads) * len(block)].reshape(len(heads), len(block))
+            np.matmul(heads, block.T, out=bounds)
+            yield slice(first, first + len(block)), bounds >= floors[:, None]
 
 
 def bounds_of(
@@ -114,7 +188,7 @@ def bounds_of(
     [[-1.0]] [[-1.0]]
     """
     turned = items @ basis, references @ basis
-    squares = _squares(items), _squares(references)
+    wholes = squares(items), squares(references)
     likely = np.zeros((len(items), len(references)), dtype=np.float32)
     bounds = np.empty_like(likely)
     done = 0
@@ -123,7 +197,7 @@ def bounds_of(
         done = width
         item_lengths, reference_lengths = (
             _lengths(whole, head[:, :width], len(basis), is_item)
-            for whole, head, is_item in zip(squares, turned, (True, False), strict=True)
+            for whole, head, is_item in zip(wholes, turned, (True, False), strict=True)
         )
         np.matmul(item_lengths, reference_lengths.T, out=bounds)
         bounds += likely
@@ -155,26 +229,33 @@ def turn(embeddings: Embeddings, directions: FloatArray) -> Embeddings:
     return Embeddings([turned], name=embeddings.name)
 
 
-def _squares(rows: FloatArray) -> npt.NDArray[np.float64]:
-    squares = np.einsum("ij,ij->i", rows, rows)
-    if squares.min(initial=1) < 1e-25 or squares.max(initial=1) > 1e25:
+def squares(rows: FloatArray) -> npt.NDArray[np.float64]:
+    """Squared length of every row.
+
+    Examples
+    --------
+    >>> squares(np.array([[3.0, 4.0]], dtype=np.float32)).tolist()
+    [25.0]
+    """
+    sums = np.einsum("ij,ij->i", rows, rows)
+    if sums.min(initial=1) < 1e-25 or sums.max(initial=1) > 1e25:
         # The square of a short row is nothing in float32, and that of a long one infinite.
         return np.asarray(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
-    return squares.astype(np.float64)
+    return sums.astype(np.float64)
 
 
 def _lengths(
-    squares: npt.NDArray[np.float64], head: FloatArray, dim: int, is_item: bool
+    whole: npt.NDArray[np.float64], head: FloatArray, dim: int, is_item: bool
 ) -> FloatArray:
     """What is left of every row beyond its head, and its whole length: ``(n, 2)``."""
     lengths = np.empty((len(head), N_BOUNDS), dtype=np.float32)
-    left = np.maximum(squares - _squares(head), 0)
+    left = np.maximum(whole - squares(head), 0)
     # A float32 sum of n products is wrong by n roundings of the two lengths at most: that of the
     # row's squares by dim, that of the head's by fewer, and so is each of the head's coordinates,
     # which count twice; directions are not quite at right angles either.
     roundings = (4 + 2 * np.sqrt(head.shape[1])) * dim
-    lengths[:, 0] = np.sqrt(left + roundings * _ROUNDING * squares)
-    lengths[:, 1] = np.sqrt(squares)
+    lengths[:, 0] = np.sqrt(left + roundings * _ROUNDING * whole)
+    lengths[:, 1] = np.sqrt(whole)
     if is_item:
         lengths[:, 1] *= 4 * dim * np.sqrt(head.shape[1]) * _ROUNDING
     return lengths
