@@ -298,7 +298,7 @@ def _about_int8() -> str:
 
     int8, width = fastest_int8(), 512
     if int8 is None:
-        return "nobody to multiply it; nnnorm[int8] pays on processors with VNNI or AMX"
+        return "nobody quick; nnnorm[int8] helps on processors with VNNI or AMX"
     times = f"{int8.name}, {width / int8.work_of(width):.1f} times as fast as float32"
     return times + (": screened uses it" if int8.is_quick(width) else ": not used, too slow here")
 
