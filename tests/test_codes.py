@@ -72,6 +72,19 @@ def test_codes_find_little_more_than_heads_do(width):
     assert share <= more < share + 0.04
 
 
+@pytest.mark.parametrize("data", DATA)
+def test_products_of_codes_are_those_of_heads_nearly_in_some_order(data):
+    _, items, references = heads_of(make(data), DIM)
+    references[:, DIM:] = 0
+    coded = CodedHeads(len(references), DIM, int8_by("numkong"), block=512)
+    coded.fill(0, references)
+    found, expected = coded.products(items), items @ references.T
+    assert found.dtype == np.float32
+    longest = np.linalg.norm(items, axis=1) * np.linalg.norm(references, axis=1).max()
+    wrong = np.abs(np.sort(found, axis=1) - np.sort(expected, axis=1)).max(axis=1) / longest
+    assert wrong.max() < 0.01
+
+
 def test_items_and_references_of_nothing_but_zeros_are_coded():
     rows = np.zeros((3, 8), dtype=np.float32)
     directions = np.eye(8, dtype=np.float32)

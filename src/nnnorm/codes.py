@@ -120,7 +120,7 @@ class CodedHeads:
     """
 
     def __init__(self, n_rows: int, width: int, int8: Int8, block: int) -> None:
-        self._int8, self._block = int8, block
+        self._int8, self._block, self._n_rows = int8, block, n_rows
         n_blocks = -(-n_rows // block)
         self._packed: list[Any] = n_blocks * [None]
         self._columns: list[npt.NDArray[np.int64]] = n_blocks * [np.empty(0, dtype=np.int64)]
@@ -139,6 +139,22 @@ class CodedHeads:
             self._columns[number] = start + rows
             self._lost[number] = lost.max()
             self._longest[number] = heads[rows, -1].max()
+
+    def products(self, heads: FloatArray) -> FloatArray:
+        """Multiply heads of items with all of them, about, in no order: ``(n_items, n_rows)``."""
+        steps = _steps(heads)
+        codes, _, _ = _code(heads, steps)
+        products = np.empty((len(heads), self._n_rows), dtype=np.float32)
+        first = 0
+        for step, packed in zip(self._steps, self._packed, strict=True):
+            block = self._int8.multiply(codes, packed)
+            last = first + block.shape[1]
+            per_row = (steps * step)[:, None]
+            np.multiply(
+                block, per_row.astype(np.float32), out=products[:, first:last], dtype=np.float32
+            )
+            first = last
+        return products
 
     def reached(self, heads: FloatArray, floors: FloatArray, stop: threading.Event) -> Reached:
         """Yield which references may reach the floors of items.

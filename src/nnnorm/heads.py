@@ -136,6 +136,10 @@ class Heads:
         """Take in heads of references."""
         self._heads[start : start + len(heads)] = heads
 
+    def products(self, heads: FloatArray) -> FloatArray:
+        """Multiply heads of items with all of them: ``(n_items, n_rows)``."""
+        return heads @ self._heads.T
+
     def reached(self, heads: FloatArray, floors: FloatArray, stop: threading.Event) -> Reached:
         """Yield which references may reach the floors of items.
 

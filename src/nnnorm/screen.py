@@ -206,18 +206,20 @@ class Room:
         return max(1, min(_STRIP, most, left // per_row) // GROUP) * GROUP
 
 
+def _empty_heads(n_rows: int, screen: Screen) -> Heads | CodedHeads:
+    width = screen.directions.shape[1]
+    if screen.int8 is None:
+        return Heads(n_rows, width, BLOCK)
+    return CodedHeads(n_rows, width, screen.int8, BLOCK)
+
+
 class _Bank:
     """References with their heads, and the way from a strip of items to their means."""
 
     def __init__(self, columns: Embeddings, k: int, screen: Screen, most_wanted: int) -> None:
         self._k, self._directions, self._most_wanted = k, screen.directions, most_wanted
         dim, width = screen.directions.shape
-        sample = bounding_heads(columns.take(screen.sample), screen.directions, is_item=False)
-        self._heads: Heads | CodedHeads = (
-            Heads(len(columns), width, BLOCK)
-            if screen.int8 is None
-            else CodedHeads(len(columns), width, screen.int8, BLOCK)
-        )
+        self._heads = _empty_heads(len(columns), screen)
         held = np.empty(columns.shape if screen.is_widened else (0, dim), dtype=np.float32)
 
         def fill(start: int, end: int) -> None:
@@ -230,14 +232,16 @@ class _Bank:
             pass
         self._columns = Embeddings([held], name=columns.name) if screen.is_widened else columns
         self.held_bytes = self._heads.nbytes + held.nbytes
-        self._sample = sample
-        self._sample[:, width:] = 0  # the likeliest scores, not the highest possible
+        sample = bounding_heads(columns.take(screen.sample), screen.directions, is_item=False)
+        sample[:, width:] = 0  # the likeliest scores, not the highest possible
+        self._sample = _empty_heads(len(sample), screen)
+        self._sample.fill(0, sample)
         self._share = k / len(columns)
 
     def means(self, items: FloatArray, stop: threading.Event) -> FloatArray:
         """Find the means of a strip."""
         heads = bounding_heads(items, self._directions, is_item=True)
-        floors = floors_of(heads @ self._sample.T, self._share)
+        floors = floors_of(self._sample.products(heads), self._share)
         starts = np.arange(0, len(items), GROUP)
         wanted = self._wanted(heads, floors, starts, stop)
         # Fresh memory for every group would cost more than the products made in it.

@@ -78,11 +78,15 @@ def plan_screen(
     if int8 is not None and not (room.widest_coded and int8.is_quick(dim)):
         int8 = None
     some = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP), replace=False))
-    widest = room.widest if int8 is None else room.widest_coded
-    wants = _wants(some, references[::8], basis, widest, k / n_columns)
-    is_hopeless = (wants > room.most_share).mean() > _HOPELESS
+
+    def is_hopeless(widest: int) -> bool:
+        wants = _wants(some, references[::8], basis, widest, k / n_columns)
+        return bool((wants > room.most_share).mean() > _HOPELESS)
+
     ordering = _ORDER * min(1, n_rows / _LARGE) * count_threads() / n_columns
-    if is_hopeless or ordering > _TOO_LONG * (dim + LOOK_PLAIN):
+    widths = [room.widest] if int8 is None else [room.widest, room.widest_coded]
+    hopeful = [not is_hopeless(widest) for widest in widths]
+    if not any(hopeful) or ordering > _TOO_LONG * (dim + LOOK_PLAIN):
         return Screen(basis[:, :14].copy(), np.arange(n_rows), sample, np.inf, room.is_widened)
     order = similar_together(
         scores.rows, basis[:, :64], group=GROUP, memory_budget=memory_budget // 4
@@ -107,8 +111,10 @@ def plan_screen(
         cost += one.width * (dim / n_rows + N_SAMPLED / n_columns)  # heads, floors
         return float(cost + ordering + _LOOK + one.work), bool(is_whole.any())
 
-    tries = [_tries(items, references, basis, room.widest)]
-    if int8 is not None:
+    tries = []
+    if hopeful[0]:
+        tries.append(_tries(items, references, basis, room.widest))
+    if int8 is not None and hopeful[-1]:
         tries.append(_coded_tries(items, references, basis, room.widest_coded, int8))
     cost, directions, int8 = min(
         (_cheapest(some, cost_of) for some in tries), key=lambda found: found[0]
