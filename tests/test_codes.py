@@ -80,7 +80,8 @@ def test_products_of_codes_are_those_of_heads_nearly_in_some_order(data):
     coded.fill(0, references)
     found, expected = coded.products(items), items @ references.T
     assert found.dtype == np.float32
-    longest = np.linalg.norm(items, axis=1) * np.linalg.norm(references, axis=1).max()
+    lengths = (np.linalg.norm(rows.astype(np.float64), axis=1) for rows in (items, references))
+    longest = next(lengths) * next(lengths).max()
     wrong = np.abs(np.sort(found, axis=1) - np.sort(expected, axis=1)).max(axis=1) / longest
     assert wrong.max() < 0.01
 

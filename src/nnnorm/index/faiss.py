@@ -185,13 +185,6 @@ class FaissStore(LocalStore):
         rows = np.stack([index.reconstruct(int(place)) for place in places])
         return np.ascontiguousarray(rows[:, : self._describe()[0]])
 
-    @property
-    def _padding(self) -> int:
-        return int(self._settings.get("padding", 0))
-
-    def _pad(self, rows: FloatArray) -> FloatArray:
-        return np.pad(rows, ((0, 0), (0, self._padding))) if self._padding else rows
-
     @staticmethod
     def _inside(index: Any) -> Any:
         """What stands under the ids."""

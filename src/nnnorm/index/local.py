@@ -218,6 +218,19 @@ class LocalStore(Store):
         self._index = None
         self._forget()
 
+    # --- zeros that make a width whole for an engine: `_create` sets how many ---
+
+    @property
+    def _padding(self) -> int:
+        return int(self._settings.get("padding", 0))
+
+    def _pad(self, rows: FloatArray) -> FloatArray:
+        if not self._padding:
+            return rows
+        padded = np.zeros((len(rows), rows.shape[1] + self._padding), dtype=np.float32)
+        padded[:, : rows.shape[1]] = rows
+        return padded
+
     # --- labels, and the second file ---
 
     @staticmethod

@@ -67,8 +67,10 @@ class UsearchStore(LocalStore):
         self._links, self._ef_construction, self._ef = links, ef_construction, ef
 
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
+        # Whole eights are quick: of 256 numbers and one, it compares 264 faster than 257.
+        self._settings = {"padding": -width % 8}
         self._index = require("usearch.index", "usearch").Index(
-            ndim=width,
+            ndim=width + self._padding,
             metric=_METRICS[metric],
             dtype=self._dtype,
             connectivity=self._links,
@@ -101,20 +103,20 @@ class UsearchStore(LocalStore):
             raise NNNormError(
                 f"{self.name} compares by {kind}; expected inner product, cosine or L2"
             )
-        return self._index.ndim, metrics[kind]
+        return self._index.ndim - self._padding, metrics[kind]
 
     def _labels(self) -> Labels:
         return np.array(self._index.keys, dtype=np.int64)
 
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
-        self._index.add(labels.astype(np.uint64), vectors, threads=1)
+        self._index.add(labels.astype(np.uint64), self._pad(vectors), threads=1)
 
     def _remove(self, labels: Labels) -> None:
         self._index.remove(labels.astype(np.uint64))
 
     def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         self._index.expansion_search = max(self._ef, k)
-        found = self._index.search(queries, k, threads=self._threads)
+        found = self._index.search(self._pad(queries), k, threads=self._threads)
         labels = np.array(found.keys).astype(np.int64).reshape(len(queries), -1)
         distances = np.array(found.distances, dtype=np.float32).reshape(len(queries), -1)
         counts = np.atleast_1d(getattr(found, "counts", len(found)))
@@ -124,4 +126,5 @@ class UsearchStore(LocalStore):
         return np.where(empty, -1, labels), scores
 
     def _vectors(self, labels: Labels) -> FloatArray:
-        return np.array(self._index.get(labels.astype(np.uint64)), dtype=np.float32)
+        rows = np.array(self._index.get(labels.astype(np.uint64)), dtype=np.float32)
+        return np.ascontiguousarray(rows[:, : self._describe()[0]])
