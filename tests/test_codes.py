@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from test_screen import DATA, DIM, N_REFERENCES, K, falling, flat, lengths, make
 
 import nnnorm
@@ -51,7 +52,7 @@ def heads_of(scores, width, n_items=40, n_references=3000):
 @pytest.mark.parametrize("data", DATA)
 def test_whatever_reaches_a_floor_is_found(data, width, way):
     exact, items, references = heads_of(make(data), width)
-    coded = CodedHeads(len(references), width, int8_by(way), block=512)
+    coded = CodedHeads(len(references), int8_by(way), block=512)
     for start in range(0, len(references), 1024):
         coded.fill(start, references[start : start + 1024])
     for rank in (1, 10, 1000):
@@ -60,11 +61,78 @@ def test_whatever_reaches_a_floor_is_found(data, width, way):
         assert found[exact >= floors[:, None]].all()
 
 
+def made_heads(rows, last):
+    """Heads that hold everything of rows; `last` is their length, or what rounding may take."""
+    left = np.zeros(len(rows))
+    return np.column_stack([rows, left, np.broadcast_to(last, len(rows))]).astype(np.float32)
+
+
+def residual(row):
+    """What is lost when a row is coded with a step of its own, as a direction."""
+    step = np.abs(row).max() / 127
+    lost = row - step * np.rint(row / step)
+    return lost / np.linalg.norm(lost)
+
+
+def is_reached(items, references, row):
+    """Whether reference `row` is found where the floor is the very score it has with the item."""
+    coded = CodedHeads(len(references), int8_by("numkong"), block=64)
+    lengths = np.linalg.norm(references, axis=1)
+    asked = made_heads(references, lengths)
+    coded.fill(0, asked)
+    asking = made_heads(items, 0.0)
+    floor = asking[:, :-2].astype(np.float64) @ asked[row, :-2].astype(np.float64)
+    return bool(reached_of(coded, asking, floor, len(references))[0, row])
+
+
+def test_a_reference_along_what_its_item_lost_is_found():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        item = rng.normal(size=8)
+        far = 1000 * residual(item)  # long, among short ones
+        references = np.vstack([0.1 * rng.normal(size=(20, 8)), far])
+        assert is_reached(item[None], references, 20)
+
+
+def test_a_reference_that_lost_along_its_item_is_found():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        reference = rng.normal(size=8)
+        item = residual(reference)
+        largest = np.abs(reference).max()
+        coded_exactly = largest * rng.choice([-1, 0, 1], size=(20, 8))  # they lose nothing
+        coded_exactly[:, 0] = largest
+        assert is_reached(item[None], np.vstack([coded_exactly, reference]), 20)
+
+
+def test_what_is_left_beyond_heads_is_never_rounded_down():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        item, reference = (made_heads(rng.normal(size=(1, 8)), last) for last in (0.0, 1.0))
+        item[0, -2], reference[0, -2] = 10 ** rng.uniform(-3, 3, size=2)
+        reference[0, -1] = np.linalg.norm(reference[0, :-1])
+        coded = CodedHeads(1, int8_by("numkong"), block=1)
+        coded.fill(0, reference)
+        floor = item[:, :-1].astype(np.float64) @ reference[0, :-1].astype(np.float64)
+        assert reached_of(coded, item, floor, 1).all()
+
+
+def test_whoever_stops_gets_no_more_blocks():
+    _, items, references = heads_of(make(flat), DIM)
+    coded = CodedHeads(len(references), int8_by("numkong"), block=512)
+    coded.fill(0, references)
+    stop = threading.Event()
+    blocks = coded.reached(items, np.zeros(len(items), dtype=np.float32), stop)
+    next(blocks)
+    stop.set()
+    assert list(blocks) == []
+
+
 @pytest.mark.parametrize("width", [24, DIM])
 def test_codes_find_little_more_than_heads_do(width):
     exact, items, references = heads_of(make(flat, normalize=True), width)
     plain = Heads(len(references), width, block=512)
-    coded = CodedHeads(len(references), width, int8_by("numkong"), block=512)
+    coded = CodedHeads(len(references), int8_by("numkong"), block=512)
     for heads in (plain, coded):
         heads.fill(0, references)
     floors = np.partition(exact, -30, axis=1)[:, -30].astype(np.float32)
@@ -76,7 +144,7 @@ def test_codes_find_little_more_than_heads_do(width):
 def test_products_of_codes_are_those_of_heads_nearly_in_some_order(data):
     _, items, references = heads_of(make(data), DIM)
     references[:, DIM:] = 0
-    coded = CodedHeads(len(references), DIM, int8_by("numkong"), block=512)
+    coded = CodedHeads(len(references), int8_by("numkong"), block=512)
     coded.fill(0, references)
     found, expected = coded.products(items), items @ references.T
     assert found.dtype == np.float32
@@ -89,7 +157,7 @@ def test_products_of_codes_are_those_of_heads_nearly_in_some_order(data):
 def test_items_and_references_of_nothing_but_zeros_are_coded():
     rows = np.zeros((3, 8), dtype=np.float32)
     directions = np.eye(8, dtype=np.float32)
-    coded = CodedHeads(3, 8, int8_by("numkong"), block=2)
+    coded = CodedHeads(3, int8_by("numkong"), block=2)
     coded.fill(0, bounding_heads(rows, directions, is_item=False))
     items = bounding_heads(rows, directions, is_item=True)
     assert reached_of(coded, items, np.zeros(3, dtype=np.float32), 3).all()
@@ -155,7 +223,7 @@ def test_where_int8_is_quick_even_a_flat_spectrum_is_screened(monkeypatch):
     monkeypatch.setattr(plan_module, "fastest_int8", lambda: as_if_quick())
     screen = plan_screen(scores, 5)
     assert screen.int8.name == "numkong"
-    assert screen.cost < 0.8
+    assert screen.cost < 0.9
     np.testing.assert_allclose(screened_means(scores, 5, screen), top_means(scores, 5), rtol=1e-5)
 
 
@@ -168,12 +236,13 @@ def test_where_int8_is_slow_nothing_is_coded(monkeypatch, work):
 
 @pytest.mark.parametrize("dim", [8, 60, 61, 512])
 def test_codes_fit_into_the_room_there_is(dim):
-    for row_bytes in range(0, 700, 7):
+    for row_bytes in range(0, 700, 50):
         width = widest_coded(dim, row_bytes)
         assert width <= dim
         if width:
-            coded = CodedHeads(10, width, int8_by("numkong"), block=5)
-            assert coded.nbytes <= 10 * row_bytes
+            coded = CodedHeads(2048, int8_by("numkong"), block=2048)
+            coded.fill(0, np.ones((2048, width + 2), dtype=np.float32))
+            assert 2048 * width < coded.nbytes <= 2048 * row_bytes
     assert width == dim
 
 
@@ -184,3 +253,22 @@ def test_within_a_small_budget_the_means_are_the_same(monkeypatch):
     assert screen.int8 is not None
     found = screened_means(scores, 5, screen, memory_budget=budget)
     np.testing.assert_allclose(found, top_means(scores, 5), rtol=1e-5)
+
+
+def test_where_not_even_the_narrowest_codes_fit_heads_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(plan_module, "fastest_int8", lambda: as_if_quick())
+    screen = plan_screen(make(falling), 5, memory_budget=2 * 80 * N_REFERENCES)
+    assert screen.int8 is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_plan_leaves_torch_as_it_is(monkeypatch, way):
+    monkeypatch.setattr(plan_module, "fastest_int8", lambda: as_if_quick(way))
+    scores = wide(1500, N_REFERENCES, dim=128)
+    before = torch.get_num_threads()
+    with torch.inference_mode():
+        plan_screen(scores, 5)
+    assert torch.get_num_threads() == before
+    screen = plan_screen(scores, 5)
+    assert screen.int8 is not None
+    np.testing.assert_allclose(screened_means(scores, 5, screen), top_means(scores, 5), rtol=1e-5)

@@ -11,6 +11,7 @@ import torch
 
 import nnnorm.int8 as int8_module
 from nnnorm.int8 import Int8, fastest_int8, int8_by
+from nnnorm.threads import on_a_worker
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +96,22 @@ def refusing(items, references):
 
 
 @pytest.mark.parametrize("multiply", [saturating, refusing])
-def test_who_is_wrong_or_refuses_is_never_chosen(multiply):
+def test_who_is_wrong_or_refuses_is_never_chosen(multiply, monkeypatch):
     way = Int8("somebody", np.asarray, multiply)
-    assert int8_module._try(way) == (np.inf, np.inf)
+    monkeypatch.setattr(int8_module, "int8_by", lambda name: way)
+    assert fastest_int8() is None
+
+
+def test_a_torch_with_another_default_device_still_multiplies_here():
+    way = int8_by("torch")
+    codes = np.ones((3, 64), dtype=np.int8)
+    before = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        found = on_a_worker(lambda: way.multiply(codes, way.pack(codes)).copy())
+    finally:
+        torch.set_default_device(before)
+    assert found.tolist() == [[64] * 3] * 3
 
 
 def test_who_is_slow_is_given_up_at_once(monkeypatch):

@@ -53,6 +53,11 @@ def tiny(rng, n):
     return against_the_heads(rng, n) * 1e-23
 
 
+def next_to_nothing(rng, n):
+    """Numbers for which float32 has few bits left."""
+    return against_the_heads(rng, n) * 1e-43
+
+
 def huge(rng, n):
     return clustered(rng, n) * 1e15
 
@@ -70,15 +75,18 @@ def flat(rng, n):
 
 
 DATA = [
-    falling, clustered, copies, near_copies, all_lengths, tiny, huge, against_the_heads, flat
+    falling, clustered, copies, near_copies, all_lengths, tiny, next_to_nothing, huge,
+    against_the_heads, flat,
 ]  # fmt: skip
 
 
 def make(data, *, normalize=False):
     rng = np.random.default_rng(0)
     rows, columns = data(rng, N_ITEMS), data(rng, N_REFERENCES)
-    if data is tiny:
-        columns *= 1e23  # the product of two such rows is nothing for anybody
+    if data in (tiny, next_to_nothing):
+        columns *= (
+            1e23 if data is tiny else 1e43
+        )  # the product of two such rows is nothing for anybody
     return Products(
         nnnorm.open_embeddings(rows, normalize=normalize),
         nnnorm.open_embeddings(columns, normalize=normalize),

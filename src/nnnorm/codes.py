@@ -32,7 +32,8 @@ _N_LEFT, _UNIT = 4, 2
 _LOT = 64
 _LARGEST = 127
 _SMALLEST_STEP = 1e-35
-_COLUMN_BYTES = 8  # its number
+# Beside a code: its column's number, and what who multiplies adds.
+_MORE_BYTES = 28
 
 
 def coded_width(width: int) -> int:
@@ -54,7 +55,7 @@ def widest_coded(dim: int, row_bytes: int) -> int:
     >>> [widest_coded(512, row_bytes) for row_bytes in (1000, 500, 70)]
     [512, 444, 0]
     """
-    return max(0, min(dim, (row_bytes - _COLUMN_BYTES) // _LOT * _LOT - _N_LEFT))
+    return max(0, min(dim, (row_bytes - _MORE_BYTES) // _LOT * _LOT - _N_LEFT))
 
 
 def coded_widths(widest: int) -> list[int]:
@@ -96,22 +97,18 @@ class CodedHeads:
 
     Parameters
     ----------
-    n_rows, width : int
-        Of all heads, bounds not counted.
+    n_rows : int
+        Of all heads.
     int8 : Int8
     block : int
         References that are looked through at a time.
-
-    Attributes
-    ----------
-    nbytes : int
 
     Examples
     --------
     >>> from nnnorm.heads import bounding_heads
     >>> from nnnorm.int8 import int8_by
     >>> rows = np.array([[0.8, 0.6], [-1.0, 0.0]], dtype=np.float32)
-    >>> coded = CodedHeads(2, 2, int8_by("numkong"), block=2)
+    >>> coded = CodedHeads(2, int8_by("numkong"), block=2)
     >>> coded.fill(0, bounding_heads(rows, np.eye(2, dtype=np.float32), is_item=False))
     >>> item = bounding_heads(rows[:1], np.eye(2, dtype=np.float32), is_item=True)
     >>> for columns, reached in coded.reached(item, np.array([0.9]), threading.Event()):
@@ -119,13 +116,18 @@ class CodedHeads:
     [0]
     """
 
-    def __init__(self, n_rows: int, width: int, int8: Int8, block: int) -> None:
+    def __init__(self, n_rows: int, int8: Int8, block: int) -> None:
         self._int8, self._block, self._n_rows = int8, block, n_rows
         n_blocks = -(-n_rows // block)
         self._packed: list[Any] = n_blocks * [None]
         self._columns: list[npt.NDArray[np.int64]] = n_blocks * [np.empty(0, dtype=np.int64)]
         self._steps, self._lost, self._longest = np.zeros((3, n_blocks))
-        self.nbytes = n_rows * (coded_width(width) + _COLUMN_BYTES)
+
+    @property
+    def nbytes(self) -> int:
+        """What they hold."""
+        kept = (*self._packed, *self._columns)
+        return sum(int(some.nbytes) for some in kept if some is not None)
 
     def fill(self, start: int, heads: FloatArray) -> None:
         """Take in heads of references; all but the last call bring whole blocks."""
@@ -192,7 +194,7 @@ def _steps(heads: FloatArray) -> Floats:
 
 
 def _code(heads: FloatArray, steps: Floats) -> tuple[Codes, Floats, Floats]:
-    """Codes, what they lost of the heads, and how long what they stand for may be."""
+    """Codes, what they lost of the heads, and how long what is left of the heads may be."""
     head, width = heads[:, :-N_BOUNDS], heads.shape[1] - N_BOUNDS
     codes = np.zeros((len(heads), coded_width(width)), dtype=np.int8)
     per_row = steps.astype(np.float32)[:, None]
@@ -202,4 +204,4 @@ def _code(heads: FloatArray, steps: Floats) -> tuple[Codes, Floats, Floats]:
     # Whatever is rounded in the following is far less than a ten-thousandth, or a millionth.
     lengths = np.sqrt(squares(head))
     lost = 1.0001 * np.sqrt(squares(head - whole * per_row)) + 1e-6 * lengths
-    return codes, lost, np.maximum(lengths + lost, _UNIT * steps * units)
+    return codes, lost, lengths + lost

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
+from nnnorm.threads import on_a_worker
 
 __all__ = [
     "N_BOUNDS",
@@ -34,6 +35,8 @@ Reached: TypeAlias = Iterator[tuple[slice | npt.NDArray[np.int64], npt.NDArray[n
 N_BOUNDS = 2
 _N_SAMPLED = 4096
 _ROUNDING = 2.0**-24
+# Rounding of numbers so small that float32 has few bits left for them.
+_SMALLEST = 1e-38
 
 
 def principal_basis(rows: Embeddings, columns: Embeddings, rng: np.random.Generator) -> FloatArray:
@@ -65,7 +68,8 @@ def principal_basis(rows: Embeddings, columns: Embeddings, rng: np.random.Genera
         sample = sample / (np.abs(sample).max() or 1)  # so that no square is too large
         moment = (sample.T @ sample).astype(np.float64)
         moments += moment / (moment.trace() or 1)
-    _, directions = np.linalg.eigh(moments)
+    # Many threads take longer than one for it, where another program runs beside us.
+    _, directions = on_a_worker(lambda: np.linalg.eigh(moments))
     return np.ascontiguousarray(directions[:, ::-1], dtype=np.float32)
 
 
@@ -258,7 +262,7 @@ def _lengths(
     # row's squares by dim, that of the head's by fewer, and so is each of the head's coordinates,
     # which count twice; directions are not quite at right angles either.
     roundings = (4 + 2 * np.sqrt(head.shape[1])) * dim
-    lengths[:, 0] = np.sqrt(left + roundings * _ROUNDING * whole)
+    lengths[:, 0] = np.sqrt(left + roundings * _ROUNDING * whole) + _SMALLEST
     lengths[:, 1] = np.sqrt(whole)
     if is_item:
         lengths[:, 1] *= 4 * dim * np.sqrt(head.shape[1]) * _ROUNDING

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import require
-from nnnorm.threads import strips_in_order
+from nnnorm.threads import on_a_worker
 
 __all__ = ["Int8", "fastest_int8", "int8_by"]
 
@@ -44,7 +44,8 @@ class Int8:
         From codes of references, shape ``(n, width)``, to whatever `multiply` wants of them.
     multiply : callable
         From codes of items, shape ``(m, width)``, and packed references to int32 products,
-        shape ``(m, n)``. On the calling thread alone.
+        shape ``(m, n)``, which its next call on the same thread overwrites. To be called on
+        workers of ours (`threads.py`): torch stays with one thread where it was called.
     work : tuple of two floats
         Of a score, and of each of its coordinates: in multiply-adds of float32 in the same time.
     """
@@ -104,8 +105,9 @@ def int8_by(name: str) -> Int8:
 def _fastest(has_torch: bool) -> Int8 | None:
     tried = []
     for name in ("numkong", "torch"):
-        if has_torch if name == "torch" else find_spec(name) is not None:
-            with suppress(ImportError, AttributeError):  # somebody else's numkong may be too old
+        # Whatever ails somebody else's package (it may be too old), a fit goes on without it.
+        with suppress(Exception):
+            if has_torch if name == "torch" else find_spec(name) is not None:
                 way = int8_by(name)
                 tried.append(replace(way, work=_try(way)))
     best = min(tried, key=lambda way: way.work_of(_FIRST[-1]), default=None)
@@ -114,8 +116,7 @@ def _fastest(has_torch: bool) -> Int8 | None:
 
 def _try(way: Int8) -> tuple[float, float]:
     """Measure its work on one thread of ours; without end where it is wrong, or far too slow."""
-    ((_, _, work),) = strips_in_order(lambda *_: _measure(way), 1, 1, threading.Event())
-    return work
+    return on_a_worker(lambda: _measure(way))
 
 
 def _measure(way: Int8) -> tuple[float, float]:
@@ -136,12 +137,9 @@ def _work(way: Int8, n_items: int, n_references: int, width: int) -> float:
     )
     items[0], references[0], references[1] = 127, 127, -127
     left, right = items.astype(np.float32), references.astype(np.float32)
-    try:
-        packed = way.pack(references)
-        # float32 is exact here: sums of whole numbers below 2^24.
-        if not np.array_equal(way.multiply(items, packed), left @ right.T):
-            return np.inf
-    except (RuntimeError, TypeError, ValueError):
+    packed = way.pack(references)
+    # float32 is exact here: sums of whole numbers below 2^24.
+    if not np.array_equal(way.multiply(items, packed), left @ right.T):
         return np.inf
     out = np.empty((n_items, n_references), dtype=np.float32)
     floats = _seconds(lambda: np.matmul(left, right.T, out=out))
@@ -184,7 +182,7 @@ def _torch() -> Int8:
         if out is None or out.shape != shape:
             torch.get_num_threads()  # makes torch set its threads up, which would undo the next
             pools.limit(limits=1, user_api="openmp")  # of the calling thread alone
-            out = kept.out = torch.empty(shape, dtype=torch.int32)
+            out = kept.out = torch.empty(shape, dtype=torch.int32, device="cpu")
         return np.asarray(torch._int_mm(torch.from_numpy(items), packed, out=out).numpy())
 
     return Int8("torch", lambda codes: torch.from_numpy(codes).T, multiply)

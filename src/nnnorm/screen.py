@@ -118,7 +118,7 @@ def screened_means(
     """
     n_rows, n_columns = scores.shape
     room = Room(n_columns, scores.columns, memory_budget)
-    bank = _Bank(scores.columns, k, screen, room.most_wanted)
+    bank = _Bank(scores.columns, k, screen, room)
     means = np.empty(n_rows, dtype=np.float32)
     n_strip = room.n_strip(bank.held_bytes, k, -(-n_rows // count_threads()))
     stop, done = threading.Event(), Done(progress, n_rows * n_columns)
@@ -197,27 +197,33 @@ class Room:
         self.most_wanted = min(int(worth_fetching * n_columns), self._worker // (4 * GROUP))
         self.most_share = self.most_wanted / n_columns
 
+    def n_filled(self, width: int) -> int:
+        """Columns whose heads are made at a time: whole blocks."""
+        row_bytes = 4 * (self._dim + 3 * width)
+        return max(1, min(N_SAMPLED, self._worker // row_bytes) // BLOCK) * BLOCK
+
     def n_strip(self, held_bytes: int, k: int, most: int) -> int:
         """Rows per strip: whole groups."""
         left = (self._budget - held_bytes) // count_threads() - self._worker
         left -= 12 * _FETCHED * self._dim  # a group's references, as stored and as float32
         # Its scores with the sample, a block with its mask, its group's wants, the best of all.
+        # What an item asks of every block counts little: 4 numbers each.
         per_row = 4 * N_SAMPLED + 6 * BLOCK + self._n_columns // GROUP + 4 * (10 * k + 128)
+        per_row += 32 * self._n_columns // BLOCK
         return max(1, min(_STRIP, most, left // per_row) // GROUP) * GROUP
 
 
 def _empty_heads(n_rows: int, screen: Screen) -> Heads | CodedHeads:
-    width = screen.directions.shape[1]
     if screen.int8 is None:
-        return Heads(n_rows, width, BLOCK)
-    return CodedHeads(n_rows, width, screen.int8, BLOCK)
+        return Heads(n_rows, screen.directions.shape[1], BLOCK)
+    return CodedHeads(n_rows, screen.int8, BLOCK)
 
 
 class _Bank:
     """References with their heads, and the way from a strip of items to their means."""
 
-    def __init__(self, columns: Embeddings, k: int, screen: Screen, most_wanted: int) -> None:
-        self._k, self._directions, self._most_wanted = k, screen.directions, most_wanted
+    def __init__(self, columns: Embeddings, k: int, screen: Screen, room: Room) -> None:
+        self._k, self._directions, self._most_wanted = k, screen.directions, room.most_wanted
         dim, width = screen.directions.shape
         self._heads = _empty_heads(len(columns), screen)
         held = np.empty(columns.shape if screen.is_widened else (0, dim), dtype=np.float32)
@@ -228,7 +234,7 @@ class _Bank:
             if screen.is_widened:
                 held[start:end] = block
 
-        for _ in strips_in_order(fill, len(columns), N_SAMPLED, threading.Event()):
+        for _ in strips_in_order(fill, len(columns), room.n_filled(width), threading.Event()):
             pass
         self._columns = Embeddings([held], name=columns.name) if screen.is_widened else columns
         self.held_bytes = self._heads.nbytes + held.nbytes

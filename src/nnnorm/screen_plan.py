@@ -19,7 +19,7 @@ from nnnorm.int8 import Int8, fastest_int8
 from nnnorm.order import similar_together
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.screen import BLOCK, GROUP, LOOK_PLAIN, N_SAMPLED, Room, Screen, floors_of
-from nnnorm.threads import count_threads
+from nnnorm.threads import count_threads, on_a_worker
 from nnnorm.topk import check_k
 
 __all__ = ["plan_screen"]
@@ -30,8 +30,9 @@ _N_TRIED = 12  # groups
 # Where more items than this want too much each, the gallery is not even put in order; nor where
 # that would take more than this share of the whole product.
 _HOPELESS, _TOO_LONG = 0.8, 0.2
-# Work of a look at a bound, in multiply-adds; measured on two cores.
-_LOOK = 35
+# Work of a look at a bound, in multiply-adds; what making and coding heads takes over making them.
+# Measured on two cores.
+_LOOK, _CODING = 35, 1.4
 # Multiply-adds of one core in the time in which a row of a large gallery finds its group, and how
 # large that is. More cores make it no quicker.
 _ORDER, _LARGE = 400_000, 8192
@@ -77,10 +78,10 @@ def plan_screen(
     int8 = fastest_int8()
     if int8 is not None and not (room.widest_coded and int8.is_quick(dim)):
         int8 = None
-    some = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP), replace=False))
+    few = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP), replace=False))
 
     def is_hopeless(widest: int) -> bool:
-        wants = _wants(some, references[::8], basis, widest, k / n_columns)
+        wants = _wants(few, references[::8], basis, widest, k / n_columns)
         return bool((wants > room.most_share).mean() > _HOPELESS)
 
     ordering = _ORDER * min(1, n_rows / _LARGE) * count_threads() / n_columns
@@ -108,7 +109,8 @@ def plan_screen(
         unproven = np.where(np.repeat(is_whole, GROUP), 1.0, least < floors).mean()
         fetched = np.where(is_whole, 0.0, wanted).mean()
         cost = fetched * (dim + room.fetch) + unproven * (dim + LOOK_PLAIN)
-        cost += one.width * (dim / n_rows + N_SAMPLED / n_columns)  # heads, floors
+        making = dim / n_rows * (1 if one.int8 is None else _CODING)
+        cost += one.width * (making + N_SAMPLED / n_columns)  # heads, floors
         return float(cost + ordering + _LOOK + one.work), bool(is_whole.any())
 
     tries = []
@@ -116,11 +118,9 @@ def plan_screen(
         tries.append(_tries(items, references, basis, room.widest))
     if int8 is not None and hopeful[-1]:
         tries.append(_coded_tries(items, references, basis, room.widest_coded, int8))
-    cost, directions, int8 = min(
-        (_cheapest(some, cost_of) for some in tries), key=lambda found: found[0]
-    )
-    cost /= dim + LOOK_PLAIN
-    return Screen(directions, order, sample, cost, room.is_widened, int8)
+    found = min((_cheapest(some, cost_of) for some in tries), key=lambda found: found[0])
+    cost, directions, by = found
+    return Screen(directions, order, sample, cost / (dim + LOOK_PLAIN), room.is_widened, by)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,14 +153,15 @@ def _coded_tries(
     items: FloatArray, references: FloatArray, basis: FloatArray, widest: int, int8: Int8
 ) -> Iterator[_Try]:
     for width in coded_widths(widest):
-        directions = mixed(basis[:, :width])
+        directions = on_a_worker(lambda w=width: mixed(basis[:, :w]))  # type: ignore[misc]
         asking = bounding_heads(items, directions, is_item=True)
         asked = bounding_heads(references, directions, is_item=False)
-        coded = CodedHeads(len(asked), width, int8, BLOCK)
+        coded = CodedHeads(len(asked), int8, BLOCK)
         coded.fill(0, asked)
 
         def reached(floors: FloatArray, h: FloatArray = asking, c: CodedHeads = coded) -> Any:
-            return np.hstack([block for _, block in c.reached(h, floors, threading.Event())])
+            blocks = c.reached(h, floors, threading.Event())
+            return on_a_worker(lambda: np.hstack([block for _, block in blocks]))
 
         likely = asking[:, :width] @ asked[:, :width].T
         yield _Try(directions, int8.work_of(coded_width(width)), likely, reached, int8)

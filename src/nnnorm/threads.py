@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["count_threads", "in_threads", "strips_in_order"]
+__all__ = ["count_threads", "in_threads", "on_a_worker", "strips_in_order"]
 
+T = TypeVar("T")
 _here = threading.local()
 
 
@@ -81,6 +82,18 @@ def strips_in_order(
                 yield start, end, futures[number].result()
         finally:
             stop.set()
+
+
+def on_a_worker(work: Callable[[], T]) -> T:
+    """Do `work` on one worker, so with a BLAS of one thread and nothing of the caller's changed.
+
+    Examples
+    --------
+    >>> on_a_worker(threading.current_thread) is threading.current_thread()
+    False
+    """
+    ((_, _, found),) = strips_in_order(lambda *_: work(), 1, 1, threading.Event())
+    return cast(T, found)
 
 
 def count_threads() -> int:
