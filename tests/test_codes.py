@@ -174,11 +174,19 @@ def test_mixed_directions_span_the_same_and_share_it_evenly():
 
 
 @pytest.mark.parametrize(
-    ("widest", "widths"), [(20, [20]), (64, [60, 64]), (256, [60, 124, 188, 252, 256])]
+    ("widest", "widths"),
+    [
+        (20, [20]),
+        (60, [60]),
+        (64, [60]),
+        (256, [60, 124, 188, 252]),
+        (300, [60, 124, 188, 252, 300]),
+    ],
 )
-def test_widths_waste_nothing_but_for_the_widest(widest, widths):
+def test_widths_are_whole_for_the_processor_but_for_the_widest(widest, widths):
     assert coded_widths(widest) == widths
-    assert all(coded_width(width) == width + 4 for width in widths[:-1])
+    for width in widths[:-1]:
+        assert coded_width(width) == width + 4
 
 
 # --- the means ----------------------------------------------------------------------------------

@@ -59,15 +59,18 @@ def widest_coded(dim: int, row_bytes: int) -> int:
 
 
 def coded_widths(widest: int) -> list[int]:
-    """Widths of heads worth trying, rising: those that waste nothing, and the widest.
+    """Widths of heads worth trying, rising: those that waste nothing, and about the widest.
 
     Examples
     --------
-    >>> coded_widths(512)
-    [60, 124, 252, 380, 508, 512]
+    >>> coded_widths(512), coded_widths(100)
+    ([60, 124, 252, 380, 508], [60, 100])
     """
-    lots = np.linspace(1, widest // _LOT, 5).astype(int).tolist() if widest >= _LOT else []
-    return sorted({*(_LOT * n - _N_LEFT for n in lots), widest})
+    n_lots = (widest + _N_LEFT) // _LOT
+    widths = {_LOT * n - _N_LEFT for n in np.linspace(1, n_lots, 5).astype(int).tolist() if n_lots}
+    if widest > max(widths, default=0) + _N_LEFT:
+        widths.add(widest)
+    return sorted(widths)
 
 
 def mixed(directions: FloatArray) -> FloatArray:

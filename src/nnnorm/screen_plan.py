@@ -85,9 +85,10 @@ def plan_screen(
         return bool((wants > room.most_share).mean() > _HOPELESS)
 
     ordering = _ORDER * min(1, n_rows / _LARGE) * count_threads() / n_columns
-    widths = [room.widest] if int8 is None else [room.widest, room.widest_coded]
-    hopeful = [not is_hopeless(widest) for widest in widths]
-    if not any(hopeful) or ordering > _TOO_LONG * (dim + LOOK_PLAIN):
+    widest = None if is_hopeless(room.widest) else room.widest
+    coded = coded_widths(room.widest_coded) if int8 is not None else []
+    coded = [width for width in coded if not is_hopeless(width)]
+    if not (widest or coded) or ordering > _TOO_LONG * (dim + LOOK_PLAIN):
         return Screen(basis[:, :14].copy(), np.arange(n_rows), sample, np.inf, room.is_widened)
     order = similar_together(
         scores.rows, basis[:, :64], group=GROUP, memory_budget=memory_budget // 4
@@ -114,10 +115,10 @@ def plan_screen(
         return float(cost + ordering + _LOOK + one.work), bool(is_whole.any())
 
     tries = []
-    if hopeful[0]:
-        tries.append(_tries(items, references, basis, room.widest))
-    if int8 is not None and hopeful[-1]:
-        tries.append(_coded_tries(items, references, basis, room.widest_coded, int8))
+    if widest is not None:
+        tries.append(_tries(items, references, basis, widest))
+    if int8 is not None and coded:
+        tries.append(_coded_tries(items, references, basis, coded, int8))
     found = min((_cheapest(some, cost_of) for some in tries), key=lambda found: found[0])
     cost, directions, by = found
     return Screen(directions, order, sample, cost / (dim + LOOK_PLAIN), room.is_widened, by)
@@ -150,9 +151,9 @@ def _tries(
 
 
 def _coded_tries(
-    items: FloatArray, references: FloatArray, basis: FloatArray, widest: int, int8: Int8
+    items: FloatArray, references: FloatArray, basis: FloatArray, widths: list[int], int8: Int8
 ) -> Iterator[_Try]:
-    for width in coded_widths(widest):
+    for width in widths:
         directions = on_a_worker(lambda w=width: mixed(basis[:, :w]))  # type: ignore[misc]
         asking = bounding_heads(items, directions, is_item=True)
         asked = bounding_heads(references, directions, is_item=False)
