@@ -75,7 +75,7 @@ ENGINES = {
     "hnswlib": Engine(
         "hnswlib:{folder}/{name}.hnsw?threads={threads}", "chroma-hnswlib", n_builds=5
     ),
-    "usearch": Engine("usearch:{folder}/{name}.usearch?threads={threads}", "usearch", n_builds=3),
+    "usearch": Engine("usearch:{folder}/{name}.usearch?threads={threads}", "usearch", n_builds=5),
     "duckdb": Engine("duckdb:{folder}/{name}.duckdb", "duckdb", 40, 10),
     "sqlite-vec": Engine("sqlite:{folder}/{name}.db", "sqlite-vec", 40, 10),
     "qdrant-local": Engine("qdrant:{folder}/qdrant?collection={name}", "qdrant-client", 40, 10),
