@@ -43,6 +43,7 @@ SLOW = (
     "tests/test_huggingface.py",
     "tests/test_images.py",
     "tests/test_index",
+    "tests/test_int8.py",
     "tests/test_load.py",
     "tests/test_plots.py",
     "tests/test_readme.py",
