@@ -206,8 +206,8 @@ class Room:
         """Rows per strip: whole groups."""
         left = (self._budget - held_bytes) // count_threads() - self._worker
         left -= 12 * _FETCHED * self._dim  # a group's references, as stored and as float32
-        # Its scores with the sample, a block with its mask, its group's wants, the best of all.
-        # What an item asks of every block counts little: 4 numbers each.
+        # Its scores with the sample, a block with its mask, its group's wants, the best of all;
+        # then four numbers for every block.
         per_row = 4 * N_SAMPLED + 6 * BLOCK + self._n_columns // GROUP + 4 * (10 * k + 128)
         per_row += 32 * self._n_columns // BLOCK
         return max(1, min(_STRIP, most, left // per_row) // GROUP) * GROUP

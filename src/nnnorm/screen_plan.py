@@ -8,7 +8,8 @@ widths are tried, as they are and, where this machine is quick at int8, coded (`
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +77,7 @@ def plan_screen(
     sample = np.sort(rng.choice(n_columns, N_SAMPLED, replace=False))
     references = scores.columns.take(sample)
     int8 = fastest_int8()
-    if int8 is not None and not (room.widest_coded and int8.is_quick(dim)):
+    if int8 is not None and not int8.is_quick(dim):
         int8 = None
     few = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP), replace=False))
 
@@ -147,25 +148,35 @@ def _tries(
     tried = bounds_of(items, references, basis, widths)
     for width, (likely, bounds) in zip(widths, tried, strict=True):
         first = np.ascontiguousarray(basis[:, :width])
-        yield _Try(first, width, likely, lambda floors, b=bounds: b >= floors[:, None])  # type: ignore[misc]
+        yield _Try(first, width, likely, partial(_reach, bounds))
 
 
 def _coded_tries(
     items: FloatArray, references: FloatArray, basis: FloatArray, widths: list[int], int8: Int8
 ) -> Iterator[_Try]:
     for width in widths:
-        directions = on_a_worker(lambda w=width: mixed(basis[:, :w]))  # type: ignore[misc]
+        directions = on_a_worker(partial(mixed, basis[:, :width]))
         asking = bounding_heads(items, directions, is_item=True)
         asked = bounding_heads(references, directions, is_item=False)
         coded = CodedHeads(len(asked), int8, BLOCK)
         coded.fill(0, asked)
-
-        def reached(floors: FloatArray, h: FloatArray = asking, c: CodedHeads = coded) -> Any:
-            blocks = c.reached(h, floors, threading.Event())
-            return on_a_worker(lambda: np.hstack([block for _, block in blocks]))
-
         likely = asking[:, :width] @ asked[:, :width].T
-        yield _Try(directions, int8.work_of(coded_width(width)), likely, reached, int8)
+        yield _Try(
+            directions,
+            int8.work_of(coded_width(width)),
+            likely,
+            partial(_reach_coded, coded, asking),
+            int8,
+        )
+
+
+def _reach(bounds: FloatArray, floors: FloatArray) -> npt.NDArray[np.bool_]:
+    return bounds >= floors[:, None]
+
+
+def _reach_coded(coded: CodedHeads, heads: FloatArray, floors: FloatArray) -> npt.NDArray[np.bool_]:
+    blocks = coded.reached(heads, floors, threading.Event())
+    return on_a_worker(lambda: np.hstack([block for _, block in blocks]))
 
 
 def _cheapest(

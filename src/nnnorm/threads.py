@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 __all__ = ["count_threads", "in_threads", "on_a_worker", "strips_in_order"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _here = threading.local()
 
 
@@ -84,7 +84,7 @@ def strips_in_order(
             stop.set()
 
 
-def on_a_worker(work: Callable[[], T]) -> T:
+def on_a_worker(work: Callable[[], _T]) -> _T:
     """Do `work` on one worker, so with a BLAS of one thread and nothing of the caller's changed.
 
     Examples
@@ -93,7 +93,7 @@ def on_a_worker(work: Callable[[], T]) -> T:
     False
     """
     ((_, _, found),) = strips_in_order(lambda *_: work(), 1, 1, threading.Event())
-    return cast(T, found)
+    return cast(_T, found)
 
 
 def count_threads() -> int:
