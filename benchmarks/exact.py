@@ -32,7 +32,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -247,37 +246,17 @@ def searches(n_queries: int) -> dict[str, Callable[[], Any]]:
 
 
 def products() -> dict[str, Callable[[], Any]]:
-    """4,096 × 512 × 8,192 in every arithmetic at hand; numkong comes with usearch."""
-    import numkong
+    """4,096 × 512 × 8,192 by numpy and by torch."""
     import torch
 
     rng = np.random.default_rng(0)
     left, right = (rng.normal(size=(n, 512)).astype(np.float32) for n in (4096, 8192))
-    few, many = ((30 * rows).astype(np.int8) for rows in (left, right))
-    small, large, *tensors = (torch.from_numpy(rows) for rows in (few, many, left, right))
+    tensors = [torch.from_numpy(rows) for rows in (left, right)]
     out = np.empty((4096, 8192), dtype=np.float32)
-    floats, whole = torch.from_numpy(out), torch.empty(4096, 8192, dtype=torch.int32)
-    # torch has faster int8 products for processors without VNNI, which also write int8, but means
-    # to give them up.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        layer = torch.ops.quantized.linear_prepack(
-            torch.quantize_per_tensor(tensors[1], 0.03, 0, torch.qint8), None
-        )
-        asked = torch.quantize_per_tensor(tensors[0], 0.06, 64, torch.quint8)
-    packed = numkong.dots_pack(many)
-    halves = few[:2048], few[2048:]
-
-    def by_numkong() -> None:
-        with ThreadPoolExecutor(2) as both:  # a call has one thread
-            list(both.map(lambda half: numkong.dots_packed(half, packed), halves))
-
+    floats = torch.from_numpy(out)
     return {
         "float32, numpy": lambda: np.matmul(left, right.T, out=out),
         "float32, torch": lambda: torch.mm(tensors[0], tensors[1].T, out=floats),
-        "int8, torch": lambda: torch._int_mm(small, large.T, out=whole),
-        "int8, torch's quantised layer": lambda: torch.ops.quantized.linear(asked, layer, 1.0, 128),
-        "int8, numkong": by_numkong,
     }
 
 
@@ -380,7 +359,7 @@ def tables(results: dict[str, Any]) -> str:
     parts.append(
         f"Medians of {results['runs']} interleaved runs (the largest: one), {cpu['cpu']}, "
         f"{cpu['cores']} cores, "
-        + ", ".join(f"{name} {versions[name]}" for name in ("numpy", "torch", "numkong"))
+        + ", ".join(f"{name} {versions[name]}" for name in ("numpy", "torch"))
         + "."
     )
     return "\n\n".join(parts)
@@ -460,7 +439,7 @@ def main() -> int:
     if not options.small and (DATA / "flickr8k").is_dir():
         names.append(REAL)
     about = machine()
-    about["versions"] |= {name: version(name) for name in ("torch", "numkong")}
+    about["versions"] |= {"torch": version("torch")}
     n_queries = 5000 if options.small else 25_000
     results = {
         "sizes": measure(names, options.runs, options.kiez),

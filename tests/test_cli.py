@@ -154,7 +154,6 @@ def test_info_tells_versions_and_blas(files):
     assert facts["numpy"] == np.__version__
     assert facts["blas"]
     assert facts["engine"].startswith("auto: screened")
-    assert "float32" in facts["int8"] or "nnnorm[int8]" in facts["int8"]  # a matter of the machine
     assert facts["threads"] >= 1
 
 

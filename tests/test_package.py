@@ -16,7 +16,7 @@ SOURCE = Path(nnnorm.__file__).parent
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
-HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec", "numkong"}
+HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
 
 # A module may import from the layers above its own, never from its own line's neighbours below.
@@ -24,7 +24,7 @@ LAYERS = [
     {"errors"},
     {"files", "parquet"},
     {"sources", "threads"},
-    {"embeddings", "reducers", "int8"},
+    {"embeddings", "reducers"},
     {"scores"},
     {"topk", "heads", "order"},
     {"codes", "lists"},

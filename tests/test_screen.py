@@ -18,12 +18,6 @@ from nnnorm.topk import top_means
 N_ITEMS, N_REFERENCES, DIM, K = 300, 17_000, 48, 20
 
 
-@pytest.fixture(autouse=True)
-def float32_alone(monkeypatch):
-    """Coded heads have tests of their own; what is a gain should not depend on the machine."""
-    monkeypatch.setattr("nnnorm.screen_plan.fastest_int8", lambda: None)
-
-
 def falling(rng, n, *, by=0.8):
     return rng.normal(size=(n, DIM)) * by ** np.arange(DIM)
 

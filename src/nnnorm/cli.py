@@ -283,7 +283,6 @@ def _installation() -> dict[str, Any]:
         "threads": count_threads(),
         "safetensors": installed("safetensors"),
         "engine": "auto: screened where that is faster, else float32",
-        "int8": _about_int8(),
         "other engines": {
             "approximate": "always there",
             "torch": installed("torch"),
@@ -291,16 +290,6 @@ def _installation() -> dict[str, Any]:
         },
         "extras": {"parquet (pyarrow)": installed("pyarrow")},
     }
-
-
-def _about_int8() -> str:
-    from nnnorm.int8 import fastest_int8
-
-    int8, width = fastest_int8(), 512
-    if int8 is None:
-        return "nobody quick; nnnorm[int8] helps on processors with VNNI or AMX"
-    times = f"{int8.name}, {width / int8.work_of(width):.1f} times as fast as float32"
-    return times + (": screened uses it" if int8.is_quick(width) else ": not used, too slow here")
 
 
 def _describe(file: Path) -> tuple[str, dict[str, Any]]:

@@ -106,7 +106,7 @@ def bounding_heads(embeddings: FloatArray, directions: FloatArray, *, is_item: b
 
 
 class Heads:
-    """Bounding heads of references, as they are; `codes.py` has coded ones.
+    """Bounding heads of references.
 
     Parameters
     ----------

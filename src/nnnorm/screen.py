@@ -12,7 +12,7 @@ scores that reach it; one that can't is scored in full against the whole bank. S
 those of the whole product but for the order in which a float32 sum is added up.
 
 How much it saves depends on the data alone: much where the spectrum falls, as it does in real
-embeddings; nothing, with float32, where all directions weigh the same. `screen_plan.py` looks at a
+embeddings; nothing where all directions weigh the same. `screen_plan.py` looks at a
 sample and says which it is.
 """
 
@@ -23,10 +23,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.codes import CodedHeads, widest_coded
 from nnnorm.embeddings import Embeddings
 from nnnorm.heads import Heads, bounding_heads
-from nnnorm.int8 import Int8
 from nnnorm.reducers import KeepBestValues
 from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Done, Products, Progress
 from nnnorm.threads import count_threads, strips_in_order
@@ -69,8 +67,6 @@ class Screen:
         Expected time over that of the whole product; infinite where nothing can be gained.
     is_widened : bool
         Whether stored columns are held as float32.
-    int8 : Int8, optional
-        Who multiplies heads, if they are coded.
     """
 
     directions: FloatArray
@@ -78,7 +74,6 @@ class Screen:
     sample: IntArray
     cost: float
     is_widened: bool = False
-    int8: Int8 | None = None
 
 
 def screened_means(
@@ -171,8 +166,8 @@ class Room:
 
     Attributes
     ----------
-    widest, widest_coded : int
-        Widths of heads, as they are and coded.
+    widest : int
+        Width of the widest heads.
     is_widened : bool
         Whether stored columns can be held as float32.
     fetch : int
@@ -189,7 +184,6 @@ class Room:
         room = held - 4 * n_columns * columns.dim if self.is_widened else memory_budget // 2
         # Heads of more than half are seldom worth their while.
         self.widest = min(max(16, columns.dim // 2), columns.dim, room // (4 * n_columns))
-        self.widest_coded = widest_coded(columns.dim, room // n_columns)
         self.fetch = _FETCH if self.is_widened or columns.in_memory else _FETCH_STORED
         self._worker = memory_budget // (8 * count_threads())
         # A group that wants more had better be scored with all.
@@ -213,19 +207,13 @@ class Room:
         return max(1, min(_STRIP, most, left // per_row) // GROUP) * GROUP
 
 
-def _empty_heads(n_rows: int, screen: Screen) -> Heads | CodedHeads:
-    if screen.int8 is None:
-        return Heads(n_rows, screen.directions.shape[1], BLOCK)
-    return CodedHeads(n_rows, screen.int8, BLOCK)
-
-
 class _Bank:
     """References with their heads, and the way from a strip of items to their means."""
 
     def __init__(self, columns: Embeddings, k: int, screen: Screen, room: Room) -> None:
         self._k, self._directions, self._most_wanted = k, screen.directions, room.most_wanted
         dim, width = screen.directions.shape
-        self._heads = _empty_heads(len(columns), screen)
+        self._heads = Heads(len(columns), width, BLOCK)
         held = np.empty(columns.shape if screen.is_widened else (0, dim), dtype=np.float32)
 
         def fill(start: int, end: int) -> None:
@@ -240,7 +228,7 @@ class _Bank:
         self.held_bytes = self._heads.nbytes + held.nbytes
         sample = bounding_heads(columns.take(screen.sample), screen.directions, is_item=False)
         sample[:, width:] = 0  # the likeliest scores, not the highest possible
-        self._sample = _empty_heads(len(sample), screen)
+        self._sample = Heads(len(sample), width, BLOCK)
         self._sample.fill(0, sample)
         self._share = k / len(columns)
 
