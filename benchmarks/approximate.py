@@ -42,14 +42,15 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm import Embeddings, approximate
-from nnnorm.approximate import approximate_means, choose_quality, residual
-from nnnorm.files import check_writable, write_whole
-from nnnorm.lists import Lists
-from nnnorm.scores import DEFAULT_MEMORY_BUDGET, Products
-from nnnorm.sweep import sweep_hits
-from nnnorm.topk import top_means, top_values
-from nnnorm.truth import open_truth
+from nnnorm import Embeddings
+from nnnorm.io.files import check_writable, write_whole
+from nnnorm.means import approximate
+from nnnorm.means.approximate import approximate_means, choose_quality, residual
+from nnnorm.means.inverted_lists import Lists
+from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
+from nnnorm.scoring.topk import top_means, top_values
+from nnnorm.study.sweep import sweep_hits
+from nnnorm.study.truth import open_truth
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"
@@ -161,7 +162,7 @@ class Faiss:
             if name == "graph":
                 index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
             else:
-                # As in `nnnorm.engine_faiss`; or with lists, rows and rounds as few as our own.
+                # As in `nnnorm.means.faiss`; or with lists, rows and rounds as few as our own.
                 is_brief = name == "ivf-brief"
                 n_lists = round((2 if is_brief else 4) * n**0.5)
                 quantizer, metric = faiss.IndexFlatIP(dim), faiss.METRIC_INNER_PRODUCT

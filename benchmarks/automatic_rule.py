@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm.files import check_writable, write_whole
+from nnnorm.io.files import check_writable, write_whole
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]

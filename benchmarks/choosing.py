@@ -41,9 +41,9 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm.files import check_writable, write_whole
-from nnnorm.metrics import evaluate
-from nnnorm.tune import choose
+from nnnorm.io.files import check_writable, write_whole
+from nnnorm.study.evaluation import evaluate
+from nnnorm.study.tuning import choose
 
 Cell: TypeAlias = dict[str, Any]
 

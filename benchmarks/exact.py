@@ -42,9 +42,9 @@ from real_sets import DATA, RESULTS, Floats, machine, table
 from sweep import make_rows
 
 import nnnorm
-from nnnorm.engines import means_by
-from nnnorm.heads import principal_basis
-from nnnorm.scores import Products
+from nnnorm.means.bounds import principal_basis
+from nnnorm.means.dispatch import means_by
+from nnnorm.scoring.blocks import Products
 
 OUTPUT = RESULTS / "exact.json"
 K = 128

@@ -38,13 +38,13 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm.bootstrap import interval_of_difference
-from nnnorm.compare import Task, ablate, make_result
-from nnnorm.files import check_writable, write_whole
+from nnnorm.io.files import check_writable, write_whole
 from nnnorm.methods import METHOD_NAMES, make_method
-from nnnorm.metrics import evaluate
-from nnnorm.truth import clusters_of
-from nnnorm.tune import Select, tune
+from nnnorm.study.comparison import Task, ablate, make_result
+from nnnorm.study.evaluation import evaluate
+from nnnorm.study.intervals import interval_of_difference
+from nnnorm.study.truth import clusters_of
+from nnnorm.study.tuning import Select, tune
 
 Record: TypeAlias = dict[str, Any]
 
@@ -106,7 +106,7 @@ def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
 
 
 def compare_methods(setup: Setup) -> list[Record]:
-    """What `nnnorm.compare.compare` says for both ways of choosing, tuning each method once."""
+    """What `compare` says for both ways of choosing, tuning each method once."""
     name, test, validation, references, others = setup
     raw = evaluate(*test)
     clusters = clusters_of(raw.truth)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from real_sets import Direction, Flickr8k, Floats, GridOnPool, Pairs, points, table
 
 import nnnorm
-from nnnorm.compare import Task
-from nnnorm.grids import DEFAULT_GRIDS, make_settings
-from nnnorm.metrics import Evaluation, count_above
-from nnnorm.truth import open_truth
+from nnnorm.study.comparison import Task
+from nnnorm.study.evaluation import Evaluation, count_above
+from nnnorm.study.grid import DEFAULT_GRIDS, make_settings
+from nnnorm.study.truth import open_truth
 
 Counts: TypeAlias = npt.NDArray[np.float64]
 Record: TypeAlias = dict[str, Any]

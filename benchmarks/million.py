@@ -22,9 +22,9 @@ from memory import Peak
 from real_sets import RESULTS, machine, table
 
 import nnnorm
-from nnnorm.approximate import residual
-from nnnorm.scores import Products
-from nnnorm.topk import top_means
+from nnnorm.means.approximate import residual
+from nnnorm.scoring.blocks import Products
+from nnnorm.scoring.topk import top_means
 
 OUTPUT = RESULTS / "million.json"
 PLOT = RESULTS.parents[1] / "docs" / "images" / "million.png"

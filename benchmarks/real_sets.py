@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm.compare import Task
-from nnnorm.grids import Setting, make_settings
-from nnnorm.sweep import sweep_hits
-from nnnorm.truth import open_truth
+from nnnorm.study.comparison import Task
+from nnnorm.study.grid import Setting, make_settings
+from nnnorm.study.sweep import sweep_hits
+from nnnorm.study.truth import open_truth
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ from paste import paste
 from real_sets import DATA, RESULTS, machine, what_is_missing
 
 import nnnorm
-from nnnorm.files import check_writable, write_whole
+from nnnorm.io.files import check_writable, write_whole
 from nnnorm.reproduce.paper import Experiment, load_paper
 from nnnorm.reproduce.run import Figure, Outcome, Runner, run_table
 from nnnorm.reproduce.standins import open_stand_in

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm.grids import DEFAULT_GRIDS
-from nnnorm.metrics import evaluate
-from nnnorm.tune import tune
+from nnnorm.study.evaluation import evaluate
+from nnnorm.study.grid import DEFAULT_GRIDS
+from nnnorm.study.tuning import tune
 
 Floats = npt.NDArray[np.float32]
 RESULTS = Path(__file__).parent / "results" / "sweep.json"

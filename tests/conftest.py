@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import tiny
 from hypothesis import settings
 
 from nnnorm.encoders import load_encoder
+from tests import tiny
 
 # Models are built by the tests; a name on the hub must not be looked for in the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -28,32 +28,30 @@ SLOW = (
     "src/nnnorm/demo",
     "src/nnnorm/encoders",
     "src/nnnorm/index",
-    "tests/test_albef.py",
-    "tests/test_approximate.py",
-    "tests/test_beit3.py",
-    "tests/test_blip_matching.py",
-    "tests/test_cli.py::test_the_demo",
-    "tests/test_cli_encode.py",
-    "tests/test_cli_index.py",
-    "tests/test_cli_reproduce.py",
-    "tests/test_codes.py",
+    "tests/encoders/test_albef.py",
+    "tests/means/test_approximate.py",
+    "tests/encoders/test_beit3.py",
+    "tests/encoders/test_blip_matching.py",
+    "tests/cli/test_core.py::test_the_demo",
+    "tests/cli/test_cli_encode.py",
+    "tests/cli/test_cli_index.py",
+    "tests/cli/test_cli_reproduce.py",
     "tests/test_docs.py::test_the_python_of_a_page_runs",
-    "tests/test_encode.py",
-    "tests/test_engines.py",
-    "tests/test_huggingface.py",
-    "tests/test_images.py",
-    "tests/test_index",
-    "tests/test_int8.py",
-    "tests/test_load.py",
-    "tests/test_plots.py",
+    "tests/reproduce/test_encode.py",
+    "tests/means/test_dispatch.py",
+    "tests/encoders/test_huggingface.py",
+    "tests/encoders/test_images.py",
+    "tests/index/",
+    "tests/encoders/test_load.py",
+    "tests/report/test_plots.py",
     "tests/test_readme.py",
     "tests/test_real_data.py",
-    "tests/test_run.py",
-    "tests/test_screen.py",
-    "tests/test_sentences.py",
-    "tests/test_standins.py",
-    "tests/test_sweep.py",
-    "tests/test_tune.py",
+    "tests/reproduce/test_run.py",
+    "tests/means/test_pruned.py",
+    "tests/encoders/test_sentences.py",
+    "tests/reproduce/test_standins.py",
+    "tests/study/test_sweep.py",
+    "tests/study/test_tuning.py",
 )
 
 

@@ -10,12 +10,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from nnnorm.index.chroma import ChromaStore
-from nnnorm.index.lancedb import LancedbStore
-from nnnorm.index.milvus import MilvusStore
-from nnnorm.index.pgvector import PgvectorStore
-from nnnorm.index.qdrant import QdrantStore
-from nnnorm.index.qdrant_edge import QdrantEdgeStore
+from nnnorm.index.stores.chroma import ChromaStore
+from nnnorm.index.stores.lancedb import LancedbStore
+from nnnorm.index.stores.milvus import MilvusStore
+from nnnorm.index.stores.pgvector import PgvectorStore
+from nnnorm.index.stores.qdrant import QdrantStore
+from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 
 MEMORY = None
 if Path("/dev/shm").is_dir():

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faiss import omp_set_num_threads
-from servers import chroma, lancedb, milvus, pgvector, qdrant, qdrant_edge
 
 from nnnorm.index import Store
-from nnnorm.index.duckdb import DuckdbStore
-from nnnorm.index.faiss import FaissStore
-from nnnorm.index.hnswlib import HnswlibStore
-from nnnorm.index.sqlite_vec import SqliteVecStore
-from nnnorm.index.usearch import UsearchStore
+from nnnorm.index.stores.duckdb import DuckdbStore
+from nnnorm.index.stores.faiss import FaissStore
+from nnnorm.index.stores.hnswlib import HnswlibStore
+from nnnorm.index.stores.sqlite_vec import SqliteVecStore
+from nnnorm.index.stores.usearch import UsearchStore
+from tests.servers import chroma, lancedb, milvus, pgvector, qdrant, qdrant_edge
 
 # Small searches gain nothing from threads, and threads that wait for a busy core lose much.
 omp_set_num_threads(1)

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,63 +19,6 @@ HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
-
-# A module may import from the layers above its own, never from its own line's neighbours below.
-LAYERS = [
-    {"errors"},
-    {"files", "parquet"},
-    {"sources", "threads"},
-    {"embeddings", "reducers"},
-    {"scores"},
-    {"topk", "heads", "order"},
-    {"codes", "lists"},
-    {"screen"},
-    {"screen_plan"},
-    {"automatic", "transport", "bias", "approximate", "engine_torch", "engine_faiss"},
-    {"engines"},
-    {"methods", "search", "augment", "truth"},
-    {"__init__"},
-    {"metrics", "hubness", "bootstrap", "sweep", "grids", "splits", "groups"},
-    {"gated", "diagnose", "audit"},
-    {"tune"},
-    {"compare"},
-    {"report", "plots"},
-    {"audit_report"},
-    {"datasets.scenes", "datasets.sheet", "datasets.pairs", "datasets.pictures"},
-    {"datasets.captions", "datasets.table", "datasets.karpathy", "datasets.coco"},
-    {"datasets.shapes", "datasets.clip_retrieval", "datasets.visogender", "datasets.protocol"},
-    {"datasets"},
-    {"encoders.images", "encoders.sounds", "encoders.weights", "encoders.inputs"},
-    {"encoders.encoder", "encoders.layers"},
-    {"encoders.huggingface", "encoders.sentences", "encoders.openclip"},
-    {"encoders.albef", "encoders.beit3", "encoders.blip_matching", "encoders.shards"},
-    {"encoders.load"},
-    {"encoders"},
-    {"reproduce.paper", "reproduce.runtime"},
-    {"reproduce.material"},
-    {"reproduce.standins", "reproduce.run"},
-    {"reproduce.tables"},
-    {"reproduce.encode"},
-    {"reproduce"},
-    {"demo"},
-    {"demo_story"},
-    {"index.protocol"},
-    {"index.local", "index.points", "index.recipe", "index.urls"},
-    {"index.ranking", "index.fill"},
-    {"index.corrected"},
-    {"index.export", "index.verify"},
-    {"index.faiss", "index.hnswlib", "index.usearch", "index.duckdb", "index.sqlite_vec"},
-    {"index.qdrant", "index.qdrant_edge", "index.pgvector", "index.payloads"},
-    {"index.lancedb", "index.chroma", "index.milvus"},
-    {"index"},
-    {"cli_shared"},
-    {"cli_study", "cli_encode", "cli_index"},
-    {"cli_audit", "cli_reproduce"},
-    {"cli"},
-    {"__main__"},
-]
-# `bias` asks for the version.
-ALLOWED = {("bias", "__init__")}
 
 
 def modules_after(code):
@@ -99,32 +43,97 @@ def test_help_loads_no_optional_library():
     assert not modules_after(code) & (HEAVY - {"typer", "rich"})
 
 
-def name_of(path):
-    """`datasets.scenes` for datasets/scenes.py, `datasets` for datasets/__init__.py."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+ROOMS = ("io", "scoring", "means", "bias", "methods", "ranking", "augmentation", "study", "report")
+# Who may import whom, room by room: a line may use the lines above it, and no optional room another
+# one unless it says so here.
+MAY_IMPORT = {
+    "version": set(),
+    "errors": set(),
+    "io": {"errors"},
+    "scoring": {"errors", "io"},
+    "means": {"errors", "io", "scoring"},
+    "bias": {"version", "errors", "io"},
+    "methods": {"errors", "io", "scoring", "means", "bias"},
+    "ranking": {"errors", "io", "scoring", "bias"},
+    "augmentation": {"errors", "io", "bias"},
+    "study": {"errors", "io", "scoring", "bias", "methods", "ranking"},
+    "report": {"errors", "io", "study"},
+    "index": {"errors", "io", "scoring", "bias", "methods", "ranking", "augmentation"},
+    "encoders": {"version", "errors", "io", "scoring"},
+    "datasets": {"errors", "io", "scoring"},
+    "reproduce": {"errors", *ROOMS, "datasets", "encoders"},
+    "demo": {"errors", *ROOMS, "datasets"},
+    "cli": {"version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"},
+    "__main__": {"cli"},
+    "__init__": {"version", "errors", *ROOMS},
+}
+
+
+def room_of(path, source=SOURCE):
+    return path.relative_to(source).with_suffix("").parts[0]
 
 
 def imports_of(path):
-    known = {name_of(other) for other in SOURCE.rglob("*.py")}
+    """Dotted names below `nnnorm` that a file imports, or names in a string."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            package, _, module = node.module.partition(".")
-            if package == "nnnorm":
-                inside = f"{module}." if module else ""
-                names = {f"{inside}{alias.name}" for alias in node.names}
-                yield from (name if name in known else module or "__init__" for name in names)
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            names = [node.module or ""]
+            if names == ["nnnorm"]:
+                names = [f"nnnorm.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if re.fullmatch(r"nnnorm(\.[a-z_]+)+", node.value) else []
+        for name in names:
+            package, _, below = name.partition(".")
+            if package == "nnnorm" and below:
+                yield below
 
 
-def test_modules_import_only_from_the_layers_above_them():
-    level = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-    for path in SOURCE.rglob("*.py"):
-        name = name_of(path)
-        assert name in level, f"{name} is in no layer"
-        for imported in imports_of(path):
-            if (name, imported) in ALLOWED:
+def wrong_imports(source):
+    """What breaks the table: upstairs, sideways, or past a room's door."""
+    for path in source.rglob("*.py"):
+        room = room_of(path, source)
+        for name in imports_of(path):
+            asked, _, inside = name.partition(".")
+            if not (source / asked).is_dir() and not (source / f"{asked}.py").exists():
+                asked, inside = "__init__", ""  # a public name of the package itself
+            if asked == room:
                 continue
-            assert level[imported] < level[name], f"{name} may not import {imported}"
+            if asked not in MAY_IMPORT[room]:
+                yield f"{path.relative_to(source)} may not import {name}"
+            elif inside and (source / asked / f"{inside.partition('.')[0]}.py").exists():
+                yield f"{path.relative_to(source)} goes past the door of {asked}: {name}"
+
+
+def test_every_file_stands_in_a_room_of_the_table():
+    assert {room_of(path) for path in SOURCE.rglob("*.py")} == set(MAY_IMPORT)
+
+
+def test_rooms_import_only_from_the_rooms_they_may_and_through_their_doors():
+    assert sorted(wrong_imports(SOURCE)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from nnnorm.study import tune",
+        "import nnnorm.study",
+        "import nnnorm.study.tuning as tuning",
+        "from nnnorm import study",
+        'STORES = {"faiss": "nnnorm.study"}',
+        "from nnnorm.errors.deep import x",
+    ],
+)
+def test_this_check_of_imports_can_fail(tmp_path, line):
+    for room in ("io", "study"):
+        (tmp_path / room).mkdir()
+    (tmp_path / "errors").mkdir()
+    (tmp_path / "errors" / "deep.py").touch()
+    (tmp_path / "io" / "files.py").write_text(line)
+    assert len(list(wrong_imports(tmp_path))) == 1
 
 
 def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():
@@ -140,7 +149,7 @@ def public_objects():
         yield name, getattr(nnnorm, name)
     for module_info in pkgutil.walk_packages([str(SOURCE)], "nnnorm."):
         short = module_info.name.removeprefix("nnnorm.")
-        if short.startswith(("cli", "__main__")):
+        if short.startswith(("cli", "__main__", "version")):
             continue
         module = importlib.import_module(module_info.name)
         for name in module.__all__:
@@ -165,12 +174,15 @@ def test_every_module_says_what_it_does():
         assert doc, path.name
 
 
-def test_the_readme_maps_every_module():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_contributing_lists_every_file_and_the_readme_every_room():
+    contributing, readme = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("CONTRIBUTING.md", "README.md")
+    )
     for path in SOURCE.rglob("*.py"):
         if not path.stem.startswith("__"):
             name = path.relative_to(SOURCE).as_posix()
-            assert f"`{name}`" in readme, f"README's map has no {name}"
+            assert f"`{name}`" in contributing, f"CONTRIBUTING lists no {name}"
+            assert f"`{room_of(path)}`" in readme, f"README shows no {room_of(path)}"
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nnnorm.demo import run_demo
+from nnnorm.demo.run import run_demo
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

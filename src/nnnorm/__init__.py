@@ -8,14 +8,13 @@
 (5, 3)
 """
 
-__version__ = "0.1.0"
-
-from nnnorm.augment import augment_gallery, augment_queries
+from nnnorm.augmentation import augment_gallery, augment_queries
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import MissingExtraError, NNNormError
+from nnnorm.io import Embeddings, open_embeddings
 from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
-from nnnorm.search import Ranking, score_matrix, search
+from nnnorm.ranking import Ranking, score_matrix, search
+from nnnorm.version import __version__
 
 __all__ = [
     "CSLS",
@@ -30,6 +29,7 @@ __all__ = [
     "Ranking",
     "Sinkhorn",
     "Uncorrected",
+    "__version__",
     "augment_gallery",
     "augment_queries",
     "open_embeddings",

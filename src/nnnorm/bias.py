@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.files import write_whole
+from nnnorm.io import Embeddings, write_whole
+from nnnorm.version import __version__
 
 __all__ = ["Bias", "Gate"]
 
@@ -108,8 +108,6 @@ class Bias:
         for name in ("params", "fingerprints"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if not self.version:
-            from nnnorm import __version__
-
             object.__setattr__(self, "version", __version__)
         if not self.created:
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -4,28 +4,45 @@
 `paper_protocol` makes of them the parts of the paper's experiment.
 """
 
-from nnnorm.datasets.clip_retrieval import ClipRetrieval, read_clip_retrieval
+from nnnorm.datasets.clip_retrieval import ClipRetrieval, read_clip_retrieval, save_clip_retrieval
 from nnnorm.datasets.coco import read_coco
 from nnnorm.datasets.karpathy import read_karpathy
 from nnnorm.datasets.pairs import Pairs, load_pairs, save_pairs
-from nnnorm.datasets.protocol import Protocol, paper_protocol
+from nnnorm.datasets.pictures import check_images
+from nnnorm.datasets.protocol import Direction, Part, Protocol, paper_protocol
+from nnnorm.datasets.scenes import SHAPES, read_scene, write_png
 from nnnorm.datasets.shapes import Shapes, load_shapes
-from nnnorm.datasets.table import read_table
-from nnnorm.datasets.visogender import VisoGender, read_visogender
+from nnnorm.datasets.sheet import GREEN, ORANGE, Row, draw_sheet
+from nnnorm.datasets.table import read_columns, read_table
+from nnnorm.datasets.visogender import GENDERS, VisoGender, read_visogender, save_visogender
 
 __all__ = [
+    "GENDERS",
+    "GREEN",
+    "ORANGE",
+    "SHAPES",
     "ClipRetrieval",
+    "Direction",
     "Pairs",
+    "Part",
     "Protocol",
+    "Row",
     "Shapes",
     "VisoGender",
+    "check_images",
+    "draw_sheet",
     "load_pairs",
     "load_shapes",
     "paper_protocol",
     "read_clip_retrieval",
     "read_coco",
+    "read_columns",
     "read_karpathy",
+    "read_scene",
     "read_table",
     "read_visogender",
+    "save_clip_retrieval",
     "save_pairs",
+    "save_visogender",
+    "write_png",
 ]

@@ -14,11 +14,8 @@ import numpy.typing as npt
 
 from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.datasets.table import make_pairs
-from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.files import write_whole
-from nnnorm.parquet import read_text_columns
-from nnnorm.sources import find_shards
+from nnnorm.io import Embeddings, find_shards, open_embeddings, read_text_columns, write_whole
 
 _BLOCK = 8192  # rows in memory at once
 

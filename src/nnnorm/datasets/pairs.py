@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.files import check_writable, write_whole
+from nnnorm.io import check_writable, write_whole
 
 __all__ = ["Pairs", "load_pairs", "read_json", "save_pairs", "tidy"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import write_whole
+from nnnorm.io import write_whole
 
 __all__ = [
     "BACKGROUNDS",

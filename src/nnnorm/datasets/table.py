@@ -14,7 +14,7 @@ import numpy as np
 
 from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.parquet import read_text_columns
+from nnnorm.io import read_text_columns
 
 __all__ = ["make_pairs", "read_columns", "read_table"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from nnnorm.datasets.pairs import tidy
 from nnnorm.datasets.table import read_columns
 from nnnorm.errors import NNNormError
-from nnnorm.files import write_whole
+from nnnorm.io import write_whole
 
 __all__ = ["VisoGender", "read_visogender", "save_visogender"]
 

@@ -25,8 +25,8 @@ from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.images import check_images
 from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
-from nnnorm.files import make_folder, write_whole
-from nnnorm.scores import Progress
+from nnnorm.io import make_folder, write_whole
+from nnnorm.scoring import Progress
 
 __all__ = ["Encoded", "Plan", "encode_to_folder", "plan_encoding"]
 
@@ -209,7 +209,7 @@ def _describe(
     encoder: Encoder, modality: Modality, items: Sequence[Any], shard_rows: int
 ) -> dict[str, Any]:
     """What the sidecar says; nothing of when, or in how many runs, the work was done."""
-    from nnnorm import __version__
+    from nnnorm.version import __version__
 
     about: dict[str, Any] = {"model": encoder.name, "normalisation": "unit norm, by nnnorm"}
     about.update(encoder.about)

@@ -7,8 +7,8 @@ and return a `CorrectedIndex`, which `verify_index` checks. Importing this loads
 
 from nnnorm.index.corrected import CorrectedIndex, IndexRanking, build_index, open_index
 from nnnorm.index.export import export_index
-from nnnorm.index.protocol import Facts, Found, Items, Store
 from nnnorm.index.recipe import Recipe
+from nnnorm.index.store import Facts, Found, Items, Store, Way
 from nnnorm.index.urls import ENGINES, open_store
 from nnnorm.index.verify import Verification, adopt_index, verify_index
 
@@ -22,6 +22,7 @@ __all__ = [
     "Recipe",
     "Store",
     "Verification",
+    "Way",
     "adopt_index",
     "build_index",
     "export_index",

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.fill import check_fits, cut, fill_store
-from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
 from nnnorm.index.ranking import IndexRanking, rank, rerank
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
+from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
 from nnnorm.index.urls import open_store
-from nnnorm.scores import Progress
+from nnnorm.io import Source, open_embeddings
+from nnnorm.scoring import Progress
 
 __all__ = [
     "CorrectedIndex",
@@ -311,7 +311,7 @@ def store_has(store: Store, ids: Ids) -> str:
     Examples
     --------
     >>> import numpy as np
-    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.stores.faiss import FaissStore
     >>> store_has(FaissStore("photos.faiss"), np.array([7, 8]))
     'faiss photos.faiss already has the id 7 and 1 other'
     """

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, Source, norm_range, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.index.fill import fill_store
-from nnnorm.index.protocol import Facts, Ids, Items, Sample, Store, Way, check_ids
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, refuse_gates
+from nnnorm.index.store import Facts, Ids, Items, Sample, Store, Way, check_ids
 from nnnorm.index.urls import open_store
+from nnnorm.io import Embeddings, Source, norm_range, open_embeddings
 from nnnorm.methods import NNN
-from nnnorm.scores import Progress
+from nnnorm.scoring import Progress
 
 __all__ = ["export_index"]
 

@@ -12,11 +12,11 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import BATCH, Facts, Ids, Items, Metadata, Sample, Store
 from nnnorm.index.recipe import Recipe
-from nnnorm.scores import Progress
+from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store
+from nnnorm.io import Embeddings
+from nnnorm.scoring import Progress
 
 __all__ = ["check_fits", "cut", "fill_store"]
 
@@ -40,7 +40,7 @@ def fill_store(
     --------
     >>> import numpy as np
     >>> from nnnorm import Bias, open_embeddings
-    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.stores.faiss import FaissStore
     >>> from nnnorm.index.recipe import make_recipe
     >>> store, bias = FaissStore(), Bias(np.array([0.25, 0.5]), 0.75, "nnn")
     >>> recipe = make_recipe(store, open_embeddings(np.eye(2)), bias)
@@ -123,7 +123,7 @@ def check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:
     Examples
     --------
     >>> from nnnorm import Bias, open_embeddings
-    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.stores.faiss import FaissStore
     >>> from nnnorm.index.recipe import make_recipe
     >>> bias, gallery = Bias(np.zeros(2), 0.75, "nnn"), open_embeddings(np.eye(2))
     >>> check_fits(FaissStore(), Facts(3, "ip", 0), make_recipe(FaissStore(), gallery, bias))

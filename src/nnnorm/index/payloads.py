@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import BATCH, Engine, Ids, Items, Metadata, Way, check_ids, uuid_of
 from nnnorm.index.recipe import Recipe, make_recipe
+from nnnorm.index.store import BATCH, Engine, Ids, Items, Metadata, Way, check_ids, uuid_of
+from nnnorm.io import Embeddings, Source, open_embeddings
 
 __all__ = ["PayloadEngine", "Payloads", "make_payloads"]
 

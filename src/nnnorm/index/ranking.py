@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import Ids, Store
 from nnnorm.index.recipe import Recipe
-from nnnorm.search import Ranking
+from nnnorm.index.store import Ids, Store
+from nnnorm.ranking import Ranking
 
 __all__ = ["IndexRanking", "rank", "rerank"]
 

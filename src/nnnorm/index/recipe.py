@@ -14,11 +14,11 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augment import Target, count_extra, extend_rows
+from nnnorm.augmentation import Target, count_extra, extend_rows
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, norm_range
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import Engine, Items, Metadata, StoreMetric, Way, check_way
+from nnnorm.index.store import Engine, Items, Metadata, StoreMetric, Way, check_way
+from nnnorm.io import Embeddings, norm_range
 
 __all__ = ["MetadataPrint", "Recipe", "make_recipe", "refuse_gates"]
 
@@ -260,7 +260,7 @@ def make_recipe(
     --------
     >>> import numpy as np
     >>> from nnnorm import open_embeddings
-    >>> from nnnorm.index.faiss import FaissStore
+    >>> from nnnorm.index.stores.faiss import FaissStore
     >>> bias = Bias(np.array([0.25, 0.5]), 0.75, "nnn")
     >>> recipe = make_recipe(FaissStore(), open_embeddings(np.eye(2)), bias)
     >>> recipe.way, recipe.width, recipe.shift

@@ -10,24 +10,24 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.protocol import Store
+from nnnorm.index.store import Store
 
 __all__ = ["ENGINES", "open_store"]
 
 # Scheme: module and class. The class is called with the place (what stands between the scheme and
 # the question mark) and the options, or has a `from_url(place, **options)` of its own.
 ENGINES = {
-    "faiss": ("nnnorm.index.faiss", "FaissStore"),
-    "hnswlib": ("nnnorm.index.hnswlib", "HnswlibStore"),
-    "duckdb": ("nnnorm.index.duckdb", "DuckdbStore"),
-    "sqlite": ("nnnorm.index.sqlite_vec", "SqliteVecStore"),
-    "usearch": ("nnnorm.index.usearch", "UsearchStore"),
-    "qdrant": ("nnnorm.index.qdrant", "QdrantStore"),
-    "qdrant-edge": ("nnnorm.index.qdrant_edge", "QdrantEdgeStore"),
-    "lancedb": ("nnnorm.index.lancedb", "LancedbStore"),
-    "chroma": ("nnnorm.index.chroma", "ChromaStore"),
-    "milvus": ("nnnorm.index.milvus", "MilvusStore"),
-    "pgvector": ("nnnorm.index.pgvector", "PgvectorStore"),
+    "faiss": ("nnnorm.index.stores.faiss", "FaissStore"),
+    "hnswlib": ("nnnorm.index.stores.hnswlib", "HnswlibStore"),
+    "duckdb": ("nnnorm.index.stores.duckdb", "DuckdbStore"),
+    "sqlite": ("nnnorm.index.stores.sqlite_vec", "SqliteVecStore"),
+    "usearch": ("nnnorm.index.stores.usearch", "UsearchStore"),
+    "qdrant": ("nnnorm.index.stores.qdrant", "QdrantStore"),
+    "qdrant-edge": ("nnnorm.index.stores.qdrant_edge", "QdrantEdgeStore"),
+    "lancedb": ("nnnorm.index.stores.lancedb", "LancedbStore"),
+    "chroma": ("nnnorm.index.stores.chroma", "ChromaStore"),
+    "milvus": ("nnnorm.index.stores.milvus", "MilvusStore"),
+    "pgvector": ("nnnorm.index.stores.pgvector", "PgvectorStore"),
 }
 
 

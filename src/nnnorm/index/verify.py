@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.corrected import CorrectedIndex, IndexRanking
-from nnnorm.index.protocol import Ids, Store, Way, check_ids
 from nnnorm.index.recipe import make_recipe
+from nnnorm.index.store import Ids, Store, Way, check_ids
 from nnnorm.index.urls import open_store
-from nnnorm.search import search
+from nnnorm.io import Embeddings, Source, open_embeddings
+from nnnorm.ranking import search
 
 __all__ = ["Verification", "adopt_index", "verify_index"]
 
@@ -159,8 +159,8 @@ def adopt_index(
     --------
     >>> import numpy as np
     >>> from nnnorm import augment_gallery
-    >>> from nnnorm.index.faiss import FaissStore
-    >>> from nnnorm.index.protocol import Items, Sample
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> from nnnorm.index.store import Items, Sample
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> store, rows = FaissStore(), augment_gallery(np.eye(2), bias)
     >>> store.create(3, "ip", strings=False, sample=Sample(2, lambda: rows))

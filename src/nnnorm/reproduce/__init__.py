@@ -5,7 +5,29 @@ metric) beside the printed figure. `material.py` finds the embeddings, `standins
 their place, `run.py` measures, `tables.py` shows both side by side.
 """
 
+from nnnorm.reproduce.encode import encode_missing, find_missing
+from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables, load_paper
 from nnnorm.reproduce.run import Runner, run_table
+from nnnorm.reproduce.standins import open_stand_in
+from nnnorm.reproduce.tables import (
+    list_material,
+    tabulate_beside_paper,
+    tabulate_overview,
+    tabulate_stand_ins,
+)
 
-__all__ = ["Runner", "find_tables", "load_paper", "run_table"]
+__all__ = [
+    "EmbeddingFolder",
+    "Runner",
+    "encode_missing",
+    "find_missing",
+    "find_tables",
+    "list_material",
+    "load_paper",
+    "open_stand_in",
+    "run_table",
+    "tabulate_beside_paper",
+    "tabulate_overview",
+    "tabulate_stand_ins",
+]

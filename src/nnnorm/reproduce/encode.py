@@ -7,9 +7,7 @@ and work that was broken off is taken up again.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nnnorm.encoders import encode_to_folder, load_encoder
-from nnnorm.encoders.encoder import Modality
-from nnnorm.encoders.inputs import list_files, list_texts
+from nnnorm.encoders import Modality, encode_to_folder, list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import PaperTable, load_paper

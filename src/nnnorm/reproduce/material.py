@@ -17,13 +17,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from nnnorm.compare import Task
-from nnnorm.datasets.pairs import Pairs, load_pairs
-from nnnorm.datasets.protocol import Direction, Part, paper_protocol
-from nnnorm.datasets.visogender import GENDERS, read_visogender
-from nnnorm.embeddings import Embeddings, Source, open_embeddings, open_matrix
+from nnnorm.datasets import (
+    GENDERS,
+    Direction,
+    Pairs,
+    Part,
+    load_pairs,
+    paper_protocol,
+    read_visogender,
+)
 from nnnorm.errors import NNNormError
+from nnnorm.io import Embeddings, Source, open_embeddings, open_matrix
 from nnnorm.reproduce.paper import load_paper
+from nnnorm.study import Task
 
 __all__ = ["EmbeddingFolder", "Groups", "Material", "NotThere", "ReadyScores"]
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from nnnorm.datasets.protocol import Direction
+from nnnorm.datasets import Direction
 from nnnorm.errors import NNNormError
 from nnnorm.methods import MethodName
 

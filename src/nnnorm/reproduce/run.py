@@ -11,21 +11,31 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.audit import Audit, audit
 from nnnorm.bias import Bias
-from nnnorm.bootstrap import Interval, interval_of_difference, interval_of_mean
-from nnnorm.compare import Task
-from nnnorm.embeddings import open_embeddings, open_matrix
 from nnnorm.errors import MissingExtraError, NNNormError
-from nnnorm.grids import Grid
-from nnnorm.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.io import open_embeddings, open_matrix
 from nnnorm.methods import NNN, make_method
-from nnnorm.metrics import Evaluation, count_above, evaluate
 from nnnorm.reproduce.material import Material, NotThere
 from nnnorm.reproduce.paper import Experiment, PaperTable
 from nnnorm.reproduce.runtime import Timed, time_exact, time_index
-from nnnorm.truth import clusters_of, open_truth
-from nnnorm.tune import tune
+from nnnorm.study import (
+    Audit,
+    Evaluation,
+    Grid,
+    Interval,
+    Task,
+    audit,
+    clusters_of,
+    compare_occurrences,
+    count_above,
+    count_occurrences,
+    evaluate,
+    interval_of_difference,
+    interval_of_mean,
+    measure_hubness,
+    open_truth,
+    tune,
+)
 
 __all__ = ["Figure", "Outcome", "Runner", "run_table"]
 

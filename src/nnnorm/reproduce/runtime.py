@@ -7,10 +7,9 @@ Building it is not counted: it is done once for a bank, the search once for a ga
 import time
 from typing import NamedTuple
 
-from nnnorm.approximate import choose_quality
 from nnnorm.bias import Bias
-from nnnorm.embeddings import Source, open_embeddings
-from nnnorm.engine_faiss import build_ivf, ivf_means
+from nnnorm.io import Source, open_embeddings
+from nnnorm.means import build_ivf, choose_quality, ivf_means
 from nnnorm.methods import NNN
 
 __all__ = ["Timed", "time_exact", "time_index"]

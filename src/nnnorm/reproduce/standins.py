@@ -12,12 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.compare import Task
-from nnnorm.datasets.protocol import Direction
-from nnnorm.datasets.scenes import SHAPES, read_scene
-from nnnorm.datasets.shapes import load_shapes
+from nnnorm.datasets import SHAPES, Direction, load_shapes, read_scene
 from nnnorm.errors import NNNormError
 from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores
+from nnnorm.study import Task
 
 __all__ = ["NOTES", "STAND_INS", "open_stand_in"]
 

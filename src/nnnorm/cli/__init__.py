@@ -1,0 +1,16 @@
+"""The command `nnnorm`: arguments in, tables for people or JSON for programs out.
+
+Each command is one short function; what it needs beyond the core is imported inside it, so that
+`--help` answers at once. `app.py` holds what all commands share. The help lists the commands in the
+order in which they are imported here.
+"""
+
+from nnnorm.cli import core, encode, study, index, audit, reproduce  # noqa: F401, I001
+from nnnorm.cli.app import app
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="nnnorm")

@@ -1,0 +1,219 @@
+"""What the commands share: the app itself, options, errors, progress, and printing.
+
+A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a traceback needs
+`--debug`. Results go to stdout, progress and notes to stderr.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from nnnorm.io import Embeddings, Metric
+from nnnorm.ranking import Ranking
+from nnnorm.scoring import Progress
+
+
+class _Group(TyperGroup):
+    """Turns our errors into one sentence on stderr and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from nnnorm.errors import MissingExtraError, NNNormError, first_line
+
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # the reader went away: not ours to explain
+        except (
+            NNNormError,
+            MissingExtraError,
+            MemoryError,
+            OSError,
+            UnicodeEncodeError,
+            KeyboardInterrupt,
+        ) as error:
+            if ctx.obj == "debug":
+                raise
+            message = str(error)
+            if isinstance(error, KeyboardInterrupt):
+                message = "interrupted; nothing was written"
+            elif isinstance(error, MemoryError):
+                message = f"out of memory ({error}); try a smaller --memory-budget"
+            elif isinstance(error, OSError):
+                message = f"{error}; check the path, its permissions and the space there is"
+            elif isinstance(error, UnicodeEncodeError):
+                message = (
+                    f"this terminal can't show a character ({first_line(error)}); set PYTHONUTF8=1"
+                )
+            typer.echo(f"Error: {message}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Make embedding search return the right item instead of the popular one.",
+    epilog="A first look: nnnorm demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _remember_debug(ctx: typer.Context, value: bool) -> bool:
+    if value:
+        ctx.find_root().obj = "debug"
+    return value
+
+
+SOURCE = ".npy, .npz, .parquet or a folder of shards"
+Gallery = Annotated[Path, typer.Option(help=f"Items that are searched: {SOURCE}.")]
+Normalize = Annotated[
+    bool, typer.Option("--normalize", help="Divide every row of every input by its norm.")
+]
+MetricOption = Annotated[
+    Metric, typer.Option(help="With cosine, rows must have unit norm (or use --normalize).")
+]
+Budget = Annotated[int, typer.Option(help="Memory to use beyond the inputs, in MB.", min=1)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug)
+]
+
+
+def open_input(path: Path, name: str, normalize: bool, metric: Metric) -> Embeddings:
+    """Open embeddings, and say it where scores will not be cosines."""
+    from nnnorm.io import norm_range, open_embeddings
+
+    opened = open_embeddings(path, name=name, normalize=normalize, metric=metric)
+    if not normalize and metric == "ip":
+        low, high = norm_range(opened)
+        if high - low > 0.01 * high:
+            typer.echo(
+                f"Note: rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are "
+                "raw inner products; for cosine use --normalize",
+                err=True,
+            )
+    return opened
+
+
+def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
+    """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
+    from nnnorm.errors import NNNormError
+    from nnnorm.io import check_writable
+
+    target = check_writable(output)
+    if any(path is not None and path.resolve() == target for path in inputs):
+        raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
+    if output.suffix != suffix:
+        raise NNNormError(f"the output must end in {suffix}; got {output}")
+
+
+def number_or_auto(option: str, text: str | None, kind: type) -> Any:
+    """Read a number, or the word auto."""
+    if text is None or text == "auto":
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise typer.BadParameter(f"{text!r} is neither {what} nor 'auto'", param_hint=option) from (
+            None
+        )
+
+
+@contextmanager
+def show_progress(label: str) -> Iterator[Progress | None]:
+    """A bar on stderr while that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def show_steps() -> Iterator[Callable[[str], None] | None]:
+    """What is being done, on stderr while that is a terminal, else nothing."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("Starting") as status:
+        yield lambda text: status.update(f"{text} …")
+
+
+def print_story(parts: Iterable[Any]) -> None:
+    """Print tables and paragraphs in turn."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part)
+        else:
+            part.print()
+
+
+def print_json(value: Any) -> None:
+    """Print for programs."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()) -> None:
+    """Print names and values as a table."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in _flat(facts):
+        if value is not None and name not in skip:
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            table.add_row(escape(name), escape(shown))
+    Console().print(table)
+
+
+def print_ranking(ranking: Ranking, output: Path | None) -> None:
+    """Print the first places of the first queries."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown, columns = min(10, len(ranking.indices)), min(5, ranking.indices.shape[1])
+    table = Table(title="Best items (index, corrected score)", title_justify="left")
+    table.add_column("query", justify="right")
+    for place in range(columns):
+        table.add_column(f"{place + 1}", justify="right")
+    for query in range(shown):
+        pairs = zip(ranking.indices[query], ranking.scores[query], strict=True)
+        cells = [f"{index} [dim]{score:.3f}[/dim]" for index, score in pairs]
+        table.add_row(str(query), *cells[:columns])
+    Console().print(table)
+    n_queries, k = ranking.indices.shape
+    if output is not None:
+        typer.echo(f"All {n_queries:,} x {k} are in {output}", err=True)
+    elif n_queries > shown or k > columns:
+        typer.echo(
+            f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+            "-o FILE or --json gives all",
+            err=True,
+        )
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

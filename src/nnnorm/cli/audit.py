@@ -1,0 +1,190 @@
+"""The command that asks who gets retrieved: audit."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nnnorm.cli.app import (
+    SOURCE,
+    Debug,
+    Gallery,
+    Json,
+    MetricOption,
+    Normalize,
+    app,
+    number_or_auto,
+    open_input,
+    show_progress,
+)
+from nnnorm.cli.study import Markdown, Plots, Queries, Seed, check_outputs, deliver, warn_of_overlap
+from nnnorm.errors import NNNormError
+
+
+@app.command(
+    epilog="Example: nnnorm audit --gallery photos.npy --queries questions.npy "
+    "--groups people.csv --group-column gender -k 10 --references past_queries.npy"
+)
+def audit(
+    gallery: Gallery,
+    queries: Queries,
+    groups: Annotated[
+        Path | None,
+        typer.Option(help="Table (.csv, .tsv, .parquet) with a row per item of the gallery."),
+    ] = None,
+    visogender: Annotated[
+        Path | None,
+        typer.Option(help="Instead: VisoGender's table, for its protocol; one query per job."),
+    ] = None,
+    group_column: Annotated[str, typer.Option(help="Column of the groups.")] = "group",
+    label_column: Annotated[
+        str | None, typer.Option(help="Column that says what an item is; adds precision@k.")
+    ] = None,
+    query_table: Annotated[
+        Path | None,
+        typer.Option(help="Table with a row per query: name, and label (with --label-column)."),
+    ] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("-k", "--k", help="First places; several times.")
+    ] = None,
+    difference: Annotated[
+        str | None, typer.Option(help="Groups of bias@k, as A,B: (A - B)/k.")
+    ] = None,
+    target: Annotated[
+        str, typer.Option(help="Fair shares: gallery, equal, or A=0.5,B=0.5.")
+    ] = "gallery",
+    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    references: Annotated[
+        Path | None, typer.Option(help=f"Instead of a bias: fit NNN from this bank, {SOURCE}.")
+    ] = None,
+    reference_k: Annotated[
+        str | None, typer.Option(help="With --references: a number or auto (VisoGender: 16).")
+    ] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help="With --references: a number or auto (VisoGender: 0.75).")
+    ] = None,
+    seed: Seed = 0,
+    normalize: Normalize = False,
+    metric: MetricOption = "ip",
+    markdown: Markdown = None,
+    plots: Plots = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Count which groups come back, before and after a correction."""
+    from nnnorm.bias import Bias
+    from nnnorm.methods import NNN
+    from nnnorm.report import plot_audit, tabulate_audit
+    from nnnorm.study import audit as count
+    from nnnorm.study import audit_visogender
+
+    check_outputs(markdown, plots)
+    if (groups is None) == (visogender is None):
+        raise NNNormError("give --groups or --visogender, one of them")
+    if bias and references:
+        raise NNNormError("give --bias or --references, not both")
+    if references is None and (reference_k or alpha):
+        raise NNNormError("--reference-k and --alpha need --references; give it, or leave them out")
+    about = _read_visogender(visogender) if visogender else None
+    given: dict[str, Any] = {}
+    if groups is not None:
+        given = _read_groups(groups, group_column, label_column, query_table)
+        given |= {"ks": k or [10], "target": _read_target(target)}
+        given["difference"] = _read_pair(difference)
+    elif k or difference or query_table or label_column or target != "gallery":
+        raise NNNormError(
+            "VisoGender's protocol has its own groups, k and target; leave out the other options, "
+            "or use --groups"
+        )
+    items = open_input(gallery, "gallery", normalize, metric)
+    asked = open_input(queries, "queries", normalize, metric)
+    loaded = Bias.load(bias) if bias else None
+    with show_progress("Counting groups") as progress:
+        if references is not None:
+            bank = open_input(references, "references", normalize, metric)
+            warn_of_overlap(bank, asked)
+            usual = ("16", "0.75") if visogender else ("auto", "auto")
+            method = NNN(
+                number_or_auto("--reference-k", reference_k or usual[0], int),
+                number_or_auto("--alpha", alpha or usual[1], float),
+            )
+            loaded = method.fit(items, bank, progress=progress)
+        if about is not None:
+            _check_counts(about, len(items), len(asked))
+            found = audit_visogender(
+                asked,
+                items,
+                genders=about.genders,
+                occupations=about.occupations,
+                asked_occupations=list(about.questions),
+                bias=loaded,
+                seed=seed,
+            )
+        else:
+            found = count(asked, items, bias=loaded, seed=seed, progress=progress, **given)
+    correction = None if loaded is None else {"method": loaded.method, **loaded.params}
+    deliver(
+        tabulate_audit(found),
+        {**found.to_dict(), "correction": correction},
+        as_json,
+        markdown,
+        plots,
+        [("audit.png", lambda _: plot_audit(found))],
+    )
+
+
+def _read_visogender(path: Path) -> Any:
+    from nnnorm.datasets import read_visogender
+
+    return read_visogender(path)
+
+
+def _check_counts(about: Any, n_gallery: int, n_queries: int) -> None:
+    wanted = len(about.images), len(about.questions)
+    if wanted != (n_gallery, n_queries):
+        raise NNNormError(
+            f"VisoGender's table has {wanted[0]} pictures and {wanted[1]} occupations, but the "
+            f"gallery has {n_gallery} rows and there are {n_queries} queries; `nnnorm dataset "
+            "visogender` writes lists in the right order"
+        )
+
+
+def _read_groups(
+    groups: Path, group_column: str, label_column: str | None, query_table: Path | None
+) -> dict[str, Any]:
+    from nnnorm.datasets import read_columns
+
+    labels = () if label_column is None else (label_column,)
+    columns = read_columns(groups, (group_column, *labels))
+    given: dict[str, Any] = {"groups": columns[group_column]}
+    if query_table is not None:
+        about = read_columns(query_table, ("label",) if labels else ("name",), ("name",))
+        given["names"] = about.get("name", about.get("label"))
+        if label_column is not None:
+            given |= {"labels": columns[label_column], "query_labels": about["label"]}
+    elif label_column is not None:
+        raise NNNormError("--label-column needs --query-table, which says what each query asks for")
+    return given
+
+
+def _read_target(text: str) -> Any:
+    if text in ("gallery", "equal"):
+        return text
+    try:
+        return {name: float(share) for name, share in (p.split("=") for p in text.split(","))}
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is neither gallery nor equal nor shares such as A=0.5,B=0.5",
+            param_hint="--target",
+        ) from None
+
+
+def _read_pair(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    first, comma, second = text.partition(",")
+    if not (first and comma and second):
+        raise typer.BadParameter(
+            f"expected two groups as A,B; got {text!r}", param_hint="--difference"
+        )
+    return first.strip(), second.strip()

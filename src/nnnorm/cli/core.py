@@ -1,0 +1,309 @@
+"""The main job on the command line: `fit`, `search`, `info` and `demo`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nnnorm.bias import Bias
+from nnnorm.cli.app import (
+    SOURCE,
+    Budget,
+    Debug,
+    Gallery,
+    Json,
+    MetricOption,
+    Normalize,
+    app,
+    check_output,
+    number_or_auto,
+    open_input,
+    print_facts,
+    print_json,
+    print_ranking,
+    print_story,
+    show_progress,
+    show_steps,
+)
+from nnnorm.means import Engine
+from nnnorm.methods import GateForm, MethodName
+
+
+@app.command(
+    epilog="Example: nnnorm fit --gallery photos.npy --references past_queries.npy "
+    "-o bias.safetensors"
+)
+def fit(
+    gallery: Gallery,
+    references: Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the bias goes.")],
+    gallery_references: Annotated[
+        Path | None, typer.Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
+    ] = None,
+    method: Annotated[MethodName, typer.Option(help="How the bias is made.")] = "nnn",
+    reference_k: Annotated[
+        str | None, typer.Option(help="References averaged: a number or auto (nnn, csls).")
+    ] = None,
+    alpha: Annotated[str | None, typer.Option(help="Weight: a number or auto (nnn).")] = None,
+    weight: Annotated[float | None, typer.Option(help="Weight of the mean (dn).")] = None,
+    beta: Annotated[float | None, typer.Option(help="Inverse temperature (is, qbnorm).")] = None,
+    beta_query: Annotated[
+        float | None, typer.Option(help="Inverse temperature of the references (dualis, dualdis).")
+    ] = None,
+    beta_gallery: Annotated[
+        float | None,
+        typer.Option(help="Inverse temperature of the gallery bank (dualis, dualdis)."),
+    ] = None,
+    gate: Annotated[GateForm | None, typer.Option(help="Form of the gate (dualdis).")] = None,
+    tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Balancing steps (sinkhorn).")] = None,
+    engine: Annotated[
+        Engine, typer.Option(help="Who computes the means (nnn, csls); auto is exact.")
+    ] = "auto",
+    quality: Annotated[
+        int | None, typer.Option(help="Lists an item looks into (approximate, faiss-ivf).")
+    ] = None,
+    normalize: Normalize = False,
+    metric: MetricOption = "ip",
+    memory_budget: Budget = 512,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compute the bias of every gallery item from a bank of past queries."""
+    from nnnorm.methods import make_method
+
+    given = {
+        "reference_k": number_or_auto("--reference-k", reference_k, int),
+        "alpha": number_or_auto("--alpha", alpha, float),
+        "weight": weight,
+        "beta": beta,
+        "beta_query": beta_query,
+        "beta_gallery": beta_gallery,
+        "gate": gate,
+        "tau": tau,
+        "iterations": iterations,
+    }
+    chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
+    check_output(output, ".safetensors", [gallery, references, gallery_references])
+    items = open_input(gallery, "gallery", normalize, metric)
+    bank = open_input(references, "references", normalize, metric)
+    gallery_bank = (
+        open_input(gallery_references, "gallery_references", normalize, metric)
+        if gallery_references
+        else None
+    )
+    with show_progress("Scoring the gallery against the references") as progress:
+        bias = chosen.fit(
+            items,
+            bank,
+            gallery_references=gallery_bank,
+            engine=engine,
+            quality=quality,
+            memory_budget=memory_budget * 2**20,
+            progress=progress,
+        )
+    bias.save(output)
+    if not bias.correction.any() and not bias.gates:
+        typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
+    about = {**bias.to_dict(), **_spread(bias.values), "output": str(output)}
+    if as_json:
+        print_json(about)
+        return
+    print_facts(f"Bias of {len(bias):,} items", about, skip=("n_active",))
+    typer.echo(
+        f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
+        f"--bias {shlex.quote(str(output))}",
+        err=True,
+    )
+
+
+@app.command(
+    epilog="Example: nnnorm search --gallery photos.npy --queries queries.npy "
+    "--bias bias.safetensors -k 10"
+)
+def search(
+    gallery: Gallery,
+    queries: Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")],
+    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
+    k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write scores and indices as .npz.")
+    ] = None,
+    normalize: Normalize = False,
+    metric: MetricOption = "ip",
+    memory_budget: Budget = 512,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Search a gallery exactly, corrected by a bias."""
+    import nnnorm
+
+    if output is not None:
+        check_output(output, ".npz", [gallery, queries, bias])
+    loaded = nnnorm.Bias.load(bias) if bias else None
+    items = open_input(gallery, "gallery", normalize, metric)
+    asked = open_input(queries, "queries", normalize, metric)
+    with show_progress("Searching") as progress:
+        ranking = nnnorm.search(
+            asked,
+            items,
+            loaded,
+            k=k,
+            weight=weight,
+            memory_budget=memory_budget * 2**20,
+            progress=progress,
+        )
+    if output is not None:
+        ranking.save(output)
+    if as_json:
+        used = None if loaded is None else loaded.weight if weight is None else weight
+        about = {
+            "n_queries": len(asked),
+            "n_gallery": len(items),
+            "k": k,
+            "method": loaded.method if loaded else "none",
+            "weight": used,
+            "output": str(output) if output else None,
+        }
+        if output is None:
+            about["indices"] = ranking.indices.tolist()
+            about["scores"] = [[float(f"{s:.7g}") for s in row] for row in ranking.scores]
+        print_json(about)
+        return
+    print_ranking(ranking, output)
+
+
+@app.command(epilog="Example: nnnorm info bias.safetensors")
+def info(
+    file: Annotated[
+        Path | None, typer.Argument(help="A bias, a ranking, or embeddings; none for versions.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show versions and the active BLAS, or what a file holds."""
+    title, facts = ("This installation", _installation()) if file is None else _describe(file)
+    if as_json:
+        print_json(facts)
+    else:
+        print_facts(title, facts)
+
+
+@app.command(epilog="Example: nnnorm demo --output demo-output")
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder for the bias, pictures and plots.")
+    ] = Path("demo-output"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the main job on data that ships with the package: hubs, before and after."""
+    from nnnorm.demo import run_demo, tell_demo
+
+    with show_steps() as step:
+        done = run_demo(output, step=step)
+    if as_json:
+        print_json(done.to_dict())
+        return
+
+    print_story(tell_demo(done))
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        from nnnorm.version import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+# --- output ------------------------------------------------------------------------------------
+
+
+def _why_nothing(bias: Bias) -> str:
+    if bias.method == "none":
+        return "the method is none"
+    if bias.params.get("reliability") == 0:
+        return (
+            f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
+            "noise, so the weight is 0; give more past queries"
+        )
+    return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
+
+
+def _spread(values: Any) -> dict[str, Any]:
+    return {
+        "values": {
+            "mean": float(values.mean()),
+            "std": float(values.std()),
+            "min": float(values.min()),
+            "max": float(values.max()),
+        }
+    }
+
+
+def _installation() -> dict[str, Any]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    import numpy as np
+
+    from nnnorm.scoring import count_threads
+    from nnnorm.version import __version__
+
+    def installed(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "not installed"
+
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    return {
+        "nnnorm": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "numpy": np.__version__,
+        "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
+        "threads": count_threads(),
+        "safetensors": installed("safetensors"),
+        "engine": "auto: screened where that is faster, else float32",
+        "other engines": {
+            "approximate": "always there",
+            "torch": installed("torch"),
+            "faiss-ivf": installed("faiss-cpu"),
+        },
+        "extras": {"parquet (pyarrow)": installed("pyarrow")},
+    }
+
+
+def _describe(file: Path) -> tuple[str, dict[str, Any]]:
+    from zipfile import is_zipfile
+
+    import numpy as np
+
+    from nnnorm.bias import Bias
+    from nnnorm.io import norm_range, open_embeddings
+    from nnnorm.ranking import Ranking
+
+    if file.suffix == ".safetensors":
+        bias = Bias.load(file)
+        return f"Bias {file}", {**bias.to_dict(), **_spread(bias.values)}
+    if file.suffix == ".npz" and is_zipfile(file):
+        with np.load(file, allow_pickle=False) as archive:
+            names = set(archive)
+        if {"scores", "indices"} <= names:
+            n_queries, k = Ranking.load(file).indices.shape
+            return f"Ranking {file}", {"n_queries": n_queries, "k": k}
+    opened = open_embeddings(file, name="embeddings")
+    low, high = norm_range(opened)
+    return f"Embeddings {file}", {
+        "n_rows": len(opened),
+        "dim": opened.dim,
+        "norms": {"min": low, "max": high},
+        "fingerprint": opened.fingerprint,
+    }

@@ -1,0 +1,125 @@
+"""The command `nnnorm encode`: images, texts and sounds in, folders of embeddings out."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nnnorm.cli.app import Debug, Json, app, print_facts, print_json, show_progress, show_steps
+from nnnorm.encoders import Library, Modality
+from nnnorm.errors import NNNormError
+
+
+@app.command(
+    epilog="Example: nnnorm encode openai/clip-vit-base-patch32 --images photos/ "
+    "--texts captions.csv --text-column caption -o embeddings"
+)
+def encode(
+    model: Annotated[
+        str,
+        typer.Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the embeddings.")],
+    images: Annotated[
+        Path | None, typer.Option(help="Folder, file with a path per line, or .csv/.tsv.")
+    ] = None,
+    image_column: Annotated[str | None, typer.Option(help="Column of the images' table.")] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="File with a text per line, or .csv/.tsv.")
+    ] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column of the texts' table.")] = None,
+    audio: Annotated[
+        Path | None, typer.Option(help="Folder, file with a path per line, or .csv/.tsv.")
+    ] = None,
+    audio_column: Annotated[str | None, typer.Option(help="Column of the sounds' table.")] = None,
+    library: Annotated[
+        Library | None, typer.Option(help="Where it is not seen from the model's files.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Of a model on the hub.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="ALBEF's vocab.txt or BEiT-3's beit3.spm.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="ALBEF, BEiT-3: other than trained at.", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Items per forward pass.", min=1)] = 32,
+    shard_rows: Annotated[
+        int, typer.Option(help="Rows per file: what breaking off can cost.", min=1)
+    ] = 1024,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take up work that was broken off.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Turn images, texts or sounds into embeddings with a model."""
+    from nnnorm.encoders import list_files, list_texts, load_encoder, plan_encoding
+
+    wanted: dict[Modality, Any] = {}
+    if images is not None:
+        wanted["images"] = list_files(images, "images", image_column)
+    if texts is not None:
+        wanted["texts"] = list_texts(texts, text_column)
+    if audio is not None:
+        wanted["audio"] = list_files(audio, "audio", audio_column)
+    if not wanted:
+        raise NNNormError("nothing to encode; give --images, --texts or --audio")
+    for source, column, option in (
+        (images, image_column, "image"),
+        (texts, text_column, "text"),
+        (audio, audio_column, "audio"),
+    ):
+        if source is None and column is not None:
+            raise NNNormError(f"--{option}-column needs its table; give it, or leave it out")
+    with show_steps() as step:
+        say = step or (lambda text: None)
+        say(f"Loading {model}")
+        encoder = load_encoder(
+            model,
+            library=library,
+            revision=revision,
+            tokenizer=tokenizer,
+            image_size=image_size,
+            device=device,
+        )
+        for modality in wanted:
+            encoder.check_modality(modality)
+        plans = []
+        for modality, items in wanted.items():
+            say(f"Looking at {len(items):,} {modality}")
+            plans.append(
+                plan_encoding(
+                    encoder, modality, items, output, shard_rows=shard_rows, resume=resume
+                )
+            )
+    written: dict[Modality, dict[str, Any]] = {}
+    for plan in plans:
+        modality, items = plan.modality, plan.items
+        try:
+            with show_progress(f"Encoding {len(items):,} {modality}") as progress:
+                done = plan.run(batch_size=batch_size, progress=progress)
+        except KeyboardInterrupt:
+            kept = "what was done is kept: go on with the same command and --resume"
+            if not (written or plan.growing.exists()):
+                kept = "nothing was written yet"
+            raise NNNormError(f"interrupted; {kept}") from None
+        written[modality] = {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
+        if n_cut := done.about.get("n_texts_cut"):
+            typer.echo(
+                f"Note: {n_cut} of {len(items)} texts are longer than the {encoder.context} tokens "
+                f"that {encoder.name} reads; they were cut",
+                err=True,
+            )
+    if as_json:
+        print_json(written)
+        return
+    shown = ("folder", "n_rows", "dim", "n_resumed", "n_texts_cut", "model", "normalisation")
+    for modality, about in written.items():
+        facts = {name: about[name] for name in shown if name in about}
+        print_facts(f"Embeddings of {modality}", facts)
+    items = [modality for modality in written if modality != "texts"]
+    if items and "texts" in written:
+        gallery, queries = (shlex.quote(written[m]["folder"]) for m in (items[0], "texts"))
+        typer.echo(f"\nNext: nnnorm diagnose --gallery {gallery} --queries {queries}", err=True)

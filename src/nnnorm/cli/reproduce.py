@@ -1,0 +1,292 @@
+"""The commands from pictures to the paper's tables: dataset and reproduce."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from nnnorm.cli.app import (
+    Debug,
+    Json,
+    Normalize,
+    app,
+    print_facts,
+    print_json,
+    show_progress,
+    show_steps,
+)
+from nnnorm.cli.study import Markdown, Plots, Seed, check_outputs, deliver
+from nnnorm.errors import NNNormError
+
+Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
+
+
+@app.command(
+    epilog="Example: nnnorm dataset karpathy dataset_flickr30k.json --images flickr30k-images "
+    "-o embeddings"
+)
+def dataset(
+    kind: Annotated[Kind, typer.Argument(help="What kind of file it is.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="The file (clip-retrieval: folder); COCO's own may be several."),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the lists.")],
+    images: Annotated[Path | None, typer.Option(help="Folder of the pictures.")] = None,
+    skip_broken: Annotated[
+        bool, typer.Option("--skip-broken", help="Leave out pictures that can't be used.")
+    ] = False,
+    decode: Annotated[
+        bool, typer.Option("--decode", help="Read every picture to its end (needs Pillow).")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a data set's images, captions, pairs and splits as plain lists."""
+    from nnnorm.datasets import check_images
+    from nnnorm.io import make_folder
+
+    if kind == "clip-retrieval" and (images or skip_broken or decode):
+        raise NNNormError(
+            "clip-retrieval's folders hold embeddings, so no pictures are looked at; leave out "
+            "--images, --skip-broken and --decode"
+        )
+    found = _read_dataset(kind, files, (images or Path()).resolve())
+    if output.exists():
+        make_folder(output)  # before all pictures are looked at: can it be written to?
+    problems = []
+    if kind != "clip-retrieval":
+        with show_progress("Looking at the pictures") as progress:
+            problems = check_images(
+                found.images, skip=skip_broken, decode=decode, progress=progress
+            )
+    if problems:
+        found = found.without_images([problem.row for problem in problems])
+    written, facts = _write_dataset(found, make_folder(output), files)
+    if problems:
+        skipped = output / f"{written[0].stem}-skipped.txt"
+        _write_lines(skipped, [f"{problem.image}\t{problem.reason}" for problem in problems])
+        written += (skipped,)
+        n_skipped = "1 picture is" if len(problems) == 1 else f"{len(problems):,} pictures are"
+        typer.echo(f"Note: {n_skipped} left out; see {skipped}", err=True)
+    about = {**facts, "n_skipped": len(problems), "files": [str(path) for path in written]}
+    if as_json:
+        print_json(about)
+        return
+    shown = {**about, "files": "\n".join(about["files"])}
+    if splits := facts.get("splits"):
+        shown["splits"] = ", ".join(f"{name} {n:,}" for name, n in splits.items())
+    print_facts(written[0].stem, {name: value for name, value in shown.items() if value != {}})
+    if kind == "clip-retrieval":
+        gallery, truth = (shlex.quote(str(path)) for path in (written[4], written[3]))
+        texts = shlex.quote(str(files[0] / "text_emb"))
+        typer.echo(
+            f"\nNext: nnnorm evaluate --gallery {gallery} --queries {texts} --truth {truth}",
+            err=True,
+        )
+        return
+    lists = [shlex.quote(str(path)) for path in written[1:3]]
+    typer.echo(
+        f"\nNext: nnnorm encode MODEL --images {lists[0]} --texts {lists[1]} "
+        f"-o {shlex.quote(str(output / 'MODEL' / written[0].stem))}",
+        err=True,
+    )
+
+
+@app.command(epilog="Example: nnnorm reproduce --table image-retrieval --stand-in shapes")
+def reproduce(
+    table: Annotated[
+        list[str] | None, typer.Option(help="Which table; several times. None lists them all.")
+    ] = None,
+    embeddings: Annotated[
+        Path | None, typer.Option(help="Folder with embeddings of the paper's models.")
+    ] = None,
+    encoder: Annotated[
+        list[str] | None,
+        typer.Option(help="Encode what is missing there: clip=MODEL; several times."),
+    ] = None,
+    stand_in: Annotated[
+        list[str] | None,
+        typer.Option(help="Other material: shapes, or flickr8k=FOLDER; several times."),
+    ] = None,
+    seed: Seed = 0,
+    normalize: Normalize = False,
+    markdown: Markdown = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the tables there as LaTeX.")] = None,
+    plots: Plots = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the paper's tables, or measure some and show them beside the paper's."""
+    from nnnorm.io import check_writable
+    from nnnorm.reproduce import (
+        EmbeddingFolder,
+        Runner,
+        find_tables,
+        open_stand_in,
+        tabulate_overview,
+    )
+
+    check_outputs(markdown, plots)
+    if latex is not None:
+        check_writable(latex)
+    folder = None
+    if embeddings is not None:
+        folder = EmbeddingFolder(embeddings, normalize=normalize, seed=seed)
+    if table is None:
+        overview = tabulate_overview(folder)
+        listed = [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
+        deliver([overview], listed, as_json, markdown, None, [])
+        return
+    wanted = find_tables(table)
+    others = dict(open_stand_in(text) for text in stand_in or [])
+    if folder is None and not others:
+        raise NNNormError("give --embeddings DIR with the models' embeddings, or --stand-in shapes")
+    if encoder and folder is None:
+        raise NNNormError("--encoder needs --embeddings DIR, where the embeddings go")
+    runs: list[_Run] = []
+    with show_steps() as step:
+        for text in encoder or []:
+            _encode(folder, wanted, text, step)
+        if folder is not None:
+            runner = Runner(folder.open, seed=seed)
+            runs += [_run_paper(runner, one, embeddings, step) for one in wanted]
+        if others:
+            runners = {
+                name: Runner(lambda *_, material=material: material, seed=seed)
+                for name, material in others.items()
+            }
+            runs += [_run_stand_ins(runners, one, step) for one in wanted]
+    tables = [made for made, _, _ in runs]
+    if latex is not None:
+        _write_lines(latex, ["% needs \\usepackage{booktabs}", *(t.to_latex() for t in tables)])
+    figures = [picture for _, _, pictures in runs for picture in pictures]
+    deliver(tables, [about for _, about, _ in runs], as_json, markdown, plots, figures)
+
+
+_Picture = tuple[str, Callable[[Any], Any]]
+_Run = tuple[Any, dict[str, Any], list[_Picture]]
+
+
+def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:
+    from nnnorm.reproduce import encode_missing, find_missing
+
+    short, equals, source = text.partition("=")
+    if not (short and equals and source):
+        raise typer.BadParameter(f"expected clip=MODEL, got {text!r}", param_hint="--encoder")
+    encode_missing(folder, find_missing(folder, tables, short), source, step=step)
+
+
+def _run_paper(runner: Any, table: Any, root: Any, step: Any) -> _Run:
+    from nnnorm.reproduce import list_material, load_paper, run_table, tabulate_beside_paper
+
+    outcomes = run_table(runner, table, step=step)
+    if not any(outcome.figure for outcome in outcomes):
+        message = f"nothing of table {table.name} can be measured from {root}: "
+        message += str(outcomes[0].missing)
+        if table.cells[0].experiment.kind == "embeddings":
+            short = load_paper().models[list_material(table)[0][0]]
+            message += f". For one model: nnnorm reproduce --table {table.name} "
+            message += f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
+        raise NNNormError(message)
+    return (
+        tabulate_beside_paper(table, outcomes),
+        {"table": table.name, "cells": [outcome.to_dict() for outcome in outcomes]},
+        _pictures(runner, table, outcomes, ""),
+    )
+
+
+def _run_stand_ins(runners: dict[str, Any], table: Any, step: Any) -> _Run:
+    from nnnorm.reproduce import run_table, tabulate_stand_ins
+
+    found = {
+        name: run_table(runner, table, stand_in=name, step=step) for name, runner in runners.items()
+    }
+    about = {name: [outcome.to_dict() for outcome in some] for name, some in found.items()}
+    pictures: list[_Picture] = []
+    for name, outcomes in found.items():
+        pictures += _pictures(runners[name], table, outcomes, f"{name}-")
+    return tabulate_stand_ins(table, found), {"table": table.name, "stand_ins": about}, pictures
+
+
+def _pictures(runner: Any, table: Any, outcomes: Sequence[Any], prefix: str) -> list[_Picture]:
+    """The paper's figures: histograms of N_1, and bias by occupation."""
+    from dataclasses import replace
+
+    after = [
+        outcome for outcome in outcomes if outcome.figure and outcome.experiment.method == "nnn"
+    ]
+    pictures: list[_Picture] = []
+    if table.name == "gender" and after:
+        from nnnorm.report import plot_audit
+
+        audit = runner.groups(after[0].experiment)
+        pictures.append((f"{prefix}gender.png", lambda _: plot_audit(audit)))
+    if table.name in ("hubness", "cross-attention"):
+        for direction in dict.fromkeys(outcome.experiment.direction for outcome in after):
+            with_nnn = next(o.experiment for o in after if o.experiment.direction == direction)
+            counts = [runner.occurrences(replace(with_nnn, method=m)) for m in ("none", "nnn")]
+            title = f"{with_nnn.model}, {direction} retrieval: how often does each item come first?"
+            name = f"{prefix}{table.name}-{direction}.png"
+            pictures.append((name, _histogram(counts, title)))
+    return pictures
+
+
+def _histogram(counts: Sequence[Any], title: str) -> Callable[[Any], Any]:
+    return lambda drawing: drawing.plot_occurrences(*counts, title=title)
+
+
+def _read_dataset(kind: Kind, files: list[Path], images: Path) -> Any:
+    from nnnorm import datasets
+
+    if kind == "coco":
+        return datasets.read_coco(files, images)
+    if len(files) > 1:
+        what = "folder" if kind == "clip-retrieval" else "file"
+        raise NNNormError(f"{kind} takes one {what}; got {len(files)}")
+    if kind == "clip-retrieval":
+        return datasets.read_clip_retrieval(files[0])
+    readers: dict[str, Callable[[Path, Path], Any]] = {
+        "karpathy": datasets.read_karpathy,
+        "table": datasets.read_table,
+        "visogender": datasets.read_visogender,
+    }
+    return readers[kind](files[0], images)
+
+
+def _write_dataset(
+    found: Any, output: Path, files: Sequence[Path]
+) -> tuple[tuple[Path, ...], dict[str, Any]]:
+    from nnnorm.datasets import (
+        ClipRetrieval,
+        VisoGender,
+        save_clip_retrieval,
+        save_pairs,
+        save_visogender,
+    )
+
+    main = output / "visogender.tsv"
+    if not isinstance(found, VisoGender):
+        pairs = found.pairs if isinstance(found, ClipRetrieval) else found
+        main = output / f"{pairs.name}.json"
+    if main.resolve() in [path.resolve() for path in files]:
+        raise NNNormError(f"{main} is what is read, and would be written over; choose another -o")
+    if isinstance(found, VisoGender):
+        return save_visogender(found, output), {
+            "n_images": len(found.images),
+            "n_captions": len(found.questions),
+        }
+    splits = {split: len(rows) for split, rows in pairs.splits.items()}
+    facts = {"n_images": len(pairs.images), "n_captions": len(pairs.captions), "splits": splits}
+    if isinstance(found, ClipRetrieval):
+        return save_clip_retrieval(found, output), facts
+    return save_pairs(found, output), facts
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    from nnnorm.io import write_whole
+
+    text = "\n".join(lines) + "\n"
+    write_whole(path, lambda file: file.write(text.encode("utf-8")))

@@ -1,0 +1,13 @@
+"""`nnnorm demo`: the main job on the data that ships with the package.
+
+run     what is computed
+story   how it is told
+"""
+
+from nnnorm.demo.run import run_demo
+from nnnorm.demo.story import tell_demo
+
+__all__ = [
+    "run_demo",
+    "tell_demo",
+]

@@ -1,0 +1,298 @@
+"""The main job from end to end, on the shapes that ship with the package.
+
+Hubs are counted, a setting is tuned on validation, the search is corrected and tested, methods are
+compared, and a few queries are followed before and after. `run_demo` makes all figures and writes
+the files; `story.py` tells it.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias
+from nnnorm.datasets import GREEN, ORANGE, Row, Shapes, draw_sheet, load_shapes, write_png
+from nnnorm.errors import MissingExtraError
+from nnnorm.io import make_folder
+from nnnorm.methods import NNN, MethodName, make_method
+from nnnorm.ranking import Ranking, search
+from nnnorm.study import (
+    Comparison,
+    Diagnosis,
+    Result,
+    Task,
+    Tuning,
+    clusters_of,
+    compare,
+    diagnose,
+    evaluate,
+    interval_of_difference,
+    make_result,
+    tune,
+)
+
+__all__ = ["Demo", "Example", "run_demo"]
+
+Step: TypeAlias = Callable[[str], None]
+
+# Few enough values that it takes seconds, around what each method's authors advise; Sinkhorn alone
+# would take longer than all others.
+_METHODS: tuple[MethodName, ...] = ("nnn", "csls", "dn", "is", "qbnorm", "dualis")
+_BETAS = (2.0, 5.0, 10.0, 20.0, 40.0, 80.0)
+_GRIDS: dict[str, Any] = {
+    "csls": {"reference_k": (4, 16, 64, 256)},
+    "is": {"beta": _BETAS},
+    "qbnorm": {"beta": _BETAS},
+    "dualis": {"beta_query": _BETAS, "beta_gallery": (0.0, 1.0, 5.0, 15.0)},
+}
+HUB = 3  # a hub comes first this many times as often as is fair
+_SHOWN = 5
+_LONGEST = 54  # letters of a caption that fit on the contact sheet
+_PIXELS = 108
+
+
+@dataclass(frozen=True)
+class Example:
+    """A query and its first pictures, before and after.
+
+    Attributes
+    ----------
+    query : int
+    caption : str
+    right : int
+        The picture that the caption was written for.
+    before, after : tuple of int
+        The first five pictures.
+    helped : bool
+        Whether the correction brought the right picture to the first place, or away from it.
+    """
+
+    query: int
+    caption: str
+    right: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    helped: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Demo:
+    """All that the demo found.
+
+    Attributes
+    ----------
+    shapes : Shapes
+    diagnosis : Diagnosis
+        Hubs of the test search, before and after.
+    tuning : Tuning
+        Of NNN, on validation.
+    uncorrected, untuned, tuned : Result
+        On test.
+    comparison : Comparison
+    examples : tuple of Example
+    n_gained, n_lost : int
+        Queries whose right picture came first only with, or only without, the correction.
+    output : Path
+    files : tuple of str
+        Written there.
+    notes : tuple of str
+        What was left out, and why.
+    """
+
+    shapes: Shapes = field(repr=False)
+    diagnosis: Diagnosis
+    tuning: Tuning
+    uncorrected: Result
+    untuned: Result
+    tuned: Result
+    comparison: Comparison
+    examples: tuple[Example, ...]
+    n_gained: int
+    n_lost: int
+    output: Path
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, ready for JSON."""
+        return {
+            "data": {
+                "n_gallery": len(self.shapes.gallery),
+                "n_queries": len(self.shapes.queries),
+                "n_references": len(self.shapes.references),
+                "n_validation": len(self.shapes.validation_queries),
+                "dim": self.shapes.gallery.shape[1],
+            },
+            "uncorrected": self.uncorrected.to_dict(),
+            "untuned": self.untuned.to_dict(),
+            "tuned": self.tuned.to_dict(),
+            "tuning": self.tuning.to_dict(),
+            "hubness": self.diagnosis.to_dict(),
+            "comparison": self.comparison.to_dict(),
+            "examples": [asdict(example) for example in self.examples],
+            "n_gained": self.n_gained,
+            "n_lost": self.n_lost,
+            "output": str(self.output),
+            "files": list(self.files),
+            "notes": list(self.notes),
+        }
+
+
+def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) -> Demo:
+    """Run the main job; write a bias, a contact sheet and plots.
+
+    Parameters
+    ----------
+    output : str or Path
+        Folder for the files, made if needed.
+    step : callable, optional
+        Called with a few words before each step.
+
+    Returns
+    -------
+    Demo
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> demo = run_demo(tempfile.mkdtemp())
+    >>> demo.tuned.recall_at_1 > demo.uncorrected.recall_at_1
+    True
+    """
+    say = step or (lambda _: None)
+    folder = make_folder(output)
+    say("Loading")
+    shapes = load_shapes()
+    say("Tuning NNN on validation captions")
+    tuning = tune(
+        shapes.validation_gallery,
+        shapes.references,
+        shapes.validation_queries,
+        shapes.validation_truth,
+    )
+    say("Searching, before and after")
+    method = make_method(tuning.best.method, **tuning.best.params)
+    bias = method.fit(shapes.gallery, shapes.references)
+    bias.save(folder / "bias.safetensors")
+    uncorrected, untuned, tuned = _measure(shapes, bias)
+    diagnosis = diagnose(shapes.queries, shapes.gallery, bias=bias, truth=shapes.truth)
+    say("Comparing methods")
+    comparison = compare(
+        Task(shapes.queries, shapes.gallery, shapes.truth),
+        Task(shapes.validation_queries, shapes.validation_gallery, shapes.validation_truth),
+        shapes.references,
+        gallery_references=shapes.gallery_references,
+        methods=_METHODS,
+        grids=_GRIDS,
+    )
+    say("Drawing")
+    before = search(shapes.queries, shapes.gallery, k=_SHOWN)
+    after = search(shapes.queries, shapes.gallery, bias, k=_SHOWN)
+    first = before.indices[:, 0] == shapes.truth, after.indices[:, 0] == shapes.truth
+    hubs = find_hubs(diagnosis)
+    examples = _pick_examples(shapes, before, after, hubs)
+    write_png(folder / "contact-sheet.png", draw_examples(shapes, examples, hubs))
+    files, notes = ["contact-sheet.png", "bias.safetensors"], []
+    try:
+        files += _plot(folder, diagnosis, tuning, comparison)
+    except MissingExtraError as error:
+        notes.append(f"No plots: {error}")
+    return Demo(
+        shapes=shapes,
+        diagnosis=diagnosis,
+        tuning=tuning,
+        uncorrected=uncorrected,
+        untuned=untuned,
+        tuned=tuned,
+        comparison=comparison,
+        examples=examples,
+        n_gained=int((~first[0] & first[1]).sum()),
+        n_lost=int((first[0] & ~first[1]).sum()),
+        output=folder,
+        files=tuple(files),
+        notes=tuple(notes),
+    )
+
+
+def find_hubs(diagnosis: Diagnosis) -> frozenset[int]:
+    """Pictures that come first at least `HUB` times as often as is fair, before the correction."""
+    often = np.flatnonzero(diagnosis.occurrences >= HUB * diagnosis.before.mean)
+    return frozenset(map(int, often))
+
+
+def draw_examples(
+    shapes: Shapes, examples: tuple[Example, ...], hubs: frozenset[int]
+) -> npt.NDArray[np.uint8]:
+    """The contact sheet: the right picture framed green, hubs orange."""
+    rows = []
+    for example in examples:
+        rows.append(Row(example.caption + ("" if example.helped else " - here it costs")))
+        for label, items in (("before", example.before), ("after", example.after)):
+            frames = [
+                GREEN if item == example.right else ORANGE if item in hubs else None
+                for item in items
+            ]
+            rows.append(Row(label, [shapes.draw(item, _PIXELS) for item in items], frames))
+    return draw_sheet([*rows, Row("green: the right picture, orange: a hub")])
+
+
+def _measure(shapes: Shapes, bias: Bias) -> tuple[Result, Result, Result]:
+    """No correction, the automatic NNN and the tuned one, on the test captions."""
+    raw = evaluate(shapes.queries, shapes.gallery, shapes.truth)
+    clusters = clusters_of(raw.truth)
+    results = [make_result("none", {}, raw, None)]
+    for correction in (NNN().fit(shapes.gallery, shapes.references), bias):
+        found = evaluate(shapes.queries, shapes.gallery, shapes.truth, correction)
+        gain = interval_of_difference(found.hits(1), raw.hits(1), clusters)
+        results.append(make_result(correction.method, correction.params, found, gain))
+    return results[0], results[1], results[2]
+
+
+def _pick_examples(
+    shapes: Shapes, before: Ranking, after: Ranking, hubs: frozenset[int]
+) -> tuple[Example, ...]:
+    """Two captions that a hub took and the correction gives back, and one that it costs."""
+    fits = np.array([len(caption) <= _LONGEST for caption in shapes.captions])
+    was, now = before.indices[:, 0], after.indices[:, 0]
+    helped = fits & (was != shapes.truth) & (now == shapes.truth)
+    lost = fits & (was == shapes.truth) & (now != shapes.truth)
+    among = np.isin(before.indices, list(hubs))
+    # The clearest come first: a hub was first, and few hubs are left after.
+    clear = 2 * among[:, 0] + among.sum(axis=1) - np.isin(after.indices, list(hubs)).sum(axis=1)
+    order = np.argsort(-clear, kind="stable")
+    chosen: list[int] = []
+    for query in order[helped[order]]:
+        if len(chosen) < 2 and shapes.truth[query] not in shapes.truth[chosen]:
+            chosen.append(int(query))
+    chosen += [int(query) for query in np.flatnonzero(lost)[:1]]
+    return tuple(
+        Example(
+            query=query,
+            caption=shapes.captions[query],
+            right=int(shapes.truth[query]),
+            before=tuple(map(int, before.indices[query])),
+            after=tuple(map(int, after.indices[query])),
+            helped=bool(helped[query]),
+        )
+        for query in chosen
+    )
+
+
+def _plot(folder: Path, diagnosis: Diagnosis, tuning: Tuning, comparison: Comparison) -> list[str]:
+    from nnnorm.report import plots
+
+    figures = {
+        "occurrences.png": plots.plot_occurrences(
+            diagnosis.occurrences,
+            diagnosis.occurrences_after,
+            truth_per_item=diagnosis.before.mean,
+        ),
+        "grid.png": plots.plot_grid(tuning),
+        "gains.png": plots.plot_gains(comparison),
+    }
+    for name, figure in figures.items():
+        plots.save_figure(figure, folder / name)
+    return list(figures)

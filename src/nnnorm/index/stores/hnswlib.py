@@ -1,0 +1,140 @@
+"""hnswlib (`pip install 'nnnorm[hnswlib]'`): a graph in memory and in one file.
+
+It returns ``1 − product`` and calls that a distance; scores here are products again. Its file says
+neither dimension nor metric: ours beside it does, or the options `dim` and `metric` do.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.store import Sample, StoreMetric
+from nnnorm.index.stores.local import LocalStore
+
+__all__ = ["HnswlibStore"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Labels: TypeAlias = npt.NDArray[np.int64]
+
+
+class HnswlibStore(LocalStore):
+    """An hnswlib index in memory, and in a file where there is a path.
+
+    Parameters
+    ----------
+    path : str or PathLike, optional
+        A file that `save_index` wrote, or that `save` will write.
+    links : int
+        Of each item (hnswlib's M).
+    ef_construction, ef : int
+        Breadth of the search while building and searching.
+    threads : int
+        0 takes all cores; 1 builds the same index each time.
+    dim, metric : int and {"ip", "cosine", "l2"}
+        Of a file that nnnorm did not write.
+    """
+
+    engine = "hnswlib"
+    ways = ("ip", "l2", "rerank")
+    is_graph = True
+    keeps_vectors = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        links: int = 32,
+        ef_construction: int = 100,
+        ef: int = 128,
+        threads: int = 0,
+        dim: int = 0,
+        metric: StoreMetric = "ip",
+    ) -> None:
+        super().__init__(path)
+        if metric not in get_args(StoreMetric):
+            raise NNNormError(f"metric must be 'ip', 'cosine' or 'l2'; got {metric!r}")
+        self._links, self._ef_construction, self._ef = links, ef_construction, ef
+        self._threads = threads or -1
+        self._given = {"dim": dim, "metric": metric}
+
+    def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
+        self._settings = {"dim": width, "metric": metric, "deleted": []}
+        self._index = require("hnswlib", "hnswlib").Index(space=metric, dim=width)
+        self._index.init_index(
+            max_elements=sample.n_items, M=self._links, ef_construction=self._ef_construction
+        )
+
+    def _load(self, path: Path) -> Any:
+        if not self._settings:
+            if not self._given["dim"]:
+                raise NNNormError(
+                    f"{path} does not say its dimension and metric (hnswlib keeps neither); add "
+                    "them, as in hnswlib:photos.hnsw?dim=512&metric=cosine"
+                )
+            self._settings = {**self._given, "deleted": []}
+        index = require("hnswlib", "hnswlib").Index(
+            space=self._settings["metric"], dim=self._settings["dim"]
+        )
+        index.load_index(str(path))
+        return index
+
+    def _dump(self, path: Path) -> None:
+        self._index.save_index(str(path))
+
+    def _describe(self) -> tuple[int, StoreMetric]:
+        return self._settings["dim"], self._settings["metric"]
+
+    def _labels(self) -> Labels:
+        labels = np.array(self._index.get_ids_list(), dtype=np.int64)
+        return np.setdiff1d(labels, np.array(self._settings["deleted"], dtype=np.int64))
+
+    def _add(self, labels: Labels, vectors: FloatArray) -> None:
+        deleted = set(self._settings["deleted"])
+        back = [label for label in labels.tolist() if label in deleted]
+        for label in back:
+            self._index.unmark_deleted(label)
+        self._settings["deleted"] = sorted(deleted - set(back))
+        needed = self._index.get_current_count() + len(labels) - len(back)
+        if needed > self._index.get_max_elements():
+            self._index.resize_index(max(needed, 2 * self._index.get_max_elements()))
+        self._index.add_items(vectors, labels, num_threads=self._threads)
+
+    def _remove(self, labels: Labels) -> None:
+        for label in labels.tolist():
+            self._index.mark_deleted(label)
+        self._settings["deleted"] = sorted({*self._settings["deleted"], *labels.tolist()})
+
+    def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
+        n_items = self._index.get_current_count()
+        found = k
+        for ef in (max(self._ef, k), n_items):
+            self._index.set_ef(ef)
+            try:
+                labels, distances = self._index.knn_query(queries, k, num_threads=self._threads)
+                break
+            except RuntimeError:  # it found fewer than k, and then it gives nothing at all
+                continue
+        else:
+            labels, distances, found = self._search_fewer(queries, k)
+        scores = -distances if self._settings["metric"] == "l2" else 1 - distances
+        labels = labels.astype(np.int64)
+        if found < k:
+            missing = ((0, 0), (0, k - found))
+            labels, scores = np.pad(labels, missing, constant_values=-1), np.pad(scores, missing)
+        return labels, scores
+
+    def _search_fewer(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray, int]:
+        while k > 1:
+            k //= 2
+            try:
+                return *self._index.knn_query(queries, k, num_threads=self._threads), k
+            except RuntimeError:
+                continue
+        return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32), 0
+
+    def _vectors(self, labels: Labels) -> FloatArray:
+        return np.array(self._index.get_items(labels), dtype=np.float32)

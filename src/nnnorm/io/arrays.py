@@ -1,0 +1,160 @@
+"""Where embeddings lie: arrays of any library, files, and folders of shards, read as numpy arrays.
+
+Nothing is checked here but that it can be read: form and values are looked at in `embeddings.py`.
+`.npy` files are memory-mapped; nothing is ever unpickled.
+"""
+
+import re
+import stat
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line
+
+__all__ = ["find_shards", "read_array", "read_path"]
+
+_SUFFIXES = (".npy", ".npz", ".parquet")
+# clip-retrieval's names for the folders that hold shards of embeddings, and ours for sounds.
+_SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
+
+
+def read_array(source: Any, name: str) -> npt.NDArray[Any]:
+    """Read what numpy, ``__array__`` or DLPack can read.
+
+    Examples
+    --------
+    >>> read_array([[1.0, 2.0]], "gallery").shape
+    (1, 2)
+    """
+    if isinstance(source, np.ma.MaskedArray):
+        raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
+    try:
+        if not hasattr(source, "__array__") and hasattr(source, "__dlpack__"):
+            return np.from_dlpack(source)
+        return np.asarray(source)
+    except Exception as error:  # each array library raises its own kind here
+        raise NNNormError(
+            f"{name} can't be read as a numpy array ({type(source).__name__}: "
+            f"{first_line(error)}); pass a float array on the CPU "
+            "(torch: tensor.detach().cpu().float())"
+        ) from error
+
+
+def read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
+    """Read a file, or the shards of a folder in the order of their numbers.
+
+    Examples
+    --------
+    >>> read_path(Path("nowhere.npy"), "gallery (nowhere.npy)")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: gallery (nowhere.npy): there is no such file; ...
+    """
+    try:
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+        files = find_shards(path, name) if is_folder else [path]
+    except FileNotFoundError:
+        raise NNNormError(f"{name}: there is no such file; check the path") from None
+    except NNNormError:
+        raise
+    except (OSError, ValueError) as error:  # no permission, too long, not a path at all
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise NNNormError(f"{name}: can't be opened ({reason}); check the path") from error
+    if not is_folder and path.suffix not in _SUFFIXES:
+        raise NNNormError(
+            f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
+            f"got the suffix {path.suffix!r}"
+        )
+    return [_read_file(file, name) for file in files]
+
+
+def _read_file(path: Path, name: str) -> npt.NDArray[Any]:
+    if path.is_dir():
+        raise NNNormError(f"{name}: {path} is a folder; expected a file")
+    try:
+        if path.suffix == ".npy":
+            return np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
+        if path.suffix == ".npz":
+            return _read_npz(path, name)
+    except (NNNormError, MemoryError):
+        raise
+    except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
+        if isinstance(error, ValueError) and "object" in str(error).lower():
+            raise NNNormError(
+                f"{name} holds Python objects, which are never unpickled; "
+                "save a float array with numpy.save"
+            ) from error
+        raise NNNormError(
+            f"{name} can't be read as {path.suffix} ({first_line(error)}); "
+            "is it cut short, or another kind of file?"
+        ) from error
+    from nnnorm.io.parquet import read_embedding_column
+
+    return read_embedding_column(path, name)
+
+
+def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
+    with zipfile.ZipFile(path):  # np.load would take other files for a .npy or for a pickle
+        pass
+    with np.load(path, allow_pickle=False) as archive:
+        names = list(archive)
+        wanted = [n for n in ("embedding", "embeddings") if n in names] or names
+        if len(wanted) != 1:
+            raise NNNormError(
+                f"{name} must hold one array, or one named 'embedding'; "
+                f"got {len(names)}: {', '.join(names) or 'none'}"
+            )
+        return np.asarray(archive[wanted[0]])
+
+
+def find_shards(folder: Path, name: str) -> list[Path]:
+    """Shards of a folder in the order of their numbers: ``img_emb_2`` before ``img_emb_10``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for number in (10, 8, 9):
+    ...     (folder / f"part_{number}.npy").touch()
+    >>> [path.stem for path in find_shards(folder, "gallery")]
+    ['part_8', 'part_9', 'part_10']
+    """
+    shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
+    if not shards:
+        found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
+        if len(found) == 1:
+            return find_shards(folder / found[0], name)
+        if found:
+            choices = " or ".join(str(folder / sub) for sub in found)
+            raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")
+        unnumbered = sorted(path.name for path in folder.iterdir() if path.suffix in _SUFFIXES)
+        what = (
+            f"whose files have no numbers (such as {unnumbered[0]})"
+            if unnumbered
+            else "without .npy or .parquet shards"
+        )
+        raise NNNormError(
+            f"{name} is a folder {what}; "
+            "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
+        )
+    numbers = [number for number, _ in shards]
+    missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
+    if missing or len(set(numbers)) != len(numbers):
+        what = f"number {missing[0]} is missing" if missing else "a number stands twice"
+        raise NNNormError(
+            f"{name}: the {len(shards)} shards must be numbered without gaps, but {what}; "
+            "rows would be shifted against their metadata"
+        )
+    return [path for _, path in shards]
+
+
+def _numbered_files(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[int, Path]]:
+    files = []
+    for path in folder.iterdir():
+        match = re.search(r"(\d+)$", path.stem)
+        if path.suffix in suffixes and match:
+            files.append((int(match.group(1)), path))
+    return sorted(files)

@@ -1,0 +1,368 @@
+"""Corrected search, exact: queries x gallery, streamed, less the bias, to a `Ranking`.
+
+Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias, check_weight
+from nnnorm.errors import NNNormError, first_line
+from nnnorm.io import Embeddings, Source, check_same_dim, open_embeddings, write_whole
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Progress, top_k
+
+__all__ = [
+    "Ranking",
+    "iterate_scores",
+    "multiply_factors",
+    "score_matrix",
+    "search",
+]
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The best items of every query, best first; equal scores in the order of their indices.
+
+    Rows that are alike may get scores that differ in the last bit: BLAS adds up the products of
+    different parts of a matrix in different orders. Their order is then that of those bits.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (n_queries, k), float32
+        Corrected scores.
+    indices : ndarray, shape (n_queries, k), int64
+        Gallery rows.
+    """
+
+    scores: FloatArray
+    indices: npt.NDArray[np.int64]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a `.npz` file with `scores` and `indices`, whole or not at all.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "ranking.npz"
+        >>> search(np.eye(2), np.eye(2), k=1).save(path)
+        >>> Ranking.load(path).indices.tolist()
+        [[0], [1]]
+        """
+        write_whole(path, lambda file: np.savez(file, scores=self.scores, indices=self.indices))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Ranking":
+        """Read a file that `save` wrote.
+
+        Examples
+        --------
+        >>> Ranking.load("nowhere.npz")
+        Traceback (most recent call last):
+        nnnorm.errors.NNNormError: there is no ranking file nowhere.npz; ...
+        """
+        if not os.path.isfile(path):
+            raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                scores, indices = archive["scores"], archive["indices"]
+            if scores.ndim != 2 or scores.shape != indices.shape:
+                raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
+            return cls(scores, indices)
+        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise NNNormError(
+                f"{path} can't be read as a ranking ({first_line(error)}); "
+                "is it cut short, or another kind of file?"
+            ) from error
+
+
+def search(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    k: int = 10,
+    weight: float | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Find the k best items of every query by ``s(q, r) − weight·values[r]``, exactly.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+        Open it once with `open_embeddings` when you search often.
+    bias : Bias, optional
+        Fitted on this gallery; without one the search is uncorrected.
+    k : int
+        How many items come back, at most n_gallery.
+    weight : float, optional
+        Instead of the bias's own weight.
+    memory_budget : int
+        Bytes beyond the inputs and the answer.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Ranking
+        ``scores`` and ``indices``, both ``(n_queries, k)``. Items that are duplicates of each other
+        may differ in the last bit of their scores, see `Ranking`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gallery, queries = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([[0.96, 0.28]])
+    >>> search(queries, gallery, k=1).indices.tolist()
+    [[0]]
+    >>> hubs = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
+    >>> search(queries, gallery, hubs, k=1).indices.tolist()
+    [[1]]
+    """
+    asked, items = _open_pair(queries, gallery)
+    weight = _check_bias(bias, items, weight)
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
+        raise NNNormError(
+            f"k must be a whole number from 1 to the {len(items)} items of {items.name}; got {k}"
+        )
+    if bias is not None and bias.gates:
+        return _search_gated(asked, items, bias, int(k), weight, memory_budget, progress)
+    offset = None if bias is None else np.float32(weight) * bias.values
+    products = Products(asked, items, offset=offset, memory_budget=memory_budget)
+    return Ranking(*top_k(products, int(k), memory_budget=memory_budget, progress=progress))
+
+
+def score_matrix(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    weight: float | None = None,
+) -> FloatArray:
+    """Compute the dense corrected scores, for those who want them all.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias, optional
+    weight : float, optional
+        Instead of the bias's own weight.
+
+    Returns
+    -------
+    ndarray, shape (n_queries, n_gallery), float32
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
+    [[0.5, 0.0], [-0.5, 1.0]]
+    """
+    asked, items = _open_pair(queries, gallery)
+    weight = _check_bias(bias, items, weight)
+    raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
+    return raw if bias is None else _correct(raw, bias, weight)
+
+
+def iterate_scores(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    weight: float | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, FloatArray]]:
+    """Stream corrected scores in whole rows, a strip of queries at a time.
+
+    What looks at a whole row (a gate, the rank of the right item) stands on this; it costs one
+    product and never holds all scores.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias, optional
+    weight : float, optional
+        Instead of the bias's own weight.
+    memory_budget : int
+        Bytes beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Yields
+    ------
+    start : int
+        First query of the strip.
+    scores : ndarray, shape (n_strip, n_gallery), float32
+        The caller's to overwrite, until the next strip is asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [(start, scores.shape) for start, scores in iterate_scores(np.eye(3), np.eye(3))]
+    [(0, (3, 3))]
+    """
+    asked, items = _open_pair(queries, gallery)
+    weight = _check_bias(bias, items, weight)
+    n_queries, n_gallery = len(asked), len(items)
+    gated = bias is not None and bool(bias.gates)
+    offset = None if bias is None or gated else np.float32(weight) * bias.values
+    # Scores, and what a caller compares them by; a gate needs raw and corrected ones.
+    bytes_per_row = (16 if gated else 8) * n_gallery + (0 if asked.in_memory else 8 * asked.dim)
+    n_rows = max(1, min(memory_budget // 2 // bytes_per_row, 2**23 // n_gallery))
+    n_rows = min(n_queries, n_rows)
+    products = Products(asked, items, offset=offset, memory_budget=memory_budget)
+    n_block = n_gallery
+    if products.column_bytes:
+        n_block = max(1, min(n_gallery, memory_budget // 8 // products.column_bytes))
+    buffer = np.empty((n_rows, n_gallery), dtype=np.float32)
+    for start in range(0, n_queries, n_rows):
+        stop = min(start + n_rows, n_queries)
+        read = products.strip(start, stop)
+        scores = buffer[: stop - start]
+        for first in range(0, n_gallery, n_block):
+            last = min(first + n_block, n_gallery)
+            read(first, last, scores[:, first:last])
+        yield start, scores if bias is None or not gated else _correct(scores, bias, weight)
+        if progress is not None:
+            progress(stop, n_queries)
+
+
+# --- gates and checks --------------------------------------------------------------------------
+
+
+def _search_gated(
+    queries: Embeddings,
+    gallery: Embeddings,
+    bias: Bias,
+    k: int,
+    weight: float,
+    memory_budget: int,
+    progress: Progress | None,
+) -> Ranking:
+    """A gate looks at a query's raw best item, so whole rows are made, a few at a time."""
+    shape = len(queries), k
+    ranking = Ranking(np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64))
+    for start, scores in iterate_scores(
+        queries, gallery, bias, weight=weight, memory_budget=memory_budget // 2, progress=progress
+    ):
+        rows = Matrix(Embeddings([scores], name="scores"))
+        stop = start + len(scores)
+        best = top_k(rows, k, memory_budget=memory_budget)
+        ranking.scores[start:stop], ranking.indices[start:stop] = best
+    return ranking
+
+
+def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
+    """Corrected scores of whole rows, ``(n_queries, n_gallery)``."""
+    if not bias.gates:
+        return np.subtract(raw, np.float32(weight) * bias.values)
+    best = raw.argmax(axis=1)  # the raw best item; the lower index on a tie
+    is_open = np.stack([gate.active[best] for gate in bias.gates])
+    if bias.params.get("gate") == "paper":
+        return _published_product(raw, bias, is_open)
+    corrected = raw.copy()
+    for gate, rows in zip(bias.gates, is_open, strict=True):
+        corrected[rows] -= np.float32(weight) * gate.values
+    return corrected
+
+
+def _published_product(raw: FloatArray, bias: Bias, is_open: npt.NDArray[np.bool_]) -> FloatArray:
+    """DualDIS as published; where both gates are open it is DualIS, given as ``s − b``."""
+    betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
+    corrected = raw - bias.values
+    for pattern in ((True, False), (False, True), (False, False)):
+        rows = np.flatnonzero((is_open == np.array(pattern)[:, None]).all(axis=0))
+        factors = [
+            (beta, gate.values * sum(betas))
+            for beta, gate, opened in zip(betas, bias.gates, pattern, strict=True)
+            if opened
+        ]
+        corrected[rows] = multiply_factors(raw[rows], factors, n_closed=2 - len(factors))
+    return corrected
+
+
+def multiply_factors(
+    raw: FloatArray,
+    factors: Sequence[tuple[float, npt.NDArray[np.floating[Any]]]],
+    *,
+    n_closed: int,
+) -> npt.NDArray[np.float64]:
+    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one.
+
+    Such products have no common scale (exp of hundreds), so what is given is their order: the log
+    of a positive product over the row's largest, and below all of those the negative ones.
+
+    Parameters
+    ----------
+    raw : ndarray, shape (n_rows, n_gallery)
+    factors : sequence of (β, L of shape (n_gallery,))
+        Of the open gates.
+    n_closed : int
+        Closed gates.
+
+    Returns
+    -------
+    ndarray, shape (n_rows, n_gallery), float64
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> multiply_factors(np.float32([[-0.5, 0.25]]), [], n_closed=2).tolist()
+    [[0.0, -1.386]]
+    """
+    scores = raw.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)
+    for beta, logs in factors:
+        exponents += beta * scores - np.asarray(logs, dtype=np.float64)
+    sign = np.sign(scores) ** n_closed
+    is_positive, is_negative = sign > 0, sign < 0
+    exponents = np.where(sign == 0, 0.0, exponents)
+    exponents -= exponents.max(axis=1, keepdims=True, initial=-np.inf, where=sign != 0).clip(-1e300)
+    # From the top: positive products, zeros, then negative ones with the smallest first.
+    least = np.where(is_positive, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
+    smallest = np.where(is_negative, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
+    negative = least - 2 - (exponents - smallest)
+    return np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))
+
+
+def _open_pair(queries: Source, gallery: Source) -> tuple[Embeddings, Embeddings]:
+    asked = open_embeddings(queries, name="queries")
+    items = open_embeddings(gallery, name="gallery")
+    check_same_dim(asked, items)
+    return asked, items
+
+
+def _check_bias(bias: Bias | None, gallery: Embeddings, weight: float | None) -> float:
+    """Return the weight to use, once the bias is known to belong to this gallery."""
+    if bias is None:
+        if weight is not None:
+            raise NNNormError("weight needs a bias; pass one, or leave out weight")
+        return 0.0
+    if not isinstance(bias, Bias):
+        raise NNNormError(
+            "bias must be a Bias, from a method's fit or Bias.load(path); got "
+            f"{type(bias).__name__}"
+        )
+    bias.check_gallery(gallery)
+    if weight is None:
+        return bias.weight
+    if bias.params.get("gate") == "paper" and weight != 1:
+        raise NNNormError(
+            "the published DualDIS is a product of factors and takes no weight; leave it out, "
+            "or fit with gate='safe'"
+        )
+    return check_weight(weight)

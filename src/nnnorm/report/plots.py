@@ -1,0 +1,620 @@
+"""Results as pictures: who comes how often, grids, bank sizes, gains with their intervals.
+
+Needs matplotlib (`pip install 'nnnorm[plots]'`), imported only when a figure is made. Every
+function takes results and returns a `matplotlib.figure.Figure` of its own; pyplot and its global
+state are never touched. Colour-blind readers can tell the colours apart: blue is gain, orange is
+loss or before, grey is no correction or no clear difference.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.io import write_whole
+from nnnorm.study import Ablation, Cell, Comparison, Interval, Result, Tuning
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "plot_bank_size",
+    "plot_gains",
+    "plot_grid",
+    "plot_occurrences",
+    "plot_reference_k",
+    "save_figure",
+]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+_WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
+_DPI = 150
+_INK, GREY, _PALE = "#222222", "#6E6E6E", "#E6E6E6"
+BLUE, ORANGE = "#0072B2", "#D55E00"
+_COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_MARKERS = "osD^vP"
+_LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
+_USUAL_ALPHAS = (0.25, 0.5, 0.75, 1.0)
+_MANY_BINS = 60
+# Up to this many columns and rows the cells of a grid have room for their numbers.
+_ROOM = (12, 16)
+_NAMES = {
+    "nnn": "NNN",
+    "csls": "CSLS",
+    "dn": "DN",
+    "is": "Inverted softmax",
+    "qbnorm": "QBNorm",
+    "dualis": "DualIS",
+    "dualdis": "DualDIS",
+    "sinkhorn": "Sinkhorn",
+}
+
+
+def plot_occurrences(
+    before: npt.ArrayLike,
+    after: npt.ArrayLike | None = None,
+    *,
+    labels: Sequence[str] = ("uncorrected", "NNN"),
+    truth_per_item: npt.ArrayLike | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """How many items come first for 0, 1, 2, … queries, before and after a correction.
+
+    Hubs are the long tail on the right; the axis of items is logarithmic, so that one item shows.
+
+    Parameters
+    ----------
+    before, after : int array, shape (n_gallery,)
+        N_1 of every item, from `count_occurrences`.
+    labels : sequence of str
+        What the legend calls them.
+    truth_per_item : number or array, shape (n_gallery,), optional
+        How many queries each item is the right answer to; the mean is marked.
+    title : str, optional
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> figure = plot_occurrences([4, 0, 0, 0], [1, 1, 2, 0], truth_per_item=1)
+    >>> [text.get_text() for text in figure.axes[0].texts]
+    ['max 4', 'max 2']
+    """
+    figure, axes = _make_figure(3.7)
+    counts = [_check_counts(before, "before")]
+    if after is not None:
+        counts.append(_check_counts(after, "after"))
+    if len(counts[0]) != len(counts[-1]):
+        raise NNNormError(
+            "before and after must be of the same gallery; "
+            f"got {len(counts[0])} and {len(counts[-1])} items"
+        )
+    if isinstance(labels, str) or len(labels) < len(counts):
+        raise NNNormError(f"labels must name {len(counts)} distributions; got {labels!r}")
+    right = None if truth_per_item is None else _mean_of_truth(truth_per_item, len(counts[0]))
+    maxima = [int(each.max()) for each in counts]
+    reach = max(*maxima, right or 0, 1)
+    width = 1 + max(maxima) // _MANY_BINS
+    edges = np.arange(0, max(maxima) + width + 1, width) - 0.5
+    heights = [np.histogram(each, edges)[0] for each in counts]
+    axes.set(
+        yscale="log",
+        xlim=(-0.5 - 0.01 * reach, 1.04 * reach + 1),
+        ylim=(0.7, 2.2 * max(height.max() for height in heights)),
+    )
+    halo = require("matplotlib.patheffects", "plots").withStroke(linewidth=3, foreground="white")
+    close = abs(maxima[0] - maxima[-1]) < 0.12 * reach
+    for number, (height, top) in enumerate(zip(heights, maxima, strict=True)):
+        colour = (ORANGE, BLUE)[number]
+        look: dict[str, Any] = (
+            {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
+            if number == 0
+            else {"edgecolor": BLUE, "linewidth": 2}
+        )
+        axes.stairs(height, edges, label=labels[number], zorder=2 + number, **look)
+        spot = (top, 1.25 * height[top // width])
+        axes.plot(*spot, marker="v", color=colour, markersize=5, zorder=5)
+        axes.annotate(
+            f"max {top:,}",
+            spot,
+            # Two labels that would touch stand one above the other.
+            xytext=(0, 18 if close and number == 0 and after is not None else 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color=colour,
+            path_effects=[halo],
+        )
+    if right is not None:
+        name = f"right answers: {right:,.3g} per item"
+        axes.axvline(right, color=_INK, linewidth=1.2, linestyle=":", label=name)
+    label_axes(
+        axes,
+        title or f"How often does each of {len(counts[0]):,} items come first?",
+        "queries that get the item first",
+        "items, log scale" if width == 1 else f"items in steps of {width} queries, log scale",
+    )
+    _separate_thousands(axes.xaxis)
+    _separate_thousands(axes.yaxis)
+    axes.yaxis.set_minor_locator(require("matplotlib.ticker", "plots").NullLocator())
+    add_legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def plot_grid(tuning: Tuning) -> "Figure":
+    """R@1 of every (α, k) of NNN as a map: blue above no correction, orange below.
+
+    Parameters
+    ----------
+    tuning : Tuning
+        With NNN among its methods.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.study import tune
+    >>> tuning = tune(np.eye(4), np.eye(4), np.eye(4), [0, 1, 2, 3])
+    >>> plot_grid(tuning).axes[0].get_title(loc="left")
+    'R@1 on 4 tuning queries; no correction: 100.00 %'
+    """
+    require("matplotlib", "plots")
+    cells = _nnn_cells(tuning)
+    ks = sorted({cell.params["reference_k"] for cell in cells})
+    alphas = sorted({cell.params["alpha"] for cell in cells})
+    recalls = np.full((len(alphas), len(ks)), np.nan)
+    for cell in cells:
+        recalls[_place(cell, alphas, ks)] = 100 * cell.recall_at_1
+    baseline = 100 * tuning.uncorrected.recall_at_1
+    gain, loss = np.nanmax(recalls) - baseline, baseline - np.nanmin(recalls)
+    # As much colour for a point lost as for a point gained; far losses may run off the scale.
+    reach = max(gain, loss / 4, 0.1)
+    colours = require("matplotlib.colors", "plots")
+    patches = require("matplotlib.patches", "plots")
+    figure, axes = _make_figure(1.9 + 0.29 * min(max(len(alphas), 4), 16))
+    mesh = axes.pcolormesh(
+        np.ma.masked_invalid(recalls),
+        cmap=colours.LinearSegmentedColormap.from_list("loss to gain", _LOSS_TO_GAIN),
+        norm=colours.Normalize(baseline - reach, baseline + reach),
+        edgecolors="white",
+        linewidth=1,
+    )
+    if len(ks) <= _ROOM[0] and len(alphas) <= _ROOM[1]:
+        for (row, column), recall in np.ndenumerate(recalls):
+            if np.isfinite(recall):
+                look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
+                axes.text(column + 0.5, row + 0.5, f"{recall:.1f}", color=_INK, **look)
+    bar = figure.colorbar(
+        mesh,
+        ax=axes,
+        pad=0.02,
+        fraction=0.05,
+        aspect=28,
+        extend="min" if loss > reach else "neither",
+    )
+    bar.set_label("R@1, %", color=_INK, fontsize=10)
+    bar.ax.tick_params(colors=_INK, labelsize=9, length=0)
+    bar.ax.axhline(baseline, color=_INK, linewidth=1)
+    bar.outline.set_visible(False)
+    handles = []
+    for cell, name, style, inset in (
+        (tuning.best_by_rule, "best by one-standard-error rule", "-", 0.03),
+        (tuning.best_by_maximum, "best by maximum", (0, (2.5, 1.5)), 0.1),
+    ):
+        label = f"{name}: {_describe(cell)}, {100 * cell.recall_at_1:.2f} %"
+        look = {"fill": False, "edgecolor": _INK, "linewidth": 1.8, "linestyle": style}
+        if cell.method == "nnn":
+            row, column = _place(cell, alphas, ks)
+            x, y = inset * min(1, len(ks) / 4), inset * min(1, len(alphas) / 4)
+            box = ((column + x, row + y), 1 - 2 * x, 1 - 2 * y)
+            axes.add_patch(patches.Rectangle(*box, label=label, **look))
+        else:  # there is no cell to mark
+            look["edgecolor"] = "none"
+        handles.append(patches.Patch(label=label, **look))
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    columns, rows = _thin_out(ks, 12), _thin_out(alphas, 16)
+    axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
+    axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:g}" for n in rows])
+    label_axes(
+        axes,
+        f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %",
+        "k, references averaged per item",
+        "α, weight of the correction",
+    )
+    add_legend(figure, handles)
+    return figure
+
+
+def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "Figure":
+    """R@1 against k at fixed α, one line per α.
+
+    Parameters
+    ----------
+    tuning : Tuning
+        With NNN among its methods.
+    alphas : sequence of float, optional
+        Which of the grid's α; by default 0.25, 0.5, 0.75 and 1, or four others if none is there.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.study import tune
+    >>> tuning = tune(np.eye(4), np.eye(4), np.eye(4), [0, 1, 2, 3])
+    >>> [line.get_label() for line in plot_reference_k(tuning, [0.5]).axes[0].lines]
+    ['no correction', 'α = 0.5']
+    """
+    require("matplotlib", "plots")
+    cells = _nnn_cells(tuning)
+    present = sorted({cell.params["alpha"] for cell in cells})
+    if alphas is None:
+        alphas = _find(present, _USUAL_ALPHAS) or [present[n] for n in _thin_out(present, 4)]
+    chosen = _find(present, alphas)
+    if len(chosen) < max(1, len(alphas)):
+        tried = ", ".join(f"{alpha:g}" for alpha in present)
+        raise NNNormError(f"alphas must be among those that were tried ({tried}); got {alphas}")
+    figure, axes = _make_figure(3.7)
+    _draw_baseline(axes, tuning.uncorrected.recall_at_1)
+    shades = require("matplotlib", "plots").colormaps["viridis"]
+    ks: list[int] = []
+    for number, alpha in enumerate(chosen):
+        line = sorted(
+            (cell.params["reference_k"], 100 * cell.recall_at_1)
+            for cell in cells
+            if cell.params["alpha"] == alpha
+        )
+        axes.plot(
+            *zip(*line, strict=True),
+            color=shades(0.85 * number / max(1, len(chosen) - 1)),
+            marker=_MARKERS[number % len(_MARKERS)],
+            markersize=5,
+            linewidth=1.8,
+            label=f"α = {alpha:g}",
+        )
+        ks.extend(k for k, _ in line)
+    _scale_log(axes, ks, base=2)
+    label_axes(
+        axes,
+        f"R@1 at fixed α, {tuning.n_queries:,} tuning queries",
+        "k, references averaged per item",
+        "R@1, %",
+    )
+    add_legend(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def plot_bank_size(ablation: Ablation) -> "Figure":
+    """R@1 against the size of the bank: tuned as lines, untuned dashed, intervals of the gain.
+
+    Intervals are of the paired gain over no correction, so what keeps clear of the grey line is
+    a clear gain or loss.
+
+    Parameters
+    ----------
+    ablation : Ablation
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.study import Task, ablate
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, bank, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
+    >>> task = Task(queries, gallery, np.arange(30) % 20)
+    >>> plot_bank_size(ablate(task, task, {"own": bank})).axes[0].get_xlabel()
+    'references in the bank'
+    """
+    figure, axes = _make_figure(4.2)
+    if not ablation.rows:
+        raise NNNormError("the ablation holds no bank, so there is nothing to plot")
+    lines = require("matplotlib.lines", "plots")
+    baseline = 100 * ablation.uncorrected.recall_at_1
+    _draw_baseline(axes, ablation.uncorrected.recall_at_1)
+    names = list(dict.fromkeys(row.bank for row in ablation.rows))
+    handles = []
+    for number, name in enumerate(names):
+        rows = sorted((r for r in ablation.rows if r.bank == name), key=lambda r: r.n_references)
+        sizes = [row.n_references for row in rows]
+        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        look: dict[str, Any] = {"color": colour, "marker": marker, "zorder": 4}
+        tuned, low, high = _recalls([row.tuned for row in rows], baseline)
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.13, linewidth=0)
+        if len(rows) == 1:  # a band needs two sizes
+            axes.vlines(sizes, low, high, color=colour, alpha=0.13, linewidth=12)
+        axes.plot(sizes, tuned, linewidth=2, markersize=7, label=f"{name}, tuned", **look)
+        untuned, low, high = _recalls([row.automatic for row in rows], baseline)
+        axes.vlines(sizes, low, high, color=colour, alpha=0.5, linewidth=1)
+        axes.plot(
+            sizes,
+            untuned,
+            linewidth=1.4,
+            linestyle="--",
+            markerfacecolor="white",
+            markersize=4.5,
+            label=f"{name}, automatic",
+            **look,
+        )
+        handles.append(lines.Line2D([], [], linewidth=2, markersize=7, label=name, **look))
+    _scale_log(axes, [row.n_references for row in ablation.rows], base=10)
+    label_axes(
+        axes,
+        f"R@1 by size of the bank, {ablation.n_queries:,} test queries",
+        "references in the bank",
+        "R@1, %",
+    )
+    handles += [
+        lines.Line2D([], [], color=_INK, linewidth=2, label="tuned on validation"),
+        lines.Line2D([], [], color=_INK, linewidth=1.4, linestyle="--", label="automatic"),
+        axes.lines[0],
+    ]
+    add_legend(figure, handles, "bands and bars: 95 % interval of the gain over no correction")
+    return figure
+
+
+def plot_gains(comparison: Comparison) -> "Figure":
+    """Gain in R@1 of every method over no correction, with its 95 % interval, best first.
+
+    An interval that includes 0 is grey with a hollow mark: the data do not tell whether there is a
+    difference.
+
+    Parameters
+    ----------
+    comparison : Comparison
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm.study import Task, compare
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, bank, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
+    >>> task = Task(queries, gallery, np.arange(30) % 20)
+    >>> figure = plot_gains(compare(task, task, bank, methods=["csls"]))
+    >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ['CSLS']
+    """
+    require("matplotlib", "plots")
+    rows = [(result, result.gain) for result in comparison.results if result.gain is not None]
+    if not rows:
+        raise NNNormError("the comparison holds no method besides no correction; compare some")
+    rows.sort(key=lambda row: -row[1].mean)
+    figure, axes = _make_figure(1.4 + 0.31 * len(rows))
+    axes.grid(visible=False)
+    axes.grid(axis="x", color=_PALE, linewidth=0.8)
+    axes.axvline(0, color=_INK, linewidth=1, zorder=1.5)
+    for place, (result, gain) in enumerate(rows):
+        colour = GREY if gain.includes_zero else BLUE if gain.mean > 0 else ORANGE
+        axes.hlines(place, 100 * gain.low, 100 * gain.high, color=colour, linewidth=2)
+        axes.plot(
+            100 * gain.mean,
+            place,
+            color=colour,
+            marker="o",
+            markersize=7,
+            markerfacecolor="white" if gain.includes_zero else colour,
+            markeredgewidth=1.5,
+        )
+        axes.text(
+            1.03,
+            place,
+            f"{100 * result.recall_at_1:.2f}",
+            transform=axes.get_yaxis_transform(),
+            va="center_baseline",
+            fontsize=10,
+            color=_INK,
+        )
+    axes.text(1.03, -0.75, "R@1, %", transform=axes.get_yaxis_transform(), fontsize=9, color=GREY)
+    axes.spines["left"].set_visible(False)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(
+        range(len(rows)), [_NAMES.get(result.method, result.method) for result, _ in rows]
+    )
+    axes.xaxis.set_major_formatter(lambda value, _: _signed(value))
+    unclear = "; hollow: includes 0" if any(gain.includes_zero for _, gain in rows) else ""
+    baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
+    label_axes(
+        axes,
+        "Gain in R@1 over no correction" + (f" ({baseline[0]:.2f} %)" if baseline else ""),
+        f"points on {comparison.n_queries:,} test queries, 95 % interval{unclear}",
+        "",
+    )
+    return figure
+
+
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
+    """Write a figure as PNG (150 dpi), SVG or PDF, by the suffix, whole or not at all.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+    path : str or PathLike
+        Ending in .png, .svg or .pdf.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "occurrences.png"
+    >>> save_figure(plot_occurrences([4, 0, 0, 0]), path)
+    >>> path.read_bytes()[1:4]
+    b'PNG'
+    """
+    kind = Path(path).suffix.lower().removeprefix(".")
+    # A date inside would make equal figures differ.
+    undated: dict[str, dict[str, Any]] = {
+        "png": {},
+        "svg": {"Date": None},
+        "pdf": {"CreationDate": None},
+    }
+    if kind not in undated:
+        raise NNNormError(
+            f"cannot write {path}: a figure's file must end in .png, .svg or .pdf; "
+            f"got {f'.{kind}' if kind else 'no ending'}"
+        )
+    write_whole(
+        path,
+        lambda file: figure.savefig(file, format=kind, dpi=_DPI, metadata=undated[kind]),
+    )
+
+
+def _make_figure(height: float) -> tuple["Figure", "Axes"]:
+    figure, (axes,) = make_panels(height, 1)
+    return figure, axes
+
+
+def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
+    """A figure with clean axes side by side, apart from pyplot's."""
+    require("matplotlib", "plots")
+    figure: Figure = require("matplotlib.figure", "plots").Figure(
+        figsize=(_WIDTH, height), facecolor="white", layout="constrained"
+    )
+    require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
+    panels: list[Axes] = []
+    for number in range(n_panels):
+        shared = panels[0] if panels else None
+        axes = figure.add_subplot(1, n_panels, number + 1, facecolor="white", sharey=shared)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.spines[:].set_color("#BBBBBB")
+        axes.tick_params(colors=_INK, labelsize=9.5, length=0)
+        axes.set_axisbelow(True)
+        axes.grid(axis="y", color=_PALE, linewidth=0.8)
+        panels.append(axes)
+    return figure, panels
+
+
+def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=10)
+    axes.set_xlabel(x, fontsize=10, color=_INK)
+    axes.set_ylabel(y, fontsize=10, color=_INK)
+
+
+def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
+    """Below the axes, where it can cover nothing, in as many columns as there is room for."""
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=columns,
+            title=note,
+            title_fontsize=9,
+            frameon=False,
+            fontsize=9.5,
+            labelcolor=_INK,
+        )
+        legend.get_title().set_color(GREY)
+        if columns == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
+            break
+        legend.remove()
+
+
+def _separate_thousands(axis: Any) -> None:
+    axis.set_major_formatter(
+        lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"
+    )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4g}".replace("-", "−") if round(value, 9) else "0"
+
+
+def _draw_baseline(axes: "Axes", recall: float) -> None:
+    axes.axhline(100 * recall, color=GREY, linewidth=1.5, label="no correction", zorder=1.5)
+
+
+def _scale_log(axes: "Axes", values: Sequence[int], base: int) -> None:
+    """A logarithmic axis with plain numbers: all values for base 2, round ones for base 10."""
+    ticker = require("matplotlib.ticker", "plots")
+    axes.set_xscale("log", base=base)
+    low, high = min(values), max(values)
+    spare = (high / low) ** 0.04 if high > low else 2
+    axes.set_xlim(low / spare, high * spare)
+    if base == 2:
+        present = sorted(set(values))
+        axes.set_xticks([present[n] for n in _thin_out(present, 12)])
+    else:
+        subs = (1, 2, 3, 5) if high < 30 * low else (1, 2, 5) if high < 300 * low else (1, 3)
+        axes.xaxis.set_major_locator(ticker.LogLocator(base=10, subs=subs))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.tick_params(axis="x", length=4, color="#BBBBBB")
+    _separate_thousands(axes.xaxis)
+
+
+def _nnn_cells(tuning: Tuning) -> list[Cell]:
+    cells = [cell for cell in tuning.grid if cell.method == "nnn"]
+    if not cells:
+        raise NNNormError("this tuning has no cells of NNN to plot; tune with 'nnn' among methods")
+    return cells
+
+
+def _place(cell: Cell, alphas: Sequence[float], ks: Sequence[int]) -> tuple[int, int]:
+    return alphas.index(cell.params["alpha"]), ks.index(cell.params["reference_k"])
+
+
+def _describe(cell: Cell) -> str:
+    if cell.method == "none":
+        return "no correction"
+    symbols = {"reference_k": "k", "alpha": "α"}
+    params = (f"{symbols.get(name, name)} = {value:,.10g}" for name, value in cell.params.items())
+    method = "" if cell.method == "nnn" else f"{_NAMES[cell.method]} with "
+    return method + ", ".join(params)
+
+
+def _recalls(results: Sequence[Result], baseline: float) -> tuple[FloatArray, ...]:
+    """R@1 in percent, and the ends of its gain's interval above `baseline`."""
+    gains = [result.gain or Interval(0.0, 0.0, 0.0) for result in results]
+    return (
+        np.array([100 * result.recall_at_1 for result in results]),
+        np.array([baseline + 100 * gain.low for gain in gains]),
+        np.array([baseline + 100 * gain.high for gain in gains]),
+    )
+
+
+def _find(present: Sequence[float], wanted: Sequence[float]) -> list[float]:
+    """Those of `present` that equal a wanted one up to rounding, in the order wanted."""
+    return [there for value in wanted for there in present if np.isclose(there, value)]
+
+
+def _thin_out(values: Sequence[Any], most: int) -> range:
+    """Places of at most `most` of the values, evenly spread."""
+    return range(0, len(values), -(-len(values) // most))
+
+
+def _check_counts(occurrences: npt.ArrayLike, name: str) -> IntArray:
+    counts = np.asarray(occurrences)
+    if counts.ndim != 1 or len(counts) == 0 or counts.dtype.kind not in "iu" or counts.min() < 0:
+        raise NNNormError(
+            f"{name} must have one count per item, whole and at least 0; "
+            f"got {counts.dtype} {counts.shape}"
+        )
+    return counts.astype(np.int64)
+
+
+def _mean_of_truth(truth_per_item: npt.ArrayLike, n_gallery: int) -> float:
+    numbers = np.asarray(truth_per_item, dtype=np.float64)
+    if numbers.shape not in ((), (n_gallery,)) or not (numbers >= 0).all():
+        raise NNNormError(
+            f"truth_per_item must be one number of at least 0, or one for each of {n_gallery} "
+            f"items; got shape {numbers.shape}"
+        )
+    return float(numbers.mean())

@@ -1,0 +1,61 @@
+"""Measuring what a correction does: recall, hubs, tuning, comparisons, audits.
+
+truth        which items are right for which query
+evaluation   where the right items came: R@K, MRR, nDCG
+hubness      which items come back too often
+intervals    bootstrap intervals, clustered and paired
+splits       splitting queries by item; references that are among the queries
+grid         all settings of all methods from one pass over each bank
+sweep        R@1 of very many corrections from one product; `gated` for gated methods
+tuning       which method and which settings, on held-out queries
+comparison   methods side by side; banks of different sizes
+diagnosis    which items are the hubs, before and after
+groups       groups of items, as an audit counts them
+audits       which groups of items come back, before and after
+"""
+
+from nnnorm.study.audits import Audit, audit, audit_visogender
+from nnnorm.study.comparison import Ablation, Comparison, Result, Task, ablate, compare, make_result
+from nnnorm.study.diagnosis import Diagnosis, diagnose
+from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
+from nnnorm.study.grid import Grid
+from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
+from nnnorm.study.splits import count_overlap, split_queries
+from nnnorm.study.truth import clusters_of, open_truth, read_truth
+from nnnorm.study.tuning import Cell, Select, Tuning, tune
+
+__all__ = [
+    "Ablation",
+    "Audit",
+    "Cell",
+    "Comparison",
+    "Diagnosis",
+    "Evaluation",
+    "Grid",
+    "Interval",
+    "Result",
+    "Select",
+    "Task",
+    "Tuning",
+    "ablate",
+    "audit",
+    "audit_visogender",
+    "clusters_of",
+    "compare",
+    "compare_occurrences",
+    "count_above",
+    "count_occurrences",
+    "count_overlap",
+    "diagnose",
+    "evaluate",
+    "interval_of_difference",
+    "interval_of_mean",
+    "make_result",
+    "mean_metrics",
+    "measure_hubness",
+    "open_truth",
+    "read_truth",
+    "split_queries",
+    "tune",
+]

@@ -1,0 +1,330 @@
+"""Was the right item found, and where? Per query first, averages after, over all queries.
+
+R@K is that of this literature: a query counts if any of its right items is among the first K
+(elsewhere: success@K, hit rate), and the denominator is always all queries. Items with equal scores
+are counted as if their order were drawn at random: each metric is its expectation, so a search that
+scores everything alike gets what chance gives, not what the order of rows gives. A `Ranking` is
+taken in the order it has.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias
+from nnnorm.errors import NNNormError
+from nnnorm.io import Source, open_embeddings
+from nnnorm.ranking import Ranking, iterate_scores
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress, in_threads
+from nnnorm.study.truth import Truth, open_truth
+
+__all__ = ["Evaluation", "count_above", "evaluate", "evaluate_ranking", "mean_metrics"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+# Right items per query up to which each is compared with its row; beyond, the row is sorted.
+_FEW = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Where the right items came, per pair of query and right item, and all metrics of it.
+
+    Attributes
+    ----------
+    truth : Truth
+    above : ndarray, shape (n_pairs,), int64
+        Items that score higher than the right one.
+    tied : ndarray, shape (n_pairs,), int64
+        Items that score the same, itself included.
+    top1 : ndarray, shape (n_queries,), int64
+        The first item of every query, for hubness.
+    n_gallery : int
+    depth : int
+        How far ranks are known: n_gallery, or the k of a `Ranking`.
+    """
+
+    truth: Truth
+    above: IntArray
+    tied: IntArray
+    top1: IntArray
+    n_gallery: int
+    depth: int
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+    @cached_property
+    def _first(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Per query: items above its best right item, the size of that tie, right items in it."""
+        starts = self.truth.starts[:-1]
+        above = np.minimum.reduceat(self.above, starts)
+        best = self.above == np.repeat(above, self.truth.counts)
+        right = np.add.reduceat(best.astype(np.int64), starts)
+        tied = np.maximum.reduceat(np.where(best, self.tied, 0), starts)
+        return above, tied, right
+
+    def hits(self, k: int) -> FloatArray:
+        """Whether any right item is among the first k, per query: 0 or 1, between on a tie.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).hits(1).tolist()
+        [1.0, 0.0]
+        """
+        k = self._check_depth(k)
+        above, tied, right = self._first
+        hits = (above < k).astype(np.float64)
+        for q in np.flatnonzero((tied > 1) & (above < k) & (above + tied > k)):
+            places, group, good = int(k - above[q]), int(tied[q]), int(right[q])
+            hits[q] = 1 - math.comb(group - good, places) / math.comb(group, places)
+        return hits
+
+    def recall(self, k: int) -> float:
+        """R@K of this literature: the mean of `hits`, over all queries.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).recall(1)
+        0.5
+        """
+        return float(self.hits(k).mean())
+
+    def fractions(self, k: int) -> FloatArray:
+        """Share of a query's right items that are among the first k, per query.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> evaluate(np.eye(2), np.eye(2), [[0, 1], [1]]).fractions(1).tolist()
+        [0.5, 1.0]
+        """
+        k = self._check_depth(k)
+        inside = np.clip((k - self.above) / self.tied, 0, 1)
+        return self._per_query(inside) / self.truth.counts
+
+    def reciprocal_ranks(self) -> FloatArray:
+        """1 / rank of the first right item, per query; their mean is MRR.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).reciprocal_ranks().tolist()
+        [1.0, 0.5]
+        """
+        self._check_depth(self.n_gallery)
+        above, tied, right = self._first
+        out = 1.0 / (above + 1)
+        for q in np.flatnonzero(tied > right):
+            group, good = int(tied[q]), int(right[q])
+            passed = np.arange(1, group - good + 1)
+            none_yet = np.cumprod((group - good - passed + 1) / (group - passed + 1))
+            first_at = (
+                np.concatenate([[1.0], none_yet]) * good / (group - np.arange(len(passed) + 1))
+            )
+            out[q] = (first_at / (above[q] + 1 + np.arange(len(first_at)))).sum()
+        return np.asarray(out)
+
+    def ranks(self) -> FloatArray:
+        """Rank of the first right item, from 1, per query.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).ranks().tolist()
+        [1.0, 2.0]
+        """
+        self._check_depth(self.n_gallery)
+        above, tied, right = self._first
+        return np.asarray(above + (tied + 1) / (right + 1))
+
+    def ndcg(self, k: int) -> FloatArray:
+        """Normalised discounted cumulative gain of the first k, per query.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).ndcg(2).round(3).tolist()
+        [1.0, 0.631]
+        """
+        k = self._check_depth(k)
+        discounts = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(k) + 2))])
+        upto = discounts[np.minimum(self.above + self.tied, k)]
+        gains = (upto - discounts[np.minimum(self.above, k)]) / self.tied
+        return self._per_query(gains) / discounts[np.minimum(self.truth.counts, k)]
+
+    def _per_query(self, pairs: FloatArray) -> FloatArray:
+        return np.asarray(np.add.reduceat(pairs, self.truth.starts[:-1]))
+
+    def _check_depth(self, k: int) -> int:
+        """The first k places that there are, or raise if they are not known."""
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise NNNormError(f"k must be a whole number of at least 1; got {k!r}")
+        if min(k, self.n_gallery) > self.depth:
+            raise NNNormError(
+                f"this needs the first {k} places, but the ranking holds {self.depth}; "
+                "search with a larger k, or evaluate the embeddings"
+            )
+        return int(min(k, self.n_gallery))
+
+
+def evaluate(
+    queries: Source,
+    gallery: Source,
+    truth: Any,
+    bias: Bias | None = None,
+    *,
+    weight: float | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Find where the right items come in a corrected search, streamed.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+    truth : array or list
+        See `truth.open_truth`.
+    bias : Bias, optional
+    weight : float, optional
+        Instead of the bias's own weight.
+    memory_budget : int
+        Bytes beyond the inputs and the answer.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Evaluation
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> evaluate(np.eye(3), np.eye(3), [0, 1, 2]).recall(1)
+    1.0
+    """
+    asked = open_embeddings(queries, name="queries")
+    items = open_embeddings(gallery, name="gallery")
+    right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
+    above, tied = np.empty((2, len(right.items)), dtype=np.int64)
+    top1 = np.empty(len(asked), dtype=np.int64)
+    for start, scores in iterate_scores(
+        asked, items, bias, weight=weight, memory_budget=memory_budget, progress=progress
+    ):
+        counted = count_above(scores, right, start)
+        pairs = slice(right.starts[start], right.starts[start + len(scores)])
+        above[pairs], tied[pairs] = counted
+        top1[start : start + len(scores)] = scores.argmax(axis=1)
+    return Evaluation(right, above, tied, top1, len(items), len(items))
+
+
+def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
+    """Evaluate a ready ranking, in the order it has; metrics reach as far as its k.
+
+    Parameters
+    ----------
+    ranking : Ranking, shape (n_queries, k)
+    truth : array or list
+        See `truth.open_truth`.
+    n_gallery : int
+        Size of the gallery that was searched.
+
+    Returns
+    -------
+    Evaluation
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import search
+    >>> evaluate_ranking(search(np.eye(3), np.eye(3), k=1), [0, 1, 0], n_gallery=3).recall(1)
+    0.667
+    """
+    n_queries, depth = ranking.indices.shape
+    if (largest := ranking.indices.max()) >= n_gallery:
+        raise NNNormError(
+            f"the ranking names item {largest}, but the gallery has {n_gallery} items; "
+            "was another gallery searched?"
+        )
+    right = open_truth(truth, n_queries=n_queries, n_gallery=n_gallery)
+    above = np.full(len(right.items), n_gallery, dtype=np.int64)
+    found = ranking.indices[right.queries] == right.items[:, None]
+    pairs, places = np.nonzero(found)
+    above[pairs] = places
+    top1 = ranking.indices[:, 0].astype(np.int64)
+    return Evaluation(right, above, np.ones_like(above), top1, n_gallery, depth)
+
+
+def count_above(
+    scores: npt.NDArray[np.float32], truth: Truth, start: int
+) -> tuple[IntArray, IntArray]:
+    """Items above and level with each right item, for the rows of queries from `start` on.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (n_strip, n_gallery)
+    truth : Truth
+    start : int
+        Query of the first row.
+
+    Returns
+    -------
+    above, tied : ndarray, shape (n_pairs_of_the_strip,), int64
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> truth = open_truth([1], n_queries=1, n_gallery=3)
+    >>> [c.tolist() for c in count_above(np.array([[0.9, 0.5, 0.5]]), truth, 0)]
+    [[1], [2]]
+    """
+    stop = start + len(scores)
+    first, last = truth.starts[start], truth.starts[stop]
+    items, rows = truth.items[first:last], truth.queries[first:last] - start
+    offsets = truth.starts[start : stop + 1] - first
+    right = scores[rows, items]
+    above, tied = np.empty((2, len(items)), dtype=np.int64)
+
+    def count(some: slice) -> None:
+        for row in range(some.start, some.stop):
+            pairs = slice(offsets[row], offsets[row + 1])
+            if pairs.stop - pairs.start <= _FEW:
+                for pair in range(pairs.start, pairs.stop):
+                    above[pair] = np.count_nonzero(scores[row] > right[pair])
+                    tied[pair] = np.count_nonzero(scores[row] == right[pair])
+            else:
+                ordered = np.sort(scores[row])
+                left = np.searchsorted(ordered, right[pairs], side="left")
+                beyond = np.searchsorted(ordered, right[pairs], side="right")
+                above[pairs], tied[pairs] = len(ordered) - beyond, beyond - left
+
+    in_threads(count, scores)
+    return above, tied
+
+
+def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
+    """Averages over all queries, with the names used in every report.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> mean_metrics(evaluate(np.eye(2), np.eye(2), [0, 1]), ks=(1,))["recall_at_1"]
+    1.0
+    """
+    if len(ks) == 0:
+        raise NNNormError("ks must name at least one k, such as (1, 5, 10); got none")
+    ks = [min(k, evaluation.n_gallery) for k in ks]
+    out = {f"recall_at_{k}": evaluation.recall(k) for k in ks}
+    if evaluation.depth >= evaluation.n_gallery:
+        out["mrr"] = float(evaluation.reciprocal_ranks().mean())
+        out["median_rank"] = float(np.median(evaluation.ranks()))
+    out[f"ndcg_at_{ks[-1]}"] = float(evaluation.ndcg(ks[-1]).mean())
+    return out

@@ -1,0 +1,106 @@
+"""Splitting by item, so that nothing is tuned on what it is tested on.
+
+An item's queries go where the item goes. `count_overlap` finds references that are among the test
+queries: a bank that has seen the questions is transductive, and its gains are not those of a search
+that runs tomorrow.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError
+from nnnorm.io import Embeddings, Source, open_embeddings
+from nnnorm.study.truth import Truth, clusters_of
+
+__all__ = ["count_overlap", "split_items", "split_queries"]
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+def split_items(
+    n_items: int, shares: Sequence[float] = (0.5, 0.2, 0.3), *, seed: int = 0
+) -> tuple[IntArray, ...]:
+    """Split items at random, by default into references, validation and test.
+
+    Parameters
+    ----------
+    n_items : int
+    shares : sequence of float
+        Adding up to at most 1; what is left over goes to no part.
+    seed : int
+
+    Returns
+    -------
+    tuple of ndarray
+        Sorted item numbers, one array per share, none in two.
+
+    Examples
+    --------
+    >>> [len(part) for part in split_items(500)]
+    [250, 100, 150]
+    """
+    if not all(share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
+        raise NNNormError(f"shares must be positive and add up to at most 1; got {tuple(shares)}")
+    edges = np.round(np.cumsum([0.0, *shares]) * n_items).astype(int)
+    if (np.diff(edges) == 0).any():
+        raise NNNormError(f"{n_items} items are too few for shares of {tuple(shares)}")
+    order = np.random.default_rng(seed).permutation(n_items)
+    return tuple(np.sort(order[a:b]) for a, b in itertools.pairwise(edges))
+
+
+def split_queries(truth: Truth, share: float = 0.5, *, seed: int = 0) -> tuple[IntArray, IntArray]:
+    """Split queries into validation and test, those of one item together.
+
+    Parameters
+    ----------
+    truth : Truth
+    share : float
+        Of the items whose queries are for validation.
+    seed : int
+
+    Returns
+    -------
+    validation, test : ndarray
+        Query numbers.
+
+    Examples
+    --------
+    >>> from nnnorm.study.truth import open_truth
+    >>> truth = open_truth([0, 0, 1, 1], n_queries=4, n_gallery=2)
+    >>> [part.tolist() for part in split_queries(truth)]
+    [[0, 1], [2, 3]]
+    """
+    groups = clusters_of(truth)
+    items = np.unique(groups)
+    (chosen,) = split_items(len(items), (share,), seed=seed)
+    if len(chosen) == len(items):
+        raise NNNormError(
+            f"a share of {share} of {len(items)} items leaves no query for test; "
+            "give a smaller share or more items"
+        )
+    is_validation = np.isin(groups, items[chosen])
+    return np.flatnonzero(is_validation), np.flatnonzero(~is_validation)
+
+
+def count_overlap(references: Source, queries: Source) -> int:
+    """How many references are, number for number, among the queries.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> count_overlap(np.eye(3), np.eye(3)[:2])
+    2
+    """
+    asked = set(_bytes_of_rows(open_embeddings(queries, name="queries")))
+    bank = open_embeddings(references, name="references")
+    return sum(row in asked for row in _bytes_of_rows(bank))
+
+
+def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:
+    for _, block in embeddings.blocks():
+        for row in block + np.float32(0):  # makes -0 the 0 that it equals
+            yield row.tobytes()

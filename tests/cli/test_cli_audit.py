@@ -1,0 +1,108 @@
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nnnorm import NNN
+from nnnorm.cli import app
+from tests.made import make_visogender
+
+FILES = ["--gallery", "gallery.npy", "--queries", "queries.npy"]
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    made = make_visogender()
+    made.references = np.random.default_rng(3).normal(size=(50, 23)).astype(np.float32)
+    for name in ("gallery", "queries", "references"):
+        np.save(tmp_path / f"{name}.npy", getattr(made, name))
+    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
+    table = ["job,who"]
+    for number, (job, gender) in enumerate(zip(made.occupations, made.genders, strict=True)):
+        lines.append(f"OO_{number}\t{job}\tdesk\t{gender}")
+        table.append(f"{job},{gender}")
+    (tmp_path / "OO.tsv").write_text("\n".join(lines))
+    (tmp_path / "groups.csv").write_text("\n".join(table))
+    (tmp_path / "asked.csv").write_text("\n".join(["label", *made.asked]))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)], prog_name="nnnorm")
+
+
+def run_json(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def mean(printed, metric, when="before"):
+    return next(line[when]["mean"] for line in printed["means"] if line["metric"] == metric)
+
+
+def test_visogender_s_protocol_runs_from_its_own_table(made):
+    printed = run_json(*FILES, "--visogender", "OO.tsv", "--references", "references.npy")
+    assert mean(printed, "bias@6") == pytest.approx(26 / 138)
+    assert mean(printed, "precision@5") == pytest.approx(82 / 115)
+    assert printed["correction"] == {"method": "nnn", "reference_k": 16, "alpha": 0.75}
+    assert len(printed["after"]["bias@10"]) == 23
+
+
+def test_any_gallery_with_a_group_column_can_be_audited(made):
+    NNN(8, 0.5).fit(made.gallery, made.references).save("bias.safetensors")
+    printed = run_json(
+        *FILES, "--groups", "groups.csv", "--group-column", "who", "-k", 6, "-k", 10,
+        "--difference", "masculine,feminine", "--label-column", "job", "--query-table", "asked.csv",
+        "--target", "masculine=0.4,feminine=0.6", "--bias", "bias.safetensors",
+    )  # fmt: skip
+    assert mean(printed, "bias@6") == pytest.approx(26 / 138)
+    assert mean(printed, "precision@1") == pytest.approx(10 / 23)
+    assert printed["target"] == {"feminine": 0.6, "masculine": 0.4}
+    assert printed["correction"]["method"] == "nnn"
+
+
+def test_without_a_correction_it_only_counts_and_writes_what_was_asked_for(made, tmp_path):
+    result = run(
+        *FILES, "--visogender", "OO.tsv", "--markdown", "audit.md", "--plots", "plots"
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "What this does not show" in " ".join(result.stdout.split())
+    assert "| bias@6 | 0.188 [" in (tmp_path / "audit.md").read_text()
+    assert (tmp_path / "plots" / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give --groups or --visogender, one of them"),
+        (["--groups", "groups.csv", "--visogender", "OO.tsv"], "one of them"),
+        (["--groups", "groups.csv"], "group is not there, it has: job, who"),
+        (["--visogender", "groups.tsv"], "there is no table groups.tsv"),
+        (["--visogender", "OO.tsv", "-k", "5"], "VisoGender's protocol has its own groups"),
+        (["--visogender", "OO.tsv", "--alpha", "1"], "--reference-k and --alpha need --references"),
+        (["--groups", "groups.csv", "--group-column", "who", "--label-column", "job"],
+         "--label-column needs --query-table"),
+        (["--visogender", "short.tsv"], "has 1 pictures and 1 occupations, but the gallery has"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, arguments, words):
+    first = (tmp_path / "OO.tsv").read_text().split("\n")[:2]
+    (tmp_path / "short.tsv").write_text("\n".join(first))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    result = run(*FILES, *arguments, "--markdown", "audit.md")
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--target", "half"], ["--difference", "masculine"], ["--bogus"]]
+)
+def test_wrong_usage_is_exit_code_2(made, arguments):
+    result = run(*FILES, "--groups", "groups.csv", "--group-column", "who", *arguments)
+    assert result.exit_code == 2

@@ -1,0 +1,216 @@
+"""`nnnorm encode` on tiny models of every kind, through to `fit` and `compare`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import nnnorm
+from nnnorm.cli import app
+from tests import tiny
+
+KINDS = ["clip", "siglip", "blip", "albef", "beit3", "clap"]
+N = 24
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
+
+
+def assert_fails(result, words):
+    """One sentence on stderr, nothing on stdout, exit code 1, no traceback."""
+    assert result.exit_code == 1, result.output
+    assert result.stdout == ""
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("Error: ")
+    assert words in message
+    assert "Traceback" not in result.stderr
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """Pictures, sounds and captions, two captions of each in order."""
+    monkeypatch.chdir(tmp_path)
+    tiny.draw_images(tmp_path / "pictures", n=N)
+    tiny.write_sounds(tmp_path / "sounds", n=N)
+    words = tiny.WORDS.split()
+    captions = [f"{words[n % 17]} {words[n * 5 % 17]} {words[n * 7 % 16]}" for n in range(2 * N)]
+    (tmp_path / "captions.txt").write_text("\n".join(captions) + "\n")
+    bank = [f"the {words[n % 17]} {words[n * 11 % 17]}" for n in range(40)]
+    (tmp_path / "bank.txt").write_text("\n".join(bank) + "\n")
+    np.save(tmp_path / "truth.npy", np.repeat(np.arange(N), 2))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encode_fit_compare_with_a_tiny_model_of_every_kind(workplace, tiny_model, kind):
+    things = ["--audio", "sounds"] if kind == "clap" else ["--images", "pictures"]
+    model = ["encode", tiny_model(kind), "--device", "cpu", "--batch-size", 7]
+    result = run(*model, *things, "--texts", "captions.txt", "-o", "test", "--json")
+    assert result.exit_code == 0, result.output
+    about = json.loads(result.stdout)
+    assert {part["n_rows"] for part in about.values()} == {N, 2 * N}
+    assert run(*model, "--texts", "bank.txt", "-o", "bank").exit_code == 0
+
+    items = "test/audio_emb" if kind == "clap" else "test/img_emb"
+    fit = ["fit", "--gallery", items, "--references", "bank", "--metric", "cosine"]
+    assert run(*fit, "-o", "bias.safetensors").exit_code == 0
+    assert len(nnnorm.Bias.load("bias.safetensors")) == N
+    compare = ["compare", "--gallery", items, "--queries", "test/text_emb", "--references", "bank"]
+    result = run(*compare, "--truth", "truth.npy", "--method", "nnn", "--method", "is", "--json")
+    assert result.exit_code == 0, result.output
+    json.loads(result.stdout)
+
+
+def test_a_csv_of_images_and_captions(workplace, tiny_model):
+    lines = [f"pictures/picture_{n:02d}.png,a red star" for n in (0, 1, 3)]
+    (workplace / "pairs.csv").write_text("\n".join(["file,caption", *lines]) + "\n")
+    both = ["--images", "pairs.csv", "--image-column", "file"]
+    both += ["--texts", "pairs.csv", "--text-column", "caption"]
+    result = run("encode", tiny_model("clip"), *both, "-o", "out", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "Embeddings of images" in result.stdout
+    assert "Next: nnnorm diagnose --gallery out/img_emb --queries out/text_emb" in result.stderr
+    rows = np.asarray(nnnorm.open_embeddings("out/text_emb"))
+    np.testing.assert_array_equal(rows[0], rows[2])
+
+
+def test_texts_beyond_the_context_are_said_and_counted(workplace, tiny_model):
+    (workplace / "long.txt").write_text("red star\n" + "red " * 50 + "\n")
+    result = run("encode", tiny_model("clip"), "--texts", "long.txt", "-o", "out", "--json")
+    assert json.loads(result.stdout)["texts"]["n_texts_cut"] == 1
+    assert "Note: 1 of 2 texts are longer than the 16 tokens" in result.stderr
+
+
+def count_shards(folder):
+    return len(list(folder.glob("*.npy"))) if folder.is_dir() else 0
+
+
+def break_off(arguments, growing, how):
+    """Run a real process and send it a signal once some shards are on disk."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nnnorm", *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # as in this process (conftest.py)
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while count_shards(growing) < 5 and process.poll() is None:
+            time.sleep(0.005)
+        os.kill(process.pid, how)
+    finally:
+        process.errors = process.communicate()[1]
+    return process
+
+
+@pytest.mark.slow
+def test_interrupted_it_says_how_to_go_on(workplace, tiny_model):
+    tiny.draw_images(workplace / "many", n=240)
+    arguments = ["encode", str(tiny_model("clip")), "--images", "many", "--device", "cpu"]
+    arguments += ["--batch-size", "4", "--shard-rows", "4", "-o", "out"]
+    process = break_off(arguments, workplace / "out" / "img_emb.partial", signal.SIGINT)
+    assert process.returncode == 1
+    assert "Error: interrupted; what was done is kept" in process.errors
+    assert "Traceback" not in process.errors
+
+
+@pytest.mark.slow
+def test_killed_half_way_and_resumed_every_byte_is_the_same(workplace, tiny_model):
+    """A real SIGKILL of a real process, once some shards are on disk."""
+    tiny.draw_images(workplace / "many", n=240)
+    arguments = ["encode", str(tiny_model("clip")), "--images", "many", "--device", "cpu"]
+    arguments += ["--batch-size", "4", "--shard-rows", "4"]
+    assert run(*arguments, "-o", "once").exit_code == 0
+    growing = workplace / "twice" / "img_emb.partial"
+    process = break_off([*arguments, "-o", "twice"], growing, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    n_done = count_shards(growing)
+    assert 5 <= n_done < 60
+    assert not (workplace / "twice" / "img_emb").exists()
+
+    result = run(*arguments, "-o", "twice", "--resume", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["images"]["n_resumed"] == 4 * n_done
+    once, twice = (
+        {path.name: path.read_bytes() for path in (workplace / name / "img_emb").iterdir()}
+        for name in ("once", "twice")
+    )
+    assert once == twice
+
+
+def test_bad_pictures_are_refused_and_nothing_is_written(workplace, tiny_model):
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "-o", "out"]
+    (workplace / "pictures" / "broken.png").write_text("no picture")
+    assert_fails(run(*encode, "--images", "pictures"), "broken.png can't be read")
+    (workplace / "list.txt").write_text("pictures/picture_00.png\npictures/absent.png\n")
+    assert_fails(run(*encode, "--images", "list.txt"), "absent.png: there is no such file")
+    assert not (workplace / "out").exists()
+
+
+def test_a_picture_cut_short_is_refused_and_what_was_done_is_kept_for_later(workplace, tiny_model):
+    whole = (workplace / "pictures" / "picture_22.jpg").read_bytes()
+    (workplace / "pictures" / "picture_22.jpg").write_bytes(whole[:-200])
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "--images", "pictures"]
+    encode += ["-o", "out", "--shard-rows", 8]
+    assert_fails(run(*encode), "picture_22.jpg can't be read")
+    assert os.listdir("out") == ["img_emb.partial"]
+    assert_fails(run(*encode), "work was broken off there; go on with --resume")
+
+
+def test_a_picture_cut_short_in_the_first_shard_leaves_nothing(workplace, tiny_model):
+    path = workplace / "pictures" / "picture_00.png"
+    path.write_bytes(path.read_bytes()[:-40])
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "--images", "pictures"]
+    assert_fails(run(*encode, "-o", "new/out"), "picture_00.png can't be read")
+    assert not (workplace / "new").exists()
+
+
+def test_all_outputs_are_looked_at_before_any_work(workplace, tiny_model):
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "-o", "out"]
+    assert run(*encode, "--texts", "bank.txt").exit_code == 0
+    result = run(*encode, "--images", "pictures", "--texts", "bank.txt")
+    assert_fails(result, "cannot write out/text_emb: there are embeddings already")
+    assert os.listdir("out") == ["text_emb"]
+    assert run(*encode, "--images", "pictures", "--texts", "bank.txt", "--resume").exit_code == 0
+    assert sorted(os.listdir("out")) == ["img_emb", "text_emb"]
+
+
+def test_empty_texts_are_refused(workplace, tiny_model):
+    (workplace / "texts.txt").write_text("a star\n\na ring\n")
+    result = run("encode", tiny_model("clip"), "--texts", "texts.txt", "-o", "out")
+    assert_fails(result, "entry 2 is empty (1 such)")
+    assert not (workplace / "out").exists()
+
+
+def test_models_of_the_wrong_kind_are_refused(workplace, tiny_model):
+    texts = ["--texts", "captions.txt", "-o", "out", "--device", "cpu"]
+    assert_fails(run("encode", "pictures", *texts), "pictures is no model folder")
+    assert_fails(run("encode", "no/such/model.pth", *texts), "there is no such file")
+    assert_fails(run("encode", "someone/some-clip", *texts), "someone/some-clip can't be loaded")
+    result = run("encode", tiny_model("clip"), *texts, "--audio", "sounds")
+    assert_fails(result, "encodes images and texts, not audio")
+    assert not (workplace / "out").exists()
+
+
+def test_missing_and_senseless_options_are_said(workplace, tiny_model):
+    clip = tiny_model("clip")
+    assert_fails(run("encode", clip, "-o", "out"), "nothing to encode; give --images, --texts")
+    result = run("encode", clip, "-o", "out", "--texts", "captions.txt", "--image-column", "a")
+    assert_fails(result, "--image-column needs its table")
+    result = run("encode", clip, "-o", "out", "--texts", "captions.txt", "--device", "warp:9")
+    assert_fails(result, "device 'warp:9' can't be used here")
+    assert (
+        run("encode", clip, "-o", "out", "--texts", "captions.txt", "--batch-size", 0).exit_code
+        == 2
+    )
+
+
+def test_help_shows_an_example():
+    result = run("encode", "--help")
+    assert "Example: nnnorm encode openai/clip-vit-base-patch32" in " ".join(result.stdout.split())

@@ -1,0 +1,195 @@
+"""`nnnorm index` from files to a live index and back, and what it says when something is wrong."""
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import faiss
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm.index import open_index
+from tests import stores  # noqa: F401 - one thread per engine
+from tests.cli.test_core import assert_fails, run
+from tests.index.test_index import exact, make_data
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    data = make_data(300, 40, 13, unit=True)
+    for name in ("gallery", "queries", "references"):
+        np.save(tmp_path / f"{name}.npy", getattr(data, name))
+    data.bias.save(tmp_path / "bias.safetensors")
+    monkeypatch.chdir(tmp_path)
+    return data
+
+
+BUILD = ["index", "build", "--gallery", "gallery.npy", "--bias", "bias.safetensors"]
+URLS = ["faiss:photos.faiss", "duckdb:photos.duckdb?table=photos", "sqlite:photos.db?table=photos"]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_build_search_and_verify_from_files(data, url):
+    ids = [f"photo {row}" for row in range(300)]
+    with open("ids.json", "w") as file:
+        json.dump(ids, file)
+    with open("metadata.jsonl", "w") as file:
+        file.writelines(json.dumps({"row": row}) + "\n" for row in range(300))
+    options = ["--ids", "ids.json", "--metadata", "metadata.jsonl", "--json"]
+    built = run(*BUILD, "--to", url, *options)
+    assert built.exit_code == 0, built.output
+    assert json.loads(built.stdout)["n_items"] == 300
+
+    found = run("index", "search", "--index", url, "--queries", "queries.npy", "-k", 5, "--json")
+    assert json.loads(found.stdout)["ids"] == exact(data, k=5, ids=ids).ids.tolist()
+    other = ["--weight", 0.2, "-o", "ranking.npz"]
+    assert run("index", "search", "--index", url, "--queries", "queries.npy", *other).exit_code == 0
+    saved = nnnorm.Ranking.load("ranking.npz").indices
+    assert saved.tolist() == exact(data, weight=0.2, ids=ids).ids.tolist()
+
+    verify = ["index", "verify", "--index", url, "--queries", "queries.npy", "--json"]
+    for more in ([], ["--gallery", "gallery.npy", "--bias", "bias.safetensors", *options[:2]]):
+        verified = run(*verify, *more)
+        assert verified.exit_code == 0, verified.output
+        assert json.loads(verified.stdout)["recall"] == 1.0
+        assert json.loads(verified.stdout)["is_good"] is True
+
+
+def test_people_read_tables(data):
+    built = run(*BUILD, "--to", "faiss:photos.faiss")
+    assert "Corrected index" in built.stdout
+    assert "faiss photos.faiss" in built.stdout
+    found = run("index", "search", "--index", "faiss:photos.faiss", "--queries", "queries.npy")
+    assert "Best items" in found.stdout
+    verified = run("index", "verify", "--index", "faiss:photos.faiss", "--queries", "queries.npy")
+    assert "recall@10" in verified.stdout
+    assert "As good as the exact corrected search." in verified.stdout
+
+
+def test_a_rerank_says_how_often_it_fetched(data):
+    assert run(*BUILD, "--to", "faiss:photos.faiss", "--way", "rerank").exit_code == 0
+    search = ["index", "search", "--index", "faiss:photos.faiss", "--queries", "queries.npy"]
+    assert "The re-rank fetched" in run(*search).stderr
+    assert json.loads(run(*search, "--json").stdout)["extra_fetches"] > 0
+
+
+def test_verify_names_the_trap_and_fails(data):
+    url = "hnswlib:photos.hnsw?ef=2&links=2"
+    assert run(*BUILD, "--to", url).exit_code == 0
+    result = run("index", "verify", "--index", url, "--queries", "queries.npy", "-k", 1)
+    assert result.exit_code == 1
+    assert "Likely: the approximate search is too narrow" in result.stdout
+
+
+def test_an_index_filled_by_hand_is_verified_by_its_way(data):
+    mine = faiss.IndexFlatIP(14)
+    mine.add(nnnorm.augment_gallery(data.gallery, data.bias))
+    faiss.write_index(mine, "mine.faiss")
+    verify = ["index", "verify", "--index", "faiss:mine.faiss", "--queries", "queries.npy"]
+    assert_fails(run(*verify), "holds no correction")
+    files = ["--gallery", "gallery.npy", "--bias", "bias.safetensors"]
+    assert run(*verify, *files, "--way", "ip").exit_code == 0
+    assert_fails(run(*verify, "--way", "ip"), "needs --gallery and --bias")
+    assert_fails(run(*verify, "--gallery", "gallery.npy"), "go together")
+
+
+def test_export_makes_a_corrected_copy(data):
+    mine = faiss.IndexFlatIP(13)
+    mine.add(data.gallery)
+    faiss.write_index(mine, "mine.faiss")
+    before = Path("mine.faiss").read_bytes()
+    export = ["index", "export", "--from", "faiss:mine.faiss", "--to", "duckdb:new.duckdb"]
+    assert_fails(run(*export), "has no bias yet; give references")
+    done = run(*export, "--references", "references.npy", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["n_items"] == 300
+    data.bias = nnnorm.NNN().fit(data.gallery, data.references)
+    with open_index("duckdb:new.duckdb") as index:
+        assert index.search(data.queries).indices.tolist() == exact(data).ids.tolist()
+    assert Path("mine.faiss").read_bytes() == before
+    assert_fails(run(*export, "--references", "references.npy"), "is finished already (300 items)")
+    again = run(*export[:-1], "duckdb:other.duckdb", "--bias", "bias.safetensors")
+    assert again.exit_code == 0, again.output
+
+
+# The command line with a pause after each batch.
+SLOWLY = """
+import time
+from nnnorm.cli import main
+from nnnorm.index.stores.sqlite_vec import SqliteVecStore
+add = SqliteVecStore.add
+SqliteVecStore.add = lambda self, items: (add(self, items), time.sleep(0.3))
+main()
+"""
+
+
+def count_items(path):
+    """Items of a file that another process writes."""
+    if not os.path.exists(path):
+        return 0
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        try:
+            return connection.execute("SELECT count(*) FROM items_rowids").fetchone()[0]
+        except sqlite3.OperationalError:  # not yet, or not now
+            return 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="needs POSIX signals")
+def test_an_export_stopped_by_ctrl_c_goes_on(data):
+    mine = faiss.IndexFlatIP(13)
+    mine.add(np.tile(data.gallery, (60, 1)))
+    faiss.write_index(mine, "mine.faiss")
+    export = ["index", "export", "--from", "faiss:mine.faiss", "--to", "sqlite:new.db"]
+    export += ["--references", "references.npy"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOWLY, *export], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while count_items("new.db") == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1, errors
+    assert "the same command goes on where it stopped" in errors
+    assert "Traceback" not in errors
+    assert 0 < count_items("new.db") < 18_000
+    done = run(*export, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["n_items"] == 18_000
+
+
+def test_a_warning_is_a_sentence_on_stderr(data):
+    sizes = np.linspace(0.5, 2, 300, dtype=np.float32)[:, None]
+    np.save("gallery.npy", data.gallery * sizes)
+    nnnorm.NNN(8, 0.5).fit(data.gallery * sizes, data.references).save("bias.safetensors")
+    built = run(*BUILD, "--to", "hnswlib:photos.hnsw", "--json")
+    assert built.exit_code == 0
+    assert "Warning: hnswlib photos.hnsw walks a graph" in built.stderr
+    assert json.loads(built.stdout)["way"] == "ip"
+
+
+def test_mistakes_are_one_sentence(data):
+    assert_fails(run(*BUILD, "--to", "excel:photos.xls"), "there is no engine 'excel'")
+    assert_fails(run(*BUILD, "--to", "faiss:photos.faiss?kind=round"), "kind must be one of flat")
+    assert_fails(run(*BUILD, "--to", "faiss:no/such/folder.faiss"), "does not exist; create it")
+    assert_fails(run(*BUILD, "--to", "faiss:a.faiss", "--ids", "none.npy"), "no file of ids")
+    np.save("ids.npy", np.zeros(300, dtype=np.int64))
+    assert_fails(run(*BUILD, "--to", "faiss:a.faiss", "--ids", "ids.npy"), "ids must be unique")
+    with open("metadata.json", "w") as file:
+        file.write("[1, 2]")
+    wrong = run(*BUILD, "--to", "faiss:a.faiss", "--metadata", "metadata.json")
+    assert_fails(wrong, "must hold one JSON object per item")
+    missing = ["index", "search", "--index", "faiss:nowhere.faiss", "--queries", "queries.npy"]
+    assert_fails(run(*missing), "there is no faiss nowhere.faiss")
+    np.save("narrow.npy", np.ones((2, 5), dtype=np.float32))
+    assert run(*BUILD, "--to", "faiss:a.faiss").exit_code == 0
+    narrow = run("index", "search", "--index", "faiss:a.faiss", "--queries", "narrow.npy")
+    assert_fails(narrow, "must share dim; got 5 and 13")
+    assert run(*BUILD, "--to", "faiss:a.faiss", "--way", "sideways").exit_code == 2

@@ -1,0 +1,260 @@
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nnnorm.cli import app
+from nnnorm.datasets import load_pairs
+from nnnorm.datasets.scenes import draw_scene, make_scenes, write_png
+from tests.made import make_paper_folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
+
+
+def run_json(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def assert_fails(result, words, code=1):
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+
+
+# --- dataset -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Six pictures and a split file in Karpathy's format that names them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    pictures = []
+    for number, scene in enumerate(make_scenes(6)):
+        write_png(tmp_path / "photos" / f"{number}.png", draw_scene(scene, 24))
+        sentences = [{"raw": f"photo {number}, {place}"} for place in range(5)]
+        split = "test" if number == 5 else "train"
+        pictures.append({"filename": f"{number}.png", "split": split, "sentences": sentences})
+    content = {"dataset": "flickr30k", "images": pictures}
+    (tmp_path / "dataset_flickr30k.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+KARPATHY = ["dataset", "karpathy", "dataset_flickr30k.json", "--images", "photos", "-o", "lists"]
+
+
+def test_dataset_writes_pairs_and_lists_that_an_encoder_can_read(photos):
+    printed = run_json(*KARPATHY)
+    assert printed["splits"] == {"train": 5, "test": 1}
+    assert (printed["n_images"], printed["n_captions"], printed["n_skipped"]) == (6, 30, 0)
+    pairs = load_pairs("lists/flickr30k.json")
+    paths = (photos / "lists/flickr30k-images.txt").read_text().splitlines()
+    assert paths == [str(photos / "photos" / f"{n}.png") for n in range(6)]
+    assert len(pairs.captions) == 30
+    result = run(*KARPATHY)
+    assert "--texts lists/flickr30k-captions.txt" in result.stderr
+
+
+def test_a_split_file_that_names_files_that_are_not_there_is_refused(photos):
+    (photos / "photos/2.png").unlink()
+    (photos / "photos/3.png").write_text("<html>not found</html>")
+    assert_fails(run(*KARPATHY), "2 of 6 pictures can't be used:")
+    assert not (photos / "lists").exists()
+
+
+def test_pictures_are_skipped_when_told_to_and_listed(photos):
+    (photos / "photos/2.png").unlink()
+    short = (photos / "photos/5.png").read_bytes()
+    (photos / "photos/0.png").write_bytes(short[: len(short) // 2])
+    printed = run_json(*KARPATHY, "--skip-broken", "--decode")
+    assert (printed["n_images"], printed["n_skipped"]) == (4, 2)
+    lines = (photos / "lists/flickr30k-skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0].rsplit("/", 1)[1] for line in lines] == ["0.png", "2.png"]
+    assert len(load_pairs("lists/flickr30k.json").captions) == 20
+
+
+def test_visogender_s_lists_are_pictures_and_questions(photos):
+    rows = [f"OO_{n}\tbaker\tspoon\t{('feminine', 'masculine')[n % 2]}" for n in range(6)]
+    header = "IDX\tOccupation\tObject\tOccupation_perceived_gender"
+    (photos / "OO.tsv").write_text("\n".join([header, *rows]))
+    for number in range(6):
+        (photos / f"photos/{number}.png").rename(photos / f"photos/OO_{number}.png")
+    printed = run_json("dataset", "visogender", "OO.tsv", "--images", "photos", "-o", "lists")
+    assert (printed["n_images"], printed["n_captions"]) == (6, 1)
+    captions = (photos / "lists/visogender-captions.txt").read_text()
+    assert captions == "The baker and their spoon\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["karpathy", "nowhere.json"], "there is no file nowhere.json"),
+        (["coco", "dataset_flickr30k.json"], "missing: 'id'"),
+        (["table", "dataset_flickr30k.json"], "must end in .csv, .tsv or .parquet"),
+        (["karpathy", "dataset_flickr30k.json", "x.json"], "karpathy takes one file; got 2"),
+        (["visogender", "bad.tsv"], "needs the columns IDX, Occupation, Object"),
+    ],
+)
+def test_files_of_another_kind_are_refused_and_nothing_is_written(photos, arguments, words):
+    (photos / "bad.tsv").write_text("image\tcaption\n1\t2\n")
+    assert_fails(run("dataset", *arguments, "--images", "photos", "-o", "lists"), words)
+    assert not (photos / "lists").exists()
+
+
+def test_dataset_makes_the_folders_above_its_own_as_encode_does(photos):
+    assert run(*KARPATHY[:-1], "new/and/deep").exit_code == 0
+    assert (photos / "new/and/deep/flickr30k.json").is_file()
+    (photos / "file").write_text("")
+    assert_fails(run(*KARPATHY[:-1], "file"), "cannot make the folder file: it is a file")
+
+
+def test_one_picture_that_is_left_out_is_one_picture(photos):
+    (photos / "photos/2.png").unlink()
+    assert "Note: 1 picture is left out;" in run(*KARPATHY, "--skip-broken").stderr
+
+
+def test_a_split_file_is_never_written_over_by_its_own_lists(photos):
+    (photos / "dataset_flickr30k.json").rename(photos / "flickr30k.json")
+    before = (photos / "flickr30k.json").read_bytes()
+    result = run("dataset", "karpathy", "flickr30k.json", "--images", "photos", "-o", ".")
+    assert_fails(result, "flickr30k.json is what is read, and would be written over")
+    assert (photos / "flickr30k.json").read_bytes() == before
+    assert sorted(path.name for path in photos.iterdir()) == ["flickr30k.json", "photos"]
+
+
+def test_a_clip_retrieval_folder_becomes_a_search_that_can_be_evaluated(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    unit = np.eye(4, dtype=np.float16)
+    for part, rows in (("img_emb", unit[[0, 1, 0, 2]]), ("text_emb", unit[[0, 1, 0, 3]])):
+        (tmp_path / "web" / part).mkdir(parents=True)
+        np.save(tmp_path / "web" / part / f"{part}_0.npy", rows)
+    (tmp_path / "web/metadata").mkdir()
+    about = {"image_path": ["a.jpg", "b.jpg", "a.jpg", "c.jpg"], "caption": ["a", "b", "aa", "c"]}
+    pyarrow.parquet.write_table(pa.table(about), tmp_path / "web/metadata/metadata_0.parquet")
+
+    printed = run_json("dataset", "clip-retrieval", "web", "-o", "lists")
+    assert (printed["n_images"], printed["n_captions"], printed["n_skipped"]) == (3, 4, 0)
+    assert load_pairs("lists/web.json").captions == ("a", "b", "aa", "c")
+    np.testing.assert_array_equal(np.load("lists/web-gallery.npy"), unit[:3])
+    assert np.load("lists/web-truth.npy").tolist() == [0, 1, 0, 2]
+    following = run("dataset", "clip-retrieval", "web", "-o", "lists").stderr.split("Next: nnnorm ")
+    scored = run_json(*following[1].split())
+    assert json.dumps(scored).count("0.75") >= 1  # three of four captions find their image first
+    words = "no pictures are looked at; leave out --images"
+    assert_fails(run("dataset", "clip-retrieval", "web", "--decode", "-o", "x"), words)
+    assert_fails(run("dataset", "clip-retrieval", "nowhere", "-o", "x"), "img_emb is not there")
+
+
+# --- reproduce -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_paper_folder(tmp_path_factory.mktemp("paper"))
+
+
+def test_without_a_table_all_are_listed_with_what_they_need(root):
+    listed = run_json("reproduce")
+    assert len(listed) == 21
+    assert listed[0]["needs"] == "14 models on flickr30k, coco"
+    there = run_json("reproduce", "--embeddings", root)
+    assert there[0]["there"] == "2 of 28"
+    assert "k-sweep-image" in run("reproduce").stdout
+
+
+def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
+    files = ["--markdown", tmp_path / "t.md", "--latex", tmp_path / "t.tex"]
+    result = run("reproduce", "--table", "k-sweep-image", "--embeddings", root, *files)
+    assert result.exit_code == 0, result.output
+    assert "| CLIP | k = 8 |" in (tmp_path / "t.md").read_text()
+    latex = (tmp_path / "t.tex").read_text()
+    assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
+    assert r"\begin{tabular}{llrrr}" in latex
+    # pdflatex knows these by itself, no other letter here.
+    assert not [c for c in latex if ord(c) > 126 and c not in "–…·"]
+    assert "`" not in latex
+    (printed,) = run_json("reproduce", "--table", "k-sweep-image", "--embeddings", root)
+    cells = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
+    assert [cell["printed"] for cell in cells][:2] == [30.45, 35.47]
+    assert all(cell["figure"]["low"] <= cell["figure"]["value"] for cell in cells)
+
+
+def test_all_tables_run_from_one_command(root):
+    printed = run_json("reproduce", "--table", "all", "--embeddings", root)
+    assert len(printed) == 21
+    for table in printed:
+        assert any(cell["figure"] for cell in table["cells"]), table["table"]
+
+
+def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
+    printed = run_json("reproduce", "--table", "k-sweep-image", "--stand-in", "shapes")
+    (cells,) = printed[0]["stand_ins"].values()
+    assert len(cells) == 8
+    assert cells[0]["figure"]["value"] == pytest.approx(21.36, abs=0.1)
+
+
+def test_the_paper_s_figures_are_drawn_where_asked_for(root, tmp_path):
+    tables = [part for name in ("gender", "hubness") for part in ("--table", name)]
+    result = run("reproduce", *tables, "--embeddings", root, "--plots", tmp_path / "plots")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "gender.png",
+        "hubness-image.png",
+        "hubness-text.png",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--table", "image-retrieval"], "give --embeddings DIR"),
+        (["--table", "bogus", "--stand-in", "shapes"], "there is no table 'bogus'"),
+        (["--table", "gender", "--stand-in", "photos"], "a stand-in is shapes or flickr8k=FOLDER"),
+        (["--embeddings", "nowhere"], "nowhere is no folder"),
+        (["--table", "gender", "--stand-in", "shapes", "--encoder", "clip=x"], "needs --embedd"),
+        (
+            ["--table", "gender", "--embeddings", ".", "--encoder", "clap=x"],
+            "the paper has no model 'clap'; its models are: clip, clip-ft-flickr",
+        ),
+        (
+            ["--table", "gender", "--embeddings", ".", "--encoder", "clip=x"],
+            "there is no visogender-images.txt in .; `nnnorm dataset` writes it",
+        ),
+        (["--table", "gender", "--stand-in", "flickr8k=."], "has no image.npy"),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert_fails(run("reproduce", *arguments, "--markdown", "out.md"), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
+    result = run("reproduce", "--table", "k-sweep-image", "--embeddings", tmp_path)
+    assert_fails(result, "nothing of table k-sweep-image can be measured")
+    words = " ".join(result.stderr.split())
+    assert "there is no coco.json" in words
+    assert f"--embeddings {tmp_path} --encoder clip=MODEL" in words
+
+
+def test_a_model_without_embeddings_is_not_sent_to_an_encoder(tmp_path):
+    asked = ["reproduce", "--table", "cross-attention", "--embeddings", tmp_path]
+    assert_fails(run(*asked), "there is no test-scores.npy in")
+    result = run(*asked, "--encoder", "blip-itm=MODEL")
+    assert_fails(result, "blip-itm has no embeddings, only scores of pairs")
+
+
+def test_embeddings_that_do_not_fit_their_data_set_stop_the_run(tmp_path):
+    root = make_paper_folder(tmp_path)
+    np.save(root / "clip/coco/texts.npy", np.eye(16, dtype=np.float32))
+    result = run("reproduce", "--table", "k-sweep-image", "--embeddings", root)
+    assert_fails(result, "has 16 rows, but coco has 800 texts")

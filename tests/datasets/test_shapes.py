@@ -1,0 +1,238 @@
+"""The data set that ships: complete, disjoint, quick to load, and read by numpy as by torch."""
+
+import ast
+import importlib
+import subprocess
+import sys
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnnorm import NNN, NNNormError
+from nnnorm.datasets import load_shapes
+from nnnorm.datasets.scenes import COLOURS, SHAPES
+from nnnorm.datasets.shapes import _FILE
+from nnnorm.datasets.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
+from nnnorm.study.evaluation import evaluate
+from nnnorm.study.hubness import count_occurrences
+
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "src" / "nnnorm" / "datasets" / _FILE
+PARTS = ("scenes", "validation_scenes", "reference_scenes", "other_scenes")
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return load_shapes()
+
+
+def test_every_role_of_a_search_is_there(shapes):
+    dim = shapes.gallery.shape[1]
+    assert shapes.gallery.shape == shapes.validation_gallery.shape == (1000, dim)
+    assert shapes.queries.shape == shapes.validation_queries.shape == (5000, dim)
+    assert shapes.references.shape == (20_000, dim)
+    assert shapes.gallery_references.shape == (4000, dim)
+    assert shapes.other_references.shape == (5000, dim)
+    assert np.array_equal(shapes.truth, np.arange(5000) // 5)
+    assert np.array_equal(shapes.validation_truth, np.arange(5000) // 5)
+    texts = (
+        ("captions", "queries", "scenes"),
+        ("validation_captions", "validation_queries", "validation_scenes"),
+        ("reference_captions", "references", "reference_scenes"),
+        ("other_captions", "other_references", "other_scenes"),
+    )
+    for names in texts:
+        captions, embeddings, scenes = (getattr(shapes, name) for name in names)
+        assert len(captions) == len(embeddings) == 5 * len(scenes)
+
+
+def test_embeddings_are_unit_rows_that_cannot_be_changed(shapes):
+    for name in ("gallery", "queries", "references", "other_references", "validation_queries"):
+        rows = getattr(shapes, name)
+        assert rows.dtype == np.float32
+        assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+        with pytest.raises(ValueError, match="read-only"):
+            rows[0, 0] = 1
+
+
+def test_no_scene_is_in_two_parts(shapes):
+    seen = [{scene.tobytes() for scene in getattr(shapes, name)} for name in PARTS]
+    assert [len(part) for part in seen] == [1000, 1000, 4000, 1000]
+    assert len(set.union(*seen)) == 7000
+
+
+def test_the_file_is_small_and_holds_nothing_that_runs():
+    assert STORED.stat().st_size < 8e6
+    with np.load(STORED, allow_pickle=False) as stored:
+        assert all(stored[name].dtype.kind in "fu" for name in stored.files)
+
+
+def test_loading_is_light_and_happens_once():
+    load_shapes.cache_clear()
+    tracemalloc.start()
+    first = load_shapes()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 60e6
+    assert load_shapes() is first
+
+
+# --- the text tower ------------------------------------------------------------------------------
+
+
+def test_numpy_reads_texts_as_the_trained_tower_did(shapes):
+    """The stored vectors come from torch, at the end of the training."""
+    vectors = shapes.encode_texts(shapes.check_texts)
+    assert len(vectors) == 32
+    assert np.abs(vectors - shapes.check_vectors).max() < 1e-4
+
+
+def test_numpy_reads_texts_as_torch_does_with_the_same_weights(shapes, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "shapes"))
+    model = importlib.import_module("model")
+    tower = shapes.text_tower
+    text = model.TextTower(*tower.features.shape, shapes.gallery.shape[1])
+    layers = {
+        "features.weight": tower.features,
+        "bias": tower.bias,
+        "middle.weight": tower.middle,
+        "middle.bias": tower.middle_bias,
+        "last.weight": tower.last,
+        "last.bias": tower.last_bias,
+    }
+    text.load_state_dict({name: torch.tensor(value) for name, value in layers.items()})
+    texts = list(shapes.captions[:200])
+    rows = model.index_features(texts, [*tower.words, *tower.pairs])
+    assert np.abs(model.encode_captions(text, rows) - shapes.encode_texts(texts)).max() < 1e-5
+
+
+def test_stored_embeddings_are_those_of_the_stored_texts(shapes):
+    for name in ("", "validation_", "reference_", "other_"):
+        texts = getattr(shapes, f"{name}captions")
+        stored = {"": shapes.queries, "validation_": shapes.validation_queries}.get(
+            name, shapes.references if name == "reference_" else shapes.other_references
+        )
+        some = slice(0, None, 50)
+        assert np.abs(shapes.encode_texts(texts[some]) - stored[some]).max() < 1e-3
+
+
+def test_new_queries_rank_what_they_ask_for_far_above_the_rest(shapes):
+    described = [shapes.describe(item) for item in range(len(shapes.gallery))]
+    shares = []
+    for name in (f"{colour} {shape}" for colour in COLOURS for shape in SHAPES):
+        right = np.array([name in words for words in described])
+        text = f"{'an' if name.startswith('o') else 'a'} {name}"
+        (scores,) = shapes.encode_texts([text]) @ shapes.gallery.T
+        shares.append((scores[right][:, None] > scores[~right]).mean())
+    assert np.mean(shares) > 0.85  # 0.5 by chance
+    assert np.min(shares) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["a purpel elephant"], r"not 'purpel' \(did you mean 'purple'\?\), 'elephant'"),
+        (["a red star", ""], "text 1 has no words: ''"),
+        ([], "texts is empty"),
+        ("a red star", "texts must be a list of strings.*; got 'a red star'"),
+        ([3], r"texts must be a list of strings.*; got \[3\]"),
+        (None, "texts must be a list of strings.*; got None"),
+        ([" ".join(f"x{n}" for n in range(12))], "'x9' and 2 more; `load_shapes"),
+    ],
+)
+def test_words_that_it_does_not_know_are_named(shapes, texts, words):
+    with pytest.raises(NNNormError, match=words):
+        shapes.encode_texts(texts)
+
+
+@pytest.mark.parametrize("item", [-1, 1000, 0.5, True])
+def test_a_picture_that_is_not_there_is_refused(shapes, item):
+    with pytest.raises(NNNormError, match="item must be"):
+        shapes.draw(item)
+
+
+def test_hubs_are_real_and_a_correction_helps(shapes):
+    raw = evaluate(shapes.queries, shapes.gallery, shapes.truth)
+    bias = NNN().fit(shapes.gallery, shapes.references)
+    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
+    assert most[0] >= 30
+    assert most[1] <= 25
+    assert done.recall(1) > raw.recall(1) + 0.01
+
+
+def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
+    asked = set(shapes.captions)
+    kept = [place for place, text in enumerate(shapes.reference_captions) if text not in asked]
+    among = np.isin(shapes.captions, shapes.reference_captions).mean()
+    assert 100 * among == pytest.approx(3.4, abs=0.1)
+    bias = NNN().fit(shapes.gallery, shapes.references[kept])
+    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    assert 100 * done.recall(1) == pytest.approx(22.8, abs=0.1)
+
+
+def test_the_bank_out_of_distribution_does_harm_untuned(shapes):
+    bias = NNN().fit(shapes.gallery, shapes.other_references)
+    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.1)
+
+
+# --- contact sheets ------------------------------------------------------------------------------
+
+
+def test_a_sheet_frames_the_right_picture_and_gives_the_others_an_edge(shapes):
+    picture = shapes.draw(0, 48)
+    sheet = draw_sheet([Row("a heading, 12"), Row("now", [picture, picture], [None, GREEN])])
+    assert (sheet == GREEN).all(axis=2).sum() == 56 * 56 - 48 * 48
+    assert (sheet == HAIRLINE).all(axis=2).sum() == 50 * 50 - 48 * 48
+
+
+def test_text_is_legible_ink_on_paper():
+    assert set(np.unique(draw_text("abc"))) == {34, 255}
+    assert draw_text("abc", scale=1).shape == (9, 18, 3)
+    with pytest.raises(NNNormError, match="text is empty"):
+        draw_text("")
+    with pytest.raises(NNNormError, match="at least one row"):
+        draw_sheet([])
+
+
+# --- the wheel, and the rebuild ------------------------------------------------------------------
+
+
+def test_the_wheel_contains_the_data(tmp_path):
+    pytest.importorskip("hatchling")
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        stored = archive.read(f"nnnorm/datasets/{_FILE}")
+    assert stored == STORED.read_bytes()
+
+
+def test_nothing_but_the_examples_needs_torch():
+    for path in (ROOT / "src" / "nnnorm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "torch" for name in names), path.name
+
+
+@pytest.mark.slow
+def test_the_rebuild_from_nothing_is_as_good_as_what_ships(shapes, tmp_path):
+    pytest.importorskip("torch")
+    build = ROOT / "examples" / "shapes" / "build.py"
+    command = [sys.executable, str(build), "-o", "rebuilt.npz"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=600)
+    with np.load(STORED) as shipped, np.load(tmp_path / "rebuilt.npz") as built:
+        assert set(built.files) == set(shipped.files)
+        for name in ("gallery", "queries", "references", "scenes", "tower_middle"):
+            assert (built[name].dtype, built[name].shape) == (
+                (shipped[name].dtype, shipped[name].shape)
+            )
+        again = evaluate(built["queries"], built["gallery"], shapes.truth).recall(1)
+    shown = evaluate(shapes.queries, shapes.gallery, shapes.truth).recall(1)
+    assert again == pytest.approx(shown, abs=0.015)

@@ -1,0 +1,66 @@
+"""BLIP's matching head as a scorer, and NNN over its scores."""
+
+import numpy as np
+import pytest
+import torch
+
+import nnnorm
+from nnnorm import NNNormError
+from nnnorm.encoders.blip_matching import BlipMatcher
+from nnnorm.encoders.images import open_image
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def matcher(tiny_encoder):
+    return BlipMatcher(tiny_encoder("blip"))
+
+
+@torch.no_grad()
+def test_scores_are_the_logit_of_a_match_of_the_model_s_own_forward_pass(
+    matcher, tiny_encoder, pictures
+):
+    encoder = tiny_encoder("blip")
+    scores = matcher.score(pictures, tiny.TEXTS, batch_size=3)
+    assert scores.shape == (8, 8)
+    assert scores.dtype == np.float32
+    for row, path in enumerate(pictures[:3]):
+        for column, text in enumerate(tiny.TEXTS):
+            pixels = encoder.process_images([open_image(path)])
+            logits = encoder.model(**encoder.tokenize([text]), **pixels).itm_score
+            assert scores[row, column] == pytest.approx(float(logits[0, 1]), abs=1e-5)
+
+
+def test_the_batch_size_does_not_matter(matcher, pictures):
+    np.testing.assert_allclose(
+        matcher.score(pictures, tiny.TEXTS, batch_size=1),
+        matcher.score(pictures, tiny.TEXTS, batch_size=100),
+        atol=1e-5,
+    )
+
+
+def test_nnn_corrects_such_scores(matcher, pictures):
+    bank = matcher.score(pictures, [f"the {text}" for text in tiny.TEXTS])
+    bias = nnnorm.NNN(reference_k=4, alpha=0.75).fit_scores(bank)
+    best = np.sort(bank, axis=1)[:, -4:].mean(axis=1)
+    np.testing.assert_allclose(bias.correction, 0.75 * best, rtol=1e-5)
+    corrected = matcher.score(pictures, tiny.TEXTS).T - bias.correction
+    assert corrected.shape == (8, 8)
+
+
+def test_progress_counts_pairs(matcher, pictures):
+    told = []
+    matcher.score(pictures[:2], tiny.TEXTS[:3], progress=lambda *pair: told.append(pair))
+    assert told == [(3, 6), (6, 6)]
+
+
+def test_a_model_without_a_matching_head_is_refused(tiny_encoder):
+    with pytest.raises(NNNormError, match=r"has no matching head; .*got CLIPModel"):
+        BlipMatcher(tiny_encoder("clip"))
+
+
+def test_empty_texts_and_batches_are_refused(matcher, pictures):
+    with pytest.raises(NNNormError, match="number 0"):
+        matcher.score(pictures, [""])
+    with pytest.raises(NNNormError, match="batch_size must be 1 or more"):
+        matcher.score(pictures, ["a"], batch_size=0)

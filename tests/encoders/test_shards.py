@@ -1,0 +1,262 @@
+"""Embeddings on disk: whole or not there, resumable, and the same however often broken off."""
+
+import errno
+import json
+import os
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import NNNormError
+from nnnorm.encoders import Encoder, encode_to_folder
+from tests import tiny
+
+TEXTS = [f"text number {n}" for n in range(23)]
+
+
+class Hashes(Encoder):
+    """Rows that depend on the text alone, and a count of the work done."""
+
+    name, dim, modalities = "hashes", 8, ("texts",)
+    context = 3
+    breaks_at = None
+
+    def __init__(self):
+        self.seen = []
+
+    def token_counts(self, texts):
+        return [len(text.split()) for text in texts]
+
+    def embed_texts(self, texts):
+        if self.breaks_at in texts:
+            raise NNNormError("broken off")
+        self.seen += texts
+        return np.stack(
+            [np.random.default_rng(list(text.encode())).normal(size=self.dim) for text in texts]
+        )
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def encode(output, encoder=None, texts=TEXTS, **options):
+    options = {"batch_size": 4, "shard_rows": 5, **options}
+    return encode_to_folder(encoder or Hashes(), "texts", texts, output, **options)
+
+
+def break_off(output, at):
+    encoder = Hashes()
+    encoder.breaks_at = TEXTS[at]
+    with pytest.raises(NNNormError, match="broken off"):
+        encode(output, encoder)
+
+
+def test_shards_and_sidecar_are_what_open_embeddings_reads(tmp_path):
+    done = encode(tmp_path / "out")
+    assert done.folder == tmp_path / "out" / "text_emb"
+    assert sorted(os.listdir(done.folder)) == [
+        "about.json",
+        "items.jsonl",
+        *(f"text_emb_{n:05d}.npy" for n in range(5)),
+    ]
+    opened = nnnorm.open_embeddings(tmp_path / "out", metric="cosine")
+    assert opened.shape == (23, 8)
+    np.testing.assert_array_equal(opened, Hashes().encode_texts(TEXTS))
+    assert np.load(done.folder / "text_emb_00004.npy").shape == (3, 8)
+    assert np.load(done.folder / "text_emb_00000.npy").dtype == np.float32
+
+
+def test_the_sidecar_says_model_inputs_and_normalisation(tmp_path):
+    done = encode(tmp_path, texts=[*TEXTS, "a text of five words"])
+    about = json.loads((done.folder / "about.json").read_text())
+    assert about == done.about
+    assert about["model"] == "hashes"
+    assert about["normalisation"] == "unit norm, by nnnorm"
+    assert about["n_rows"] == 24
+    assert about["dim"] == 8
+    assert about["context"] == 3
+    assert about["n_texts_cut"] == 1
+    lines = (done.folder / "items.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [*TEXTS, "a text of five words"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 64])
+@pytest.mark.parametrize("shard_rows", [1, 4, 23, 1000])
+def test_neither_batches_nor_shards_change_the_rows(tmp_path, batch_size, shard_rows):
+    encode(tmp_path, batch_size=batch_size, shard_rows=shard_rows)
+    np.testing.assert_array_equal(nnnorm.open_embeddings(tmp_path), Hashes().encode_texts(TEXTS))
+
+
+@pytest.mark.parametrize("at", [5, 12, 22])
+def test_broken_off_and_resumed_every_byte_is_the_same(tmp_path, at):
+    expected = contents(encode(tmp_path / "once").folder)
+    break_off(tmp_path / "twice", at)
+    encoder = Hashes()
+    done = encode(tmp_path / "twice", encoder, resume=True)
+    assert contents(done.folder) == expected
+    assert done.n_resumed == at // 5 * 5
+    assert encoder.seen == TEXTS[done.n_resumed :]
+    assert os.listdir(tmp_path / "twice") == ["text_emb"]
+
+
+def test_half_of_it_is_never_taken_for_the_whole(tmp_path):
+    break_off(tmp_path, 12)
+    assert os.listdir(tmp_path) == ["text_emb.partial"]
+    with pytest.raises(NNNormError, match=r"is a folder without \.npy"):
+        nnnorm.open_embeddings(tmp_path)
+
+
+def test_broken_off_before_the_first_shard_nothing_is_left(tmp_path):
+    (tmp_path / "mine").mkdir()
+    for output in ("out", "new/clip/out", "mine", "mine/out"):
+        break_off(tmp_path / output, 3)
+    assert os.listdir(tmp_path) == ["mine"]
+    assert os.listdir(tmp_path / "mine") == []
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
+    break_off(tmp_path, 12)
+    (tmp_path / "text_emb.partial" / ".nnnorm-0123.tmp").write_bytes(b"half")
+    folder = encode(tmp_path, resume=True).folder
+    assert not list(folder.glob(".nnnorm*"))
+
+
+def test_a_process_killed_before_its_first_sidecar_does_no_harm(tmp_path):
+    (tmp_path / "text_emb.starting").mkdir()
+    (tmp_path / "text_emb.starting" / "items.jsonl").write_text("half")
+    encode(tmp_path)
+    assert os.listdir(tmp_path) == ["text_emb"]
+
+
+def test_resuming_what_is_whole_does_no_work(tmp_path):
+    before = contents(encode(tmp_path).folder)
+    encoder = Hashes()
+    done = encode(tmp_path, encoder, resume=True)
+    assert encoder.seen == []
+    assert done.n_resumed == 23
+    assert contents(done.folder) == before
+
+
+def test_resuming_keeps_the_first_run_s_shards_and_takes_any_batch_size(tmp_path):
+    break_off(tmp_path, 12)
+    done = encode(tmp_path, resume=True, shard_rows=7, batch_size=2)
+    assert done.about["shard_rows"] == 5
+    np.testing.assert_array_equal(nnnorm.open_embeddings(tmp_path), Hashes().encode_texts(TEXTS))
+
+
+def test_without_resume_nothing_is_written_over(tmp_path):
+    before = contents(encode(tmp_path).folder)
+    with pytest.raises(NNNormError, match="there are embeddings already; go on with --resume"):
+        encode(tmp_path)
+    assert contents(tmp_path / "text_emb") == before
+
+
+def test_without_resume_half_done_work_is_not_touched(tmp_path):
+    break_off(tmp_path, 12)
+    before = contents(tmp_path / "text_emb.partial")
+    with pytest.raises(NNNormError, match="work was broken off there; go on with --resume"):
+        encode(tmp_path)
+    assert contents(tmp_path / "text_emb.partial") == before
+
+
+@pytest.mark.parametrize("at", [None, 12])
+def test_rows_of_other_texts_or_another_model_are_never_mixed(tmp_path, at):
+    encode(tmp_path) if at is None else break_off(tmp_path, at)
+    with pytest.raises(NNNormError, match=r"cannot go on with .*made with other inputs"):
+        encode(tmp_path, texts=[*TEXTS[:-1], "another"], resume=True)
+    other = Hashes()
+    other.about = {"weights_sha256": "f00"}
+    with pytest.raises(NNNormError, match=r"other weights \(weights_sha256 None; now f00\)"):
+        encode(tmp_path, other, resume=True)
+    other.about = {"model": "another"}
+    with pytest.raises(NNNormError, match=r"another model \(model hashes; now another\)"):
+        encode(tmp_path, other, resume=True)
+
+
+def test_a_model_known_by_its_weights_may_have_been_moved(tmp_path):
+    here, there = Hashes(), Hashes()
+    here.about = {"model": "here", "weights_sha256": "f00"}
+    there.about = {"model": "there", "weights_sha256": "f00"}
+    encode(tmp_path, here)
+    assert encode(tmp_path, there, resume=True).n_resumed == 23
+
+
+def test_a_sidecar_that_cannot_be_read_is_said(tmp_path):
+    break_off(tmp_path, 12)
+    (tmp_path / "text_emb.partial" / "about.json").write_text("{")
+    with pytest.raises(NNNormError, match=r"its about\.json can't be read; remove the folder"):
+        encode(tmp_path, resume=True)
+
+
+def test_bad_input_is_found_before_anything_is_written(tmp_path):
+    for texts, words in (([], "there are no texts to encode"), (["a", " "], "number 1")):
+        with pytest.raises(NNNormError, match=words):
+            encode(tmp_path / "out", texts=texts)
+    with pytest.raises(NNNormError, match="hashes encodes texts, not images"):
+        encode_to_folder(Hashes(), "images", ["a.png"], tmp_path / "out")
+    for option in ("batch_size", "shard_rows"):
+        with pytest.raises(NNNormError, match=f"{option} must be 1 or more; got 0"):
+            encode(tmp_path / "out", **{option: 0})
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_above_the_output_are_made(tmp_path):
+    encode(tmp_path / "clip" / "coco" / "out")
+    assert (tmp_path / "clip/coco/out/text_emb/about.json").is_file()
+
+
+def test_an_output_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    for output in (tmp_path / "file", tmp_path / "file" / "out"):
+        with pytest.raises(NNNormError, match="cannot make the folder"):
+            encode(output)
+    with pytest.raises(NNNormError, match="it is a file; choose another place"):
+        encode(tmp_path / "file")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_is_there_and_is_something_else_is_not_touched(tmp_path, resume):
+    (tmp_path / "text_emb").mkdir()
+    (tmp_path / "text_emb" / "mine.npy").write_text("mine")
+    with pytest.raises(NNNormError, match="it is there already, and holds no embeddings of"):
+        encode(tmp_path, resume=resume)
+    assert (tmp_path / "text_emb" / "mine.npy").read_text() == "mine"
+    assert os.listdir(tmp_path) == ["text_emb"]
+
+
+def test_a_disk_that_is_full_at_the_sidecar_leaves_nothing(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NNNormError, match="No space left on device; nothing was changed"):
+        encode(tmp_path / "new" / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_changed_under_its_name_is_another_file(tmp_path, tiny_encoder):
+    paths = tiny.draw_images(tmp_path / "pictures", n=6)
+    clip = tiny_encoder("clip")
+    encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2)
+    paths[0].write_bytes(paths[1].read_bytes())
+    with pytest.raises(NNNormError, match="made with other inputs"):
+        encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2, resume=True)
+
+
+def test_a_file_name_that_is_no_utf_8_is_kept_as_it_is(tmp_path, tiny_encoder):
+    name = os.fsdecode(b"caf\xe9.png")
+
+    (tiny.draw_images(tmp_path / "pictures", n=1)[0]).rename(tmp_path / "pictures" / name)
+    done = encode_to_folder(
+        tiny_encoder("clip"), "images", [tmp_path / "pictures" / name], tmp_path
+    )
+    assert b"caf\xe9.png" in (done.folder / "items.jsonl").read_bytes()
+
+
+def test_progress_goes_up_to_all_rows(tmp_path):
+    told = []
+    encode(tmp_path, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (23, 23)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -1,0 +1,277 @@
+"""Parquet: the column `embedding`, in every list type, or one sentence about what is wrong."""
+
+import contextlib
+import sys
+
+import numpy as np
+import pytest
+
+from nnnorm.errors import MissingExtraError, NNNormError
+from nnnorm.io.embeddings import open_embeddings
+from nnnorm.io.parquet import read_embedding_column
+
+# Held exactly by float16, so that every float type carries the same numbers.
+VALUES = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float16).astype(np.float32)
+
+
+@pytest.fixture
+def pa():
+    return pytest.importorskip("pyarrow", reason="needs nnnorm[parquet]")
+
+
+@pytest.fixture
+def pq(pa):
+    return pytest.importorskip("pyarrow.parquet", reason="needs nnnorm[parquet]")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "gallery.parquet"
+
+
+@pytest.fixture
+def save(pa, pq, path):
+    """Write rows (lists, None) as the column `embedding` of `path`, of the pyarrow type given."""
+
+    def save(rows, kind=None, **options):
+        column = pa.array(list(rows), type=kind or pa.list_(pa.float32()))
+        pq.write_table(pa.table({"id": range(len(column)), "embedding": column}), path, **options)
+
+    return save
+
+
+def refusal(path):
+    with pytest.raises(NNNormError) as caught:
+        open_embeddings(path, name="gallery")
+    message = str(caught.value)
+    assert message.startswith(f"gallery ({path})")
+    assert "\n" not in message
+    return message.removeprefix(f"gallery ({path})").removeprefix(": ").strip()
+
+
+# What is read
+
+
+@pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("lists", ["list", "large_list", "fixed_size_list"])
+def test_every_list_type_of_every_float_type_is_read(pa, save, path, lists, floats):
+    inner = getattr(pa, floats)()
+    kind = {
+        "list": pa.list_(inner),
+        "large_list": pa.large_list(inner),
+        "fixed_size_list": pa.list_(inner, VALUES.shape[1]),
+    }[lists]
+    save(VALUES.astype(floats), kind)
+    np.testing.assert_array_equal(open_embeddings(path), VALUES)
+
+
+@pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
+def test_numbers_keep_the_float_type_of_the_file(pa, save, path, floats):
+    save(VALUES.astype(floats), pa.list_(getattr(pa, floats)()))
+    assert read_embedding_column(path, "gallery").dtype == floats
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_row_groups_do_not_show(pa, save, path, group_size, fixed):
+    save(VALUES, pa.list_(pa.float32(), 4 if fixed else -1), row_group_size=group_size)
+    np.testing.assert_array_equal(open_embeddings(path), VALUES)
+
+
+def test_more_rows_than_one_batch_of_the_reader_are_read_in_order(save, path):
+    rows = np.arange(1, 140_001, dtype=np.float32).reshape(-1, 2)
+    save(rows, row_group_size=66_000)
+    np.testing.assert_array_equal(open_embeddings(path), rows)
+
+
+def test_empty_row_groups_between_others_are_passed_over(pa, pq, path):
+    schema = pa.schema([("embedding", pa.list_(pa.float32(), 4))])
+    with pq.ParquetWriter(path, schema) as writer:
+        for rows in ([], VALUES[:3], [], VALUES[3:], []):
+            writer.write_table(pa.table([pa.array(list(rows), schema[0].type)], schema=schema))
+    np.testing.assert_array_equal(open_embeddings(path), VALUES)
+
+
+def test_a_file_of_arrays_has_the_fingerprint_of_the_array(save, path):
+    save(VALUES)
+    assert open_embeddings(path).fingerprint == open_embeddings(VALUES).fingerprint
+
+
+def test_a_folder_of_parquet_shards_is_read_in_the_order_of_its_numbers(save, path):
+    folder = path.parent / "img_emb"
+    folder.mkdir()
+    for number in range(11):
+        save(np.full((1, 3), number + 1.0))
+        path.rename(folder / f"img_emb_{number}.parquet")
+    np.testing.assert_array_equal(open_embeddings(folder).rows(0, 11)[:, 0], np.arange(1, 12))
+
+
+# What is refused
+
+
+def test_a_file_without_the_column_is_refused_with_the_columns_it_has(pa, pq, path):
+    pq.write_table(pa.table({"id": [1], "vector": [[1.0]]}), path)
+    assert refusal(path) == "needs one column named 'embedding'; it has id, vector"
+
+
+def test_a_file_without_columns_is_refused(pa, pq, path):
+    pq.write_table(pa.table({}), path)
+    assert refusal(path) == "needs one column named 'embedding'; it has none"
+
+
+def test_two_columns_of_that_name_are_refused(pa, pq, path):
+    column = pa.array([[1.0, 2.0]])
+    pq.write_table(pa.Table.from_arrays([column, column], ["embedding", "embedding"]), path)
+    assert refusal(path) == "needs one column named 'embedding'; it has embedding, embedding"
+
+
+@pytest.mark.parametrize("row", [0, 5])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_null_row_is_refused_by_number(pa, save, path, fixed, row):
+    rows = VALUES.tolist()
+    rows[row] = None
+    save(rows, pa.list_(pa.float32(), 4 if fixed else -1), row_group_size=2)
+    words = refusal(path)
+    if fixed and words.startswith("can't be read as parquet"):
+        return  # before pyarrow 26 such a column can't be read at all
+    assert words == f"column 'embedding' is empty in row {row}; remove that row"
+
+
+def test_a_null_among_the_numbers_is_refused_by_row_and_column(save, path):
+    rows = VALUES.tolist()
+    rows[3][2] = None
+    save(rows)
+    assert refusal(path) == (
+        "must be finite; row 3 has NaN in column 2. Remove or re-encode that row"
+    )
+
+
+@pytest.mark.parametrize("group_size", [2, 100])
+def test_a_row_of_another_length_is_refused_by_number(save, path, group_size):
+    rows = VALUES.tolist()
+    rows[5] = rows[5][:3]
+    save(rows, row_group_size=group_size)
+    assert refusal(path) == (
+        "all rows of 'embedding' must share dim; row 5 has 3 numbers, row 0 has 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (None, "column 'embedding' is empty in row 69998; remove that row"),
+        ([1.0], "all rows of 'embedding' must share dim; row 69998 has 1 numbers, row 0 has 2"),
+    ],
+    ids=["null", "another length"],
+)
+def test_a_bad_row_past_the_first_batch_of_the_reader_is_refused_by_number(
+    save, path, bad, message
+):
+    rows = [[1.0, 2.0]] * 70_000
+    rows[69_998] = bad
+    save(rows)
+    assert refusal(path) == message
+
+
+@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [["a"], ["b"]], [[[1.0], [2.0]]]])
+def test_a_list_of_integers_words_or_lists_is_refused(pa, pq, path, rows):
+    pq.write_table(pa.table({"embedding": rows}), path)
+    assert refusal(path).startswith("column 'embedding' must be a list of floats; it is list<")
+
+
+@pytest.mark.parametrize(
+    ("rows", "got"),
+    [
+        ([1.0, 2.0], "double"),
+        (["a", "b"], "string"),
+        ([{"x": 1.0}], "struct<x: double>"),
+    ],
+)
+def test_what_is_no_list_is_refused_with_its_type(pa, pq, path, rows, got):
+    pq.write_table(pa.table({"embedding": rows}), path)
+    assert refusal(path) == f"column 'embedding' must be a list of floats; it is {got}"
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_file_without_rows_is_refused(pa, save, path, fixed):
+    save([], pa.list_(pa.float32(), 4 if fixed else -1))
+    assert refusal(path).startswith("is empty: got shape (0, ")
+
+
+def test_rows_without_numbers_are_refused(save, path):
+    save([[], []])
+    assert refusal(path) == "is empty: got shape (2, 0), need a row and a column"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", b"id,embedding\n0,1.5\n" * 100, b"PAR1" + bytes(100) + b"PAR1"],
+    ids=["empty", "one-byte", "csv", "only-the-magic-bytes"],
+)
+def test_a_file_that_is_no_parquet_is_refused(pa, path, content):
+    path.write_bytes(content)
+    message = refusal(path)
+    assert message.startswith("can't be read as parquet (")
+    assert message.endswith("); is it cut short, or another kind of file?")
+
+
+def test_a_parquet_file_cut_short_anywhere_is_refused(save, path):
+    save(VALUES)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 7):
+        path.write_bytes(whole[:size])
+        assert refusal(path).endswith("is it cut short, or another kind of file?")
+
+
+def test_a_damaged_parquet_file_is_refused_or_read_but_never_crashes(save, path):
+    save(VALUES)
+    whole = path.read_bytes()
+    for position in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0xFF
+        path.write_bytes(damaged)
+        with contextlib.suppress(NNNormError):
+            assert open_embeddings(path).shape == VALUES.shape
+
+
+def test_a_file_that_announces_more_rows_than_it_holds_is_refused(save, path):
+    save(VALUES)
+    whole = path.read_bytes()
+    # Seven rows are written as 14 (zigzag); among all places with that byte is the footer's count.
+    messages = set()
+    for position in (i for i, byte in enumerate(whole) if byte == 14):
+        path.write_bytes(whole[:position] + bytes([16]) + whole[position + 1 :])
+        try:
+            n_rows = len(open_embeddings(path))
+        except NNNormError:
+            messages.add(refusal(path))
+        else:
+            assert n_rows == 7
+    assert (
+        "can't be read as parquet (8 rows announced, 7 found); "
+        "is it cut short, or another kind of file?"
+    ) in messages
+
+
+# Without pyarrow
+
+
+def test_without_pyarrow_the_extra_is_named(path, monkeypatch):
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError) as caught:
+        open_embeddings(path)
+    assert str(caught.value) == (
+        "pyarrow is not installed and this needs it; run: pip install 'nnnorm[parquet]'"
+    )
+
+
+def test_without_pyarrow_a_missing_file_is_still_a_missing_file(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert refusal(path) == "there is no such file; check the path"
+
+
+def test_without_pyarrow_everything_else_still_opens(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    np.save(tmp_path / "gallery.npy", VALUES)
+    np.testing.assert_array_equal(open_embeddings(tmp_path / "gallery.npy"), VALUES)

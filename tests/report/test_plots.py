@@ -1,0 +1,605 @@
+"""Figures hold the numbers of the results, mark what they should, and are written whole."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from nnnorm import Bias, MissingExtraError, NNNormError
+from nnnorm.report.plots import (
+    plot_bank_size,
+    plot_gains,
+    plot_grid,
+    plot_occurrences,
+    plot_reference_k,
+    save_figure,
+)
+from nnnorm.study.comparison import Ablation, AblationRow, Comparison, Result, Task, ablate, compare
+from nnnorm.study.hubness import measure_hubness
+from nnnorm.study.intervals import Interval
+from nnnorm.study.tuning import Cell, Tuning, tune
+
+matplotlib = pytest.importorskip("matplotlib", reason="needs nnnorm[plots]")
+
+BEFORE = np.array([0, 0, 0, 0, 1, 1, 2, 2, 4, 30])
+AFTER = np.array([2, 3, 3, 4, 4, 4, 4, 5, 5, 6])
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6E6E6E"
+NO_GAIN = Interval(0.0, 0.0, 0.0, 1.0)
+
+
+def make_tuning(ks, alphas, uncorrected=0.5):
+    """Every (k, α) of NNN with an R@1 of its own; the maximum is the last cell."""
+    none = Cell("none", {}, uncorrected)
+    settings = [{"reference_k": k, "alpha": alpha} for k in ks for alpha in alphas]
+    cells = [Cell("nnn", each, 0.48 + 0.001 * n) for n, each in enumerate(settings)]
+    return Tuning(
+        grid=(none, *cells),
+        best=cells[0],
+        best_by_rule=cells[0],
+        best_by_maximum=cells[-1],
+        uncorrected=none,
+        bias=Bias(np.zeros(3), 1.0, "nnn"),
+        gain=NO_GAIN,
+        select="one-standard-error",
+        n_queries=5000,
+        n_references=1000,
+    )
+
+
+def make_result(method, recall, gain):
+    return Result(method, {}, recall, recall, recall, 0.01, gain, measure_hubness([1, 1]))
+
+
+NONE = make_result("none", 0.2, None)
+GAINS = {
+    "nnn": Interval(0.02, 0.01, 0.03),
+    "csls": Interval(0.03, -0.001, 0.05),
+    "dn": Interval(-0.02, -0.03, -0.01),
+    "my own": Interval(0.001, 0.0, 0.002),
+}
+
+
+def make_comparison(gains=GAINS):
+    results = [make_result(name, 0.2 + gain.mean, gain) for name, gain in gains.items()]
+    return Comparison((NONE, *results), "max", 25_000, 5000, 30_000, 5000)
+
+
+def make_ablation(sizes, banks=("flickr", "coco")):
+    rows = []
+    for shift, bank in enumerate(banks):
+        for n, size in enumerate(sizes):
+            tuned = Interval(0.01 * (n - shift), 0.01 * (n - shift) - 0.004, 0.01 * n + 0.006)
+            untuned = Interval(-0.01 * n, -0.02 * n - 0.001, 0.001)
+            both = (make_result("nnn", 0.2 + gain.mean, gain) for gain in (tuned, untuned))
+            rows.append(AblationRow(bank, size / max(sizes), size, *both))
+    return Ablation(NONE, tuple(rows), "max", 25_000, 5000, 5000)
+
+
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def lines_of(axes):
+    return {line.get_label(): line for line in axes.lines}
+
+
+def title_of(figure):
+    return figure.axes[0].get_title(loc="left")
+
+
+def is_colour(colour, name):
+    return matplotlib.colors.same_color(colour, name)
+
+
+def ends_of(collection):
+    """Both ends of every line of a collection, shape (n_lines, 2, 2)."""
+    return np.array([path.vertices for path in collection.get_paths()])
+
+
+# --- occurrences ---------------------------------------------------------------------------------
+
+
+def test_histograms_count_the_items_of_every_occurrence():
+    figure = plot_occurrences(BEFORE, AFTER)
+    (axes,) = figure.axes
+    assert len(axes.patches) == 2
+    for patch, counts in zip(axes.patches, (BEFORE, AFTER), strict=True):
+        values, edges, _ = patch.get_data()
+        assert values.tolist() == np.bincount(counts, minlength=31).tolist()
+        assert edges.tolist() == [n - 0.5 for n in range(32)]
+    assert axes.get_yscale() == "log"
+    assert legend_of(figure) == ["uncorrected", "NNN"]
+    assert title_of(figure) == "How often does each of 10 items come first?"
+    assert axes.get_xlabel() == "queries that get the item first"
+    assert axes.get_ylabel() == "items, log scale"
+
+
+def test_maxima_are_marked_above_their_bars():
+    axes = plot_occurrences(BEFORE, AFTER).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["max 30", "max 6"]
+    assert [tuple(text.xy) for text in axes.texts] == [(30, 1.25), (6, 1.25)]
+    assert [line.get_xdata()[0] for line in axes.lines] == [30, 6]
+
+
+def test_one_distribution_may_stand_alone():
+    figure = plot_occurrences(BEFORE, labels=["raw"], title="Hubs")
+    assert len(figure.axes[0].patches) == 1
+    assert legend_of(figure) == ["raw"]
+    assert title_of(figure) == "Hubs"
+
+
+@pytest.mark.parametrize("truth", [5, np.array([4, 6] * 5)])
+def test_right_answers_per_item_are_a_line_at_their_mean(truth):
+    figure = plot_occurrences(BEFORE, AFTER, truth_per_item=truth)
+    line = lines_of(figure.axes[0])["right answers: 5 per item"]
+    assert list(line.get_xdata()) == [5, 5]
+    assert legend_of(figure)[-1] == "right answers: 5 per item"
+
+
+@pytest.mark.parametrize("top", [59, 60, 119, 120, 1234, 1_500_000])
+def test_long_tails_are_put_in_wider_bins_that_lose_nobody(top):
+    counts = np.array([0, 0, 3, top])
+    axes = plot_occurrences(counts, counts // 2).axes[0]
+    for patch, each in zip(axes.patches, (counts, counts // 2), strict=True):
+        values, edges, _ = patch.get_data()
+        assert values.sum() == 4
+        assert len(values) <= 61
+        assert edges[-1] > each.max()
+    step = 1 + top // 60
+    steps = "items" if step == 1 else f"items in steps of {step} queries"
+    assert axes.get_ylabel() == f"{steps}, log scale"
+    assert axes.texts[0].get_text() == f"max {top:,}"
+
+
+def test_labels_of_near_maxima_stand_one_above_the_other():
+    for after, heights in ((BEFORE, (18, 6)), (AFTER, (6, 6))):
+        axes = plot_occurrences(BEFORE, after).axes[0]
+        assert tuple(text.xyann[1] for text in axes.texts) == heights
+
+
+def test_items_that_never_come_can_be_drawn():
+    values, _, _ = plot_occurrences([0, 0]).axes[0].patches[0].get_data()
+    assert values.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([[1]],), r"before must have one count per item.*got int64 \(1, 1\)"),
+        (([],), "before must have one count per item"),
+        (([1, -1],), "before must .* at least 0"),
+        (([1.5],), "before must .* got float64"),
+        (([1], ["a"]), "after must have one count"),
+        (([1, 2], [1]), "same gallery; got 2 and 1 items"),
+    ],
+)
+def test_what_are_no_occurrences_is_refused(arguments, words):
+    with pytest.raises(NNNormError, match=words):
+        plot_occurrences(*arguments)
+
+
+@pytest.mark.parametrize("labels", [["one"], "NN"])
+def test_labels_must_name_both(labels):
+    with pytest.raises(NNNormError, match="labels must name 2 distributions"):
+        plot_occurrences(BEFORE, AFTER, labels=labels)
+
+
+@pytest.mark.parametrize("truth", [[1, 2], -1, float("nan")])
+def test_wrong_right_answers_per_item_are_refused(truth):
+    with pytest.raises(NNNormError, match="truth_per_item must be one number"):
+        plot_occurrences(BEFORE, truth_per_item=truth)
+
+
+# --- grid ----------------------------------------------------------------------------------------
+
+
+def test_the_grid_has_every_cell_in_its_place(small):
+    tuning = tune(small.gallery, small.references, small.queries, np.arange(11))
+    figure = plot_grid(tuning)
+    axes = figure.axes[0]
+    mesh = axes.collections[0].get_array()
+    ks = [int(label.get_text()) for label in axes.get_xticklabels()]
+    alphas = [float(label.get_text()) for label in axes.get_yticklabels()]
+    assert ks == [1, 2, 4, 8, 16, 32]
+    assert len(alphas) == 11
+    texts = {text.get_position(): text.get_text() for text in axes.texts}
+    for cell in tuning.grid[1:]:
+        column, row = ks.index(cell.params["reference_k"]), alphas.index(cell.params["alpha"])
+        assert mesh[row, column] == 100 * cell.recall_at_1
+        assert texts[column + 0.5, row + 0.5] == f"{100 * cell.recall_at_1:.1f}"
+    assert mesh.count() == len(texts) == len(tuning.grid) - 1
+
+
+def test_both_choices_are_marked_at_their_cells():
+    figure = plot_grid(make_tuning([1, 2, 4, 8], [0.25, 0.5, 0.75]))
+    rule, maximum = figure.axes[0].patches
+    assert (np.floor(rule.get_xy()) == (0, 0)).all()
+    assert (np.floor(maximum.get_xy()) == (3, 2)).all()
+    assert rule.get_linestyle() == "-"
+    assert maximum.get_linestyle() != "-"
+    assert legend_of(figure) == [
+        "best by one-standard-error rule: k = 1, α = 0.25, 48.00 %",
+        "best by maximum: k = 8, α = 0.75, 49.10 %",
+    ]
+
+
+def test_two_marks_on_one_cell_lie_one_in_the_other():
+    outer, inner = plot_grid(make_tuning([16], [0.5])).axes[0].patches
+    assert outer.get_bbox().x0 < inner.get_bbox().x0 < inner.get_bbox().x1 < outer.get_bbox().x1
+    assert outer.get_bbox().y0 < inner.get_bbox().y0 < inner.get_bbox().y1 < outer.get_bbox().y1
+
+
+def test_a_choice_outside_the_grid_is_named_and_not_marked():
+    tuning = make_tuning([1, 2], [0.5, 1.0])
+    csls = Cell("csls", {"reference_k": 256}, 0.6)
+    figure = plot_grid(replace(tuning, best_by_rule=tuning.uncorrected, best_by_maximum=csls))
+    assert len(figure.axes[0].patches) == 0
+    assert legend_of(figure) == [
+        "best by one-standard-error rule: no correction, 50.00 %",
+        "best by maximum: CSLS with k = 256, 60.00 %",
+    ]
+
+
+def test_colours_turn_at_no_correction():
+    figure = plot_grid(make_tuning([1, 2, 4, 8, 16], [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]))
+    mesh = figure.axes[0].collections[0]
+    low, middle, high = (mesh.cmap(mesh.norm(value))[:3] for value in (48, 50, 52))
+    assert np.ptp(middle) < 0.05  # neither
+    assert low[0] > low[2]  # orange
+    assert high[2] > high[0]  # blue
+    assert mesh.norm(50) == 0.5
+    assert title_of(figure) == "R@1 on 5,000 tuning queries; no correction: 50.00 %"
+    assert figure.axes[1].get_ylabel() == "R@1, %"
+
+
+@pytest.mark.parametrize(("uncorrected", "extend"), [(0.481, "neither"), (0.483, "min"), (0.4, 0)])
+def test_the_colour_bar_says_when_losses_run_off_its_end(uncorrected, extend):
+    mesh = plot_grid(make_tuning([1, 2], [0.5, 1.0], uncorrected)).axes[0].collections[0]
+    assert mesh.colorbar.extend == (extend or "neither")
+    assert mesh.norm.vmax >= mesh.get_array().max()
+
+
+def test_a_cell_that_was_not_tried_is_left_empty():
+    tuning = make_tuning([1, 2], [0.5, 1.0])
+    figure = plot_grid(replace(tuning, grid=tuning.grid[:2] + tuning.grid[3:]))
+    mesh = figure.axes[0].collections[0].get_array()
+    assert mesh.mask.tolist() == [[False, False], [True, False]]
+    assert len(figure.axes[0].texts) == 3
+
+
+def test_a_large_grid_has_colours_and_no_numbers():
+    figure = plot_grid(make_tuning(range(1, 31), np.arange(30) / 20))
+    assert figure.axes[0].collections[0].get_array().shape == (30, 30)
+    assert len(figure.axes[0].texts) == 0
+    assert len(figure.axes[0].get_xticklabels()) <= 12
+
+
+@pytest.mark.parametrize("plot", [plot_grid, plot_reference_k])
+def test_a_tuning_without_nnn_is_refused(plot):
+    tuning = make_tuning([1], [0.5])
+    with pytest.raises(NNNormError, match="tune with 'nnn' among methods"):
+        plot(replace(tuning, grid=tuning.grid[:1]))
+
+
+# --- k -------------------------------------------------------------------------------------------
+
+
+def test_lines_over_k_hold_the_cells_of_their_alpha():
+    tuning = make_tuning([1, 2, 4, 8], [0.25, 0.375, 0.5, 0.75, 1.0, 1.5])
+    figure = plot_reference_k(tuning)
+    axes = figure.axes[0]
+    names = ["no correction", "α = 0.25", "α = 0.5", "α = 0.75", "α = 1"]
+    assert legend_of(figure) == list(lines_of(axes)) == names
+    for alpha in (0.25, 0.5, 0.75, 1.0):
+        line = lines_of(axes)[f"α = {alpha:g}"]
+        cells = [cell for cell in tuning.grid[1:] if cell.params["alpha"] == alpha]
+        assert list(line.get_xdata()) == [cell.params["reference_k"] for cell in cells]
+        assert list(line.get_ydata()) == [100 * cell.recall_at_1 for cell in cells]
+    assert list(lines_of(axes)["no correction"].get_ydata()) == [50, 50]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4", "8"]
+    assert axes.xaxis.get_transform().base == 2
+    assert axes.get_ylabel() == "R@1, %"
+    assert title_of(figure) == "R@1 at fixed α, 5,000 tuning queries"
+
+
+def test_lines_over_k_are_in_order_of_k():
+    axes = plot_reference_k(make_tuning([8, 1, 4], [0.5])).axes[0]
+    assert list(lines_of(axes)["α = 0.5"].get_xdata()) == [1, 4, 8]
+
+
+def test_alphas_can_be_chosen_up_to_rounding():
+    figure = plot_reference_k(make_tuning([1, 2], [0.1 * 3, 0.6]), [0.6, 0.3])
+    assert legend_of(figure) == ["no correction", "α = 0.6", "α = 0.3"]
+
+
+def test_unusual_alphas_are_thinned_out_to_four():
+    figure = plot_reference_k(make_tuning([1, 2], [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8]))
+    assert legend_of(figure)[1:] == ["α = 0.1", "α = 0.3", "α = 0.6", "α = 0.8"]
+
+
+@pytest.mark.parametrize("alphas", [[0.7], [0.5, 0.7], []])
+def test_alphas_that_were_not_tried_are_refused(alphas):
+    with pytest.raises(NNNormError, match=r"among those that were tried \(0\.5, 1\); got \["):
+        plot_reference_k(make_tuning([1], [0.5, 1.0]), alphas)
+
+
+# --- bank size -----------------------------------------------------------------------------------
+
+
+def test_each_bank_has_a_tuned_line_and_a_dashed_automatic_one():
+    ablation = make_ablation([30_000, 15_000, 6000, 3000])
+    figure = plot_bank_size(ablation)
+    lines = lines_of(figure.axes[0])
+    assert len(lines) == 5
+    assert list(lines["no correction"].get_ydata()) == [20, 20]
+    for bank in ("flickr", "coco"):
+        rows = [row for row in ablation.rows if row.bank == bank][::-1]
+        for kind, style in (("tuned", "-"), ("automatic", "--")):
+            line = lines[f"{bank}, {kind}"]
+            assert list(line.get_xdata()) == [row.n_references for row in rows]
+            assert list(line.get_ydata()) == [100 * getattr(r, kind).recall_at_1 for r in rows]
+            assert line.get_linestyle() == style
+    assert is_colour(lines["flickr, tuned"].get_color(), BLUE)
+    assert is_colour(lines["coco, automatic"].get_color(), ORANGE)
+    expected = ["flickr", "coco", "tuned on validation", "automatic", "no correction"]
+    assert legend_of(figure) == expected
+    assert title_of(figure) == "R@1 by size of the bank, 25,000 test queries"
+
+
+def test_bands_and_bars_are_the_intervals_of_the_gain_above_no_correction():
+    ablation = make_ablation([1000, 2000, 4000], ["flickr"])
+    band, bars = plot_bank_size(ablation).axes[0].collections
+    corners = band.get_paths()[0].vertices
+    for row, bar in zip(ablation.rows, ends_of(bars), strict=True):
+        gain = row.tuned.gain
+        heights = corners[corners[:, 0] == row.n_references, 1]
+        assert heights.min() == pytest.approx(20 + 100 * gain.low)
+        assert heights.max() == pytest.approx(20 + 100 * gain.high)
+        gain = row.automatic.gain
+        ends = [[row.n_references, 20 + 100 * gain.low], [row.n_references, 20 + 100 * gain.high]]
+        np.testing.assert_allclose(bar, ends)
+
+
+def test_a_bank_of_one_size_has_its_interval_too():
+    ablation = make_ablation([1000], ["flickr"])
+    axes = plot_bank_size(ablation).axes[0]
+    gain = ablation.rows[0].tuned.gain
+    ends = [ends_of(collection) for collection in axes.collections[1:]]
+    np.testing.assert_allclose(ends[0][0, :, 1], [20 + 100 * gain.low, 20 + 100 * gain.high])
+    assert axes.get_xlim() == (500, 2000)
+
+
+def test_sizes_are_written_in_plain_numbers():
+    figure = plot_bank_size(make_ablation([2000, 1_000_000, 20_000_000]))
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert {"3,000", "100,000", "1 M", "10 M"} <= set(labels)
+
+
+def test_an_ablation_without_banks_is_refused():
+    with pytest.raises(NNNormError, match="holds no bank"):
+        plot_bank_size(replace(make_ablation([5]), rows=()))
+
+
+# --- gains ---------------------------------------------------------------------------------------
+
+
+def test_the_forest_has_one_row_per_method_best_first():
+    figure = plot_gains(make_comparison())
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["CSLS", "NNN", "my own", "DN"]
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    expected = [GAINS[name] for name in ("csls", "nnn", "my own", "dn")]
+    assert [line.get_xdata()[0] for line in dots] == [100 * gain.mean for gain in expected]
+    assert [line.get_ydata()[0] for line in dots] == [0, 1, 2, 3]
+    ends = np.concatenate([ends_of(collection) for collection in axes.collections])
+    np.testing.assert_allclose(ends[:, :, 0], [[100 * g.low, 100 * g.high] for g in expected])
+    assert axes.yaxis_inverted()
+    assert title_of(figure) == "Gain in R@1 over no correction (20.00 %)"
+
+
+def test_recalls_are_written_at_the_right_of_their_rows():
+    axes = plot_gains(make_comparison()).axes[0]
+    texts = {text.get_position()[1]: text.get_text() for text in axes.texts}
+    assert texts == {-0.75: "R@1, %", 0: "23.00", 1: "22.00", 2: "20.10", 3: "18.00"}
+
+
+def test_an_interval_that_includes_zero_is_grey_and_hollow():
+    axes = plot_gains(make_comparison()).axes[0]
+    dots = [line for line in axes.lines if line.get_marker() == "o"]
+    for line, colour in zip(dots, (GREY, BLUE, GREY, ORANGE), strict=True):
+        assert is_colour(line.get_color(), colour)
+        assert is_colour(line.get_markerfacecolor(), "white" if colour == GREY else colour)
+    assert axes.get_xlabel() == "points on 25,000 test queries, 95 % interval; hollow: includes 0"
+
+
+def test_hollow_marks_are_explained_only_where_there_are_some():
+    axes = plot_gains(make_comparison({"nnn": GAINS["nnn"]})).axes[0]
+    assert axes.get_xlabel() == "points on 25,000 test queries, 95 % interval"
+
+
+def test_zero_is_a_line_and_signs_are_written():
+    figure = plot_gains(make_comparison())
+    axes = figure.axes[0]
+    assert list(axes.lines[0].get_xdata()) == [0, 0]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert {"−2", "0", "+2"} <= set(labels)
+
+
+def test_a_comparison_of_nothing_is_refused():
+    with pytest.raises(NNNormError, match="no method besides no correction"):
+        plot_gains(make_comparison({}))
+
+
+# --- all of them ---------------------------------------------------------------------------------
+
+NINE = {f"{name} {n}": gain for n in range(3) for name, gain in list(GAINS.items())[:3]}
+FIGURES = {
+    "occurrences": lambda: plot_occurrences(BEFORE, AFTER, truth_per_item=5),
+    "near maxima": lambda: plot_occurrences(BEFORE, np.minimum(BEFORE, 29)),
+    "a long tail": lambda: plot_occurrences(BEFORE * 1234, AFTER),
+    "the usual grid": lambda: plot_grid(make_tuning(2 ** np.arange(10), np.arange(2, 13) / 8)),
+    "one cell": lambda: plot_grid(make_tuning([16], [0.5])),
+    "a large grid": lambda: plot_grid(make_tuning(range(1000, 1030), np.arange(30) / 20)),
+    "lines": lambda: plot_reference_k(make_tuning(2 ** np.arange(10), [0.25, 0.5, 0.75, 1])),
+    "one point": lambda: plot_reference_k(make_tuning([16], [0.5])),
+    "many lines": lambda: plot_reference_k(
+        make_tuning(2 ** np.arange(18), np.arange(1, 9) / 8), np.arange(1, 9) / 8
+    ),
+    "four sizes": lambda: plot_bank_size(make_ablation([30_000, 15_000, 6000, 3000])),
+    "eight sizes": lambda: plot_bank_size(make_ablation([100 * 2**n for n in range(8)])),
+    "one size": lambda: plot_bank_size(make_ablation([30_000])),
+    "millions": lambda: plot_bank_size(make_ablation([1_000_000, 5_000_000, 20_000_000])),
+    "hundred thousands": lambda: plot_bank_size(make_ablation([40_000, 900_000])),
+    "many banks": lambda: plot_bank_size(
+        make_ablation([300, 3000], [f"a bank with a long name, number {n}" for n in range(7)])
+    ),
+    "one method": lambda: plot_gains(make_comparison({"nnn": GAINS["nnn"]})),
+    "three methods": lambda: plot_gains(make_comparison(dict(list(GAINS.items())[:3]))),
+    "nine methods": lambda: plot_gains(make_comparison(NINE)),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_is_cut_off_and_no_tick_labels_touch(name):
+    figure = FIGURES[name]()
+    figure.set_dpi(150)
+    figure.canvas.draw()
+    assert figure.bbox.width == 960
+    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+    assert min(box.x0, box.y0) > -0.02
+    assert box.x1 < width + 0.02
+    assert box.y1 < height + 0.02
+    axes = figure.axes[0]
+    for axis, side in ((axes.xaxis, 0), (axes.yaxis, 1)):
+        low, high = sorted(axis.get_view_interval())
+        shown = [t.label1 for t in axis.get_major_ticks() if low <= t.get_loc() <= high]
+        assert shown
+        intervals = [label.get_window_extent().get_points()[:, side] for label in shown]
+        intervals.sort(key=lambda ends: ends[0])
+        for first, second in pairwise(intervals):
+            assert first[1] < second[0]
+
+
+def test_real_results_of_every_kind_can_be_drawn(small):
+    task = Task(small.queries, small.gallery, np.arange(11))
+    banks = {"own": small.references}
+    comparison = compare(task, task, small.references, methods=["nnn", "csls", "dn", "is"])
+    assert len(plot_gains(comparison).axes[0].get_yticklabels()) == 4
+    assert len(plot_bank_size(ablate(task, task, banks)).axes[0].lines) == 3
+    tuning = tune(small.gallery, small.references, small.queries, np.arange(11))
+    assert len(plot_reference_k(tuning).axes[0].lines) == 5
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "end"),
+    [
+        ("figure.png", b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"),
+        ("figure.PNG", b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"),
+        ("figure.svg", b"<?xml", b"</svg>\n"),
+        ("figure.pdf", b"%PDF-", b"%%EOF\n"),
+    ],
+)
+def test_the_suffix_decides_the_kind_of_file(tmp_path, name, start, end):
+    save_figure(plot_occurrences(BEFORE), tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    assert content.startswith(start)
+    assert content.endswith(end)
+    assert len(content) > 5000
+
+
+def test_a_png_is_960_pixels_wide(tmp_path):
+    save_figure(plot_gains(make_comparison()), str(tmp_path / "gains.png"))
+    header = (tmp_path / "gains.png").read_bytes()[16:24]
+    width, height = np.frombuffer(header, ">u4")
+    assert width == 960
+    assert 250 < height < 960
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+def test_equal_figures_are_equal_files(tmp_path, suffix):
+    paths = [tmp_path / f"{n}.{suffix}" for n in range(2)]
+    for path in paths:
+        save_figure(plot_occurrences(BEFORE), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize(("name", "got"), [("a.jpg", r"\.jpg"), ("a", "no ending")])
+def test_another_suffix_is_refused_with_those_that_are_known(tmp_path, name, got):
+    with pytest.raises(NNNormError, match=rf"must end in \.png, \.svg or \.pdf; got {got}"):
+        save_figure(plot_occurrences(BEFORE), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(NNNormError, match="does not exist; create it first"):
+        save_figure(plot_occurrences(BEFORE), tmp_path / "none" / "a.png")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_figure_leaves_the_old_file(tmp_path, monkeypatch, error):
+    path = tmp_path / "a.png"
+    path.write_bytes(b"old")
+    figure = plot_occurrences(BEFORE)
+
+    def fail(file, **options):
+        file.write(b"half")
+        raise error
+
+    monkeypatch.setattr(figure, "savefig", fail)
+    with pytest.raises(error):
+        save_figure(figure, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --- matplotlib ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        lambda: plot_occurrences(BEFORE),
+        lambda: plot_grid(make_tuning([1], [0.5])),
+        lambda: plot_reference_k(make_tuning([1], [0.5])),
+        lambda: plot_bank_size(make_ablation([5])),
+        lambda: plot_gains(make_comparison()),
+    ],
+)
+def test_without_matplotlib_every_figure_names_the_extra(monkeypatch, plot):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'nnnorm\[plots\]'"):
+        plot()
+
+
+def test_figures_change_no_settings_of_matplotlib():
+    before = dict(matplotlib.rcParams)
+    for draw in FIGURES.values():
+        draw()
+    assert dict(matplotlib.rcParams) == before
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+def test_matplotlib_is_imported_only_when_a_figure_is_made():
+    code = "import sys, nnnorm.report.plots as p; print('matplotlib' in sys.modules)"
+    assert run(code).stdout == "False\n"
+    assert run(f"{code}; p.plot_occurrences([1]); print('matplotlib' in sys.modules)").stdout == (
+        "False\nTrue\n"
+    )
+
+
+def test_pyplot_is_never_imported(tmp_path):
+    code = (
+        "import sys; from nnnorm.report.plots import *; figure = plot_occurrences([1, 3], [2, 2]);"
+        f"[save_figure(figure, {str(tmp_path)!r} + '/a.' + s) for s in ('png', 'svg', 'pdf')];"
+        "print('matplotlib.pyplot' in sys.modules)"
+    )
+    assert run(code).stdout == "False\n"

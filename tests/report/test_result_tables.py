@@ -1,0 +1,440 @@
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnnorm import Bias
+from nnnorm.report.tables import (
+    Table,
+    tabulate_ablation,
+    tabulate_comparison,
+    tabulate_diagnosis,
+    tabulate_results,
+    tabulate_tuning,
+)
+from nnnorm.study.comparison import Ablation, AblationRow, Comparison, Result
+from nnnorm.study.diagnosis import diagnose
+from nnnorm.study.hubness import measure_hubness
+from nnnorm.study.intervals import Interval
+from nnnorm.study.tuning import Cell, Tuning, tune
+from tests import made
+
+GAIN = Interval(0.0105, 0.0021, 0.0189, 0.012)
+LOSS = Interval(-0.02, -0.0334, -0.0061, 0.004)
+DOUBT = Interval(0.001, -0.004, 0.0061, 0.61)
+
+
+def result(method, params, gain, recall=0.20547):
+    hubness = measure_hubness([41, 3, 0, 0, 1])
+    return Result(method, params, recall, 0.45, 1.0, 0.0112, gain, hubness)
+
+
+def row_of(table, first):
+    """A row by its first cell, as a dict of its columns."""
+    (row,) = [row for row in table.rows if row[0] == first]
+    return dict(zip(table.columns, row, strict=True))
+
+
+@pytest.fixture
+def comparison():
+    results = (
+        result("none", {}, None),
+        result("nnn", {"reference_k": 128, "alpha": 0.75}, GAIN, 0.21597),
+        result("dn", {"weight": 0.5}, LOSS, 0.18547),
+        result("dualis", {"beta_query": 25.0, "beta_gallery": 0.00388}, DOUBT),
+        result("sinkhorn", {"tau": 0.01, "iterations": 10}, DOUBT),
+    )
+    return Comparison(results, "one-standard-error", 5000, 1000, 30455, 4000)
+
+
+@pytest.fixture
+def ablation():
+    rows = tuple(
+        AblationRow(bank, share, n, tuned, result("nnn", {"reference_k": 4, "alpha": 0.51}, DOUBT))
+        for bank, share, n, tuned in (
+            ("own", 1.0, 30455, result("nnn", {"reference_k": 128, "alpha": 0.75}, GAIN, 0.21597)),
+            ("own", 0.125, 3807, result("nnn", {"reference_k": 64, "alpha": 0.5}, LOSS)),
+            ("r_1 & 100% [web]|{x}", 0.001, 30, result("none", {}, Interval(0, 0, 0, 1.0))),
+        )
+    )
+    return Ablation(result("none", {}, None), rows, "max", 5000, 1000, 4000)
+
+
+@pytest.fixture(scope="module")
+def tuning():
+    gallery, queries, references = made.make_embeddings(n_items=40, n_past=30, dim=16)
+    return tune(gallery, references, queries, np.arange(200) // 5, ["nnn", "csls"])
+
+
+@pytest.fixture(scope="module")
+def diagnosis():
+    gallery, queries, references = made.make_embeddings(n_items=40, n_past=30, dim=16)
+    values = (gallery @ references.T).mean(axis=1)
+    values[[3, 8]] = [9.0, -7.0]
+    truth = np.arange(200) // 5
+    return diagnose(queries, gallery, bias=Bias(values, 0.5, "nnn"), truth=truth, k=2)
+
+
+@pytest.fixture
+def tables(comparison, ablation, tuning, diagnosis):
+    """One of each kind, and the two of a diagnosis without bias and truth."""
+    alone = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
+    return [
+        tabulate_comparison(comparison),
+        tabulate_ablation(ablation),
+        tabulate_tuning(tuning),
+        *tabulate_diagnosis(diagnosis),
+        *alone,
+        tabulate_results([], "Nothing yet"),
+    ]
+
+
+# --- methods side by side ------------------------------------------------------------------------
+
+
+def test_recalls_are_in_per_cent_with_the_papers_half_width(comparison):
+    row = row_of(tabulate_comparison(comparison), "nnn")
+    assert (row["R@1"], row["R@5"], row["R@10"]) == ("21.60 ± 1.12", "45.00", "100.00")
+    assert row["max N₁"] == "41"
+
+
+def test_gains_have_a_sign_and_an_interval_in_points(comparison):
+    table = tabulate_comparison(comparison)
+    assert row_of(table, "nnn")["gain in R@1"] == "+1.05 [0.21, 1.89]"
+    assert row_of(table, "dn")["gain in R@1"] == "−2.00 [−3.34, −0.61]"
+    assert row_of(table, "dualis")["gain in R@1"] == "+0.10 [−0.40, 0.61]"
+    assert row_of(table, "none")["gain in R@1"] == ""
+
+
+def test_settings_are_written_short(comparison):
+    table = tabulate_comparison(comparison)
+    settings = {name: row_of(table, name)["setting"] for name in ("none", "nnn", "dn", "dualis")}
+    assert settings == {
+        "none": "", "nnn": "k=128 α=0.75", "dn": "λ=0.5", "dualis": "βq=25 βg=0.00388",
+    }  # fmt: skip
+    assert row_of(table, "sinkhorn")["setting"] == "τ=0.01"
+
+
+def test_a_large_k_is_a_whole_number_in_a_table():
+    table = tabulate_results([result("csls", {"reference_k": 123456}, GAIN)], "")
+    assert table.rows[0][1] == "k=123456"
+
+
+def test_what_a_method_chose_besides_is_left_out_of_its_setting():
+    params = {"reference_k": 62, "alpha": 0.731234, "reliability": 0.98}
+    assert tabulate_results([result("nnn", params, GAIN)], "").rows[0][1] == "k=62 α=0.7312"
+
+
+def test_a_comparison_says_its_sizes_and_how_it_was_tuned(comparison):
+    table = tabulate_comparison(comparison)
+    assert table.title == "Methods on 5,000 test queries, 1,000 items, 30,455 references"
+    assert "tuned on 4,000 validation queries (the one-standard-error rule)" in table.notes[0]
+    by_maximum = tabulate_comparison(dataclasses.replace(comparison, select="max"))
+    assert "(the maximum of R@1)" in by_maximum.notes[0]
+
+
+def test_methods_whose_interval_includes_zero_are_named_and_only_those(comparison):
+    sentence = "The interval includes 0 for dualis, sinkhorn: no gain is shown there."
+    assert tabulate_comparison(comparison).notes[1:] == (sentence,)
+    sure = dataclasses.replace(comparison, results=comparison.results[:3])
+    assert len(tabulate_comparison(sure).notes) == 1
+
+
+def test_results_keep_their_title_and_notes(comparison):
+    table = tabulate_results(comparison.results, "A title", ["one", "two"])
+    assert (table.title, table.notes, len(table.rows)) == ("A title", ("one", "two"), 5)
+
+
+# --- banks side by side --------------------------------------------------------------------------
+
+
+def test_an_ablation_has_a_row_per_bank_and_size_after_no_correction(ablation):
+    table = tabulate_ablation(ablation)
+    assert [row[0] for row in table.rows] == [
+        "none", "own 100 %", "own 12.5 %", "r_1 & 100% [web]|{x} 0.1 %",
+    ]  # fmt: skip
+    none, whole, part, other = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert none["R@1"] == "20.55"
+    assert whole["refs"] == "30,455"
+    assert (whole["tuned"], whole["R@1"], whole["gain"]) == (
+        "k=128 α=0.75", "21.60", "+1.05 [0.21, 1.89]",
+    )  # fmt: skip
+    assert whole["gain, automatic"] == "+0.10 [−0.40, 0.61]"
+    assert part["gain"] == "−2.00 [−3.34, −0.61]"
+    assert (other["tuned"], other["gain"]) == ("none", "+0.00 [0.00, 0.00]")
+    assert table.title == "NNN by bank, 5,000 test queries, 1,000 items"
+    assert "Tuned on 4,000 validation queries (the maximum of R@1)" in table.notes[0]
+
+
+# --- a tuning ------------------------------------------------------------------------------------
+
+
+def test_a_tuning_shows_none_both_choices_and_the_best_of_the_others(tuning):
+    table = tabulate_tuning(tuning, most=4)
+    cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    assert len(cells) == 3 + 4
+    assert [cell["chosen by"] for cell in cells[:4]] == ["", "one standard error", "maximum", ""]
+    for shown, cell in zip(
+        cells, (tuning.uncorrected, tuning.best_by_rule, tuning.best_by_maximum), strict=False
+    ):
+        assert shown["method"] == cell.method
+        assert shown["R@1"] == f"{100 * cell.recall_at_1:.2f}"
+    assert cells[0]["against none"] == ""
+    gained = 100 * (tuning.best_by_rule.recall_at_1 - tuning.uncorrected.recall_at_1)
+    assert cells[1]["against none"] == f"{gained:+.2f}"
+    others = [float(cell["R@1"]) for cell in cells[3:]]
+    assert others == sorted(others, reverse=True)
+    chosen = (tuning.uncorrected, tuning.best_by_rule, tuning.best_by_maximum)
+    left = [cell for cell in tuning.grid if not any(cell is other for other in chosen)]
+    assert others[0] == pytest.approx(100 * max(cell.recall_at_1 for cell in left), abs=0.005)
+
+
+def test_recall_at_5_and_10_stand_where_they_were_measured(tuning):
+    table = tabulate_tuning(tuning)
+    assert table.rows[0][4:6] == (
+        f"{100 * tuning.uncorrected.recall_at_5:.2f}",
+        f"{100 * tuning.uncorrected.recall_at_10:.2f}",
+    )
+    assert table.rows[-1][4:6] == ("", "")
+
+
+def make_tuning(gain, best, select="max"):
+    none = Cell("none", {}, 0.5, 0.6, 0.7)
+    grid = (none,) if best == "none" else (none, Cell("nnn", {"reference_k": 4, "alpha": 0.5}, 0.4))
+    bias = Bias(np.zeros(3), 1.0, grid[-1].method)
+    return Tuning(grid, grid[-1], grid[-1], none, none, bias, gain, select, 2000, 57)
+
+
+def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
+    table = tabulate_tuning(make_tuning(GAIN, "nnn"))
+    assert table.title == "2 settings on 2,000 queries, 57 references"
+    assert table.notes == (
+        "Chosen by the maximum of R@1: nnn k=4 α=0.5, gain +1.05 [0.21, 1.89] points of R@1 on "
+        "these queries (p = 0.012).",
+    )
+    assert "the one-standard-error rule" in tabulate_tuning(tuning).notes[0]
+
+
+def test_a_gain_that_may_be_chance_is_called_so():
+    for gain in (DOUBT, Interval(0.0, 0.0, 0.0, 1.0)):
+        notes = tabulate_tuning(make_tuning(gain, "nnn")).notes
+        sentence = "That interval includes 0: on these queries the gain can't be told from chance."
+        assert notes[1:] == (sentence,)
+
+
+def test_no_correction_may_be_what_was_chosen():
+    table = tabulate_tuning(make_tuning(Interval(0.0, 0.0, 0.0, 1.0), "none"))
+    assert [row[0] for row in table.rows] == ["none"] * 3
+    assert "Chosen by the maximum of R@1: none, gain +0.00 [0.00, 0.00] points" in table.notes[0]
+
+
+# --- a diagnosis ---------------------------------------------------------------------------------
+
+
+def test_a_diagnosis_shows_every_statistic_before_and_after(diagnosis):
+    statistics, _ = tabulate_diagnosis(diagnosis)
+    assert statistics.columns[1:] == ("before", "after")
+    shown = {row[0]: row[1:] for row in statistics.rows}
+    assert len(shown) == len(dataclasses.fields(diagnosis.before))
+    for label, name in (("Gini", "gini"), ("excess kurtosis", "kurtosis"), ("mean", "mean")):
+        both = (getattr(diagnosis.before, name), getattr(diagnosis.after, name))
+        assert shown[label] == tuple(f"{value:.3f}" for value in both)
+    most = (str(diagnosis.before.max), str(diagnosis.after.max))
+    assert shown["most retrieved item"] == most
+    assert statistics.title == "N_2: how often 40 items come back for 200 queries"
+    assert f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})" in statistics.notes[0]
+
+
+def test_a_diagnosis_names_the_hubs(diagnosis):
+    _, hubs = tabulate_diagnosis(diagnosis)
+    assert hubs.columns == ("item", "N_2", "after", "wrong", "bias z")
+    assert len(hubs.rows) == len(diagnosis.hubs) == 10
+    for row, hub, after in zip(hubs.rows, diagnosis.hubs, diagnosis.hubs_after, strict=True):
+        assert row[:3] == (str(hub.item), str(hub.occurrences), str(after))
+        assert row[3] == f"{100 * hub.wrong_share:.0f} %"
+        assert row[4] == f"{hub.bias_z:+.1f}"
+
+
+def test_a_diagnosis_names_the_items_with_a_strange_bias(diagnosis):
+    note = tabulate_diagnosis(diagnosis)[0].notes[1]
+    assert note.startswith(f"{len(diagnosis.outliers)} items have a bias far from all others")
+    assert f"{diagnosis.outliers[0]}, {diagnosis.outliers[1]}" in note
+    many = dataclasses.replace(diagnosis, outliers=tuple(range(12)))
+    note = tabulate_diagnosis(many)[0].notes[1]
+    assert note.endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ….")
+
+
+def test_a_diagnosis_without_bias_and_truth_has_no_columns_for_them():
+    statistics, hubs = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
+    assert (statistics.columns, statistics.notes) == (("", "before"), ())
+    assert hubs.columns == ("item", "N_1")
+    assert hubs.title == "The 3 most retrieved items"
+
+
+# --- Markdown ------------------------------------------------------------------------------------
+
+
+def markdown_rows(table):
+    return [line for line in table.to_markdown().splitlines() if line.startswith("|")]
+
+
+def test_every_row_of_a_markdown_table_has_as_many_cells_as_there_are_columns(tables):
+    for table in tables:
+        rows = markdown_rows(table)
+        assert len(rows) == 2 + len(table.rows)
+        assert {row.count("|") for row in rows} == {len(table.columns) + 1}
+        assert re.fullmatch(r"\|:--(\|--:)*\|", rows[1])
+
+
+def test_markdown_holds_title_cells_and_notes(comparison):
+    table = tabulate_comparison(comparison)
+    text = table.to_markdown()
+    assert text.startswith(f"**{table.title}**\n\n| method |")
+    assert "| nnn | k=128 α=0.75 | 21.60 ± 1.12 |" in text
+    for note in table.notes:
+        assert f"\n\n{note}" in text
+
+
+def test_a_bar_in_a_cell_does_not_open_another_cell():
+    table = Table("T", ("a", "b"), (("x|y", "|"),))
+    assert markdown_rows(table)[2] == "| x/y | / |"
+
+
+# --- LaTeX ---------------------------------------------------------------------------------------
+
+
+def latex_rows(table):
+    text = table.to_latex()
+    body = text[text.index(r"\toprule") : text.index(r"\bottomrule")]
+    return [line for line in body.splitlines() if line.endswith(r"\\")]
+
+
+def cells_of(line):
+    """Cells between ampersands that stand alone."""
+    return re.split(r"(?<!\\)&", line.removesuffix(r"\\"))
+
+
+def test_every_row_of_a_latex_table_has_as_many_cells_as_there_are_columns(tables):
+    for table in tables:
+        rows = latex_rows(table)
+        assert len(rows) == 1 + len(table.rows)
+        assert {len(cells_of(row)) for row in rows} == {len(table.columns)}
+        words = ("setting", "tuned", "chosen by")  # set to the left, as the first column is
+        kinds = "l" + "".join("l" if name in words else "r" for name in table.columns[1:])
+        assert rf"\begin{{tabular}}{{{kinds}}}" in table.to_latex()
+
+
+def test_latex_environments_braces_and_dollars_are_balanced(tables):
+    for table in tables:
+        text = table.to_latex()
+        assert re.findall(r"\\begin\{(\w+)\}", text) == ["table", "tabular"]
+        assert re.findall(r"\\end\{(\w+)\}", text) == ["tabular", "table"]
+        plain = re.sub(r"\\.", "", text)
+        assert plain.count("{") == plain.count("}")
+        assert plain.count("$") % 2 == 0
+
+
+def test_latex_needs_no_package_for_greek_letters_signs_and_subscripts(tables):
+    for table in tables:
+        text = table.to_latex()
+        # pdflatex knows the en dash and the ellipsis by itself, no other letter here.
+        assert not [c for c in text if ord(c) > 126 and c not in "–…"]
+    text = tables[0].to_latex()
+    for word in (r"$\alpha$=0.75", r"$\lambda$=0.5", r"$\beta$q=25", r"$\tau$=0.01", "N$_1$",
+                 r"21.60 $\pm$ 1.12", "$-$2.00 [$-$3.34, $-$0.61]", r"95 \% paired"):  # fmt: skip
+        assert word in text
+
+
+def test_names_with_special_characters_are_escaped_in_latex():
+    name = r"a_b & 5% #1 $x$ {y} \z ~ ^ |"
+    table = Table("T", ("bank", "R@1"), ((name, "1"), ("[web]", "2")))
+    first, second = latex_rows(table)[1:]
+    assert first == (
+        r"a\_b \& 5\% \#1 \$x\$ \{y\} \textbackslash{}z \textasciitilde{} \textasciicircum{} $|$"
+        r" & 1 \\"
+    )
+    # After \\ a bracket would be read as that command's argument.
+    assert second == r"{}[web] & 2 \\"
+
+
+@given(st.lists(st.text(st.characters(codec="ascii", exclude_categories=["Cc"])), min_size=2,
+                max_size=4))  # fmt: skip
+def test_no_name_can_break_a_table(names):
+    columns = tuple("abcd"[: len(names)])
+    table = Table("T", columns, (tuple(names),))
+    assert markdown_rows(table)[2].count("|") == len(names) + 1
+    (row,) = latex_rows(table)[1:]
+    # What stands for a backslash would hide the ampersand after it from the eye of `cells_of`.
+    assert len(cells_of(row.replace(r"\textbackslash{}", ""))) == len(names)
+    left = re.sub(r"\\text\w+\{\}|\\[%&_#${}]|\$[<>|]\$|^\{\}", "", row.removesuffix(r" \\"))
+    assert not set(left.replace(" & ", "")) & set("%_#${}\\^~<>|&")
+
+
+def test_title_and_notes_are_the_caption():
+    table = Table("100 % of N_1", ("a",), (("b",),), ("One note.", "Another."))
+    assert r"\caption{100 \% of N\_1. One note. Another.}" in table.to_latex()
+    assert r"\caption{T}" in Table("T", ("a",), ()).to_latex()
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_tables_can_be_printed_in_a_terminal_of_any_width(tables, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    for table in tables:
+        table.print()
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= int(columns)
+
+
+def test_a_terminal_of_80_columns_loses_no_figure(comparison, ablation, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for table in (tabulate_comparison(comparison), tabulate_ablation(ablation)):
+        table.print()
+        out = capsys.readouterr().out
+        assert "…" not in out
+        whole = "".join(out.split())
+        for row in table.rows:
+            for cell in row[3:]:
+                assert "".join(cell.split()) in whole
+
+
+@pytest.mark.parametrize("columns", ["50", "60", "70"])
+def test_a_terminal_too_narrow_for_the_columns_gets_one_figure_per_line(
+    comparison, capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    table = tabulate_comparison(comparison)
+    table.print()
+    lines = capsys.readouterr().out.splitlines()
+    for name, *cells in table.rows:
+        start = lines.index(name)
+        figures = zip(table.columns[1:], cells, strict=True)
+        expected = [f"  {column}: {cell}" for column, cell in figures if cell]
+        assert lines[start + 1 : start + 1 + len(expected)] == expected
+
+
+def test_a_small_table_stays_one_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    Table("Gains", ("method", "R@1"), (("nnn", "21.5"),)).print()
+    assert " nnn     21.5" in capsys.readouterr().out
+
+
+def test_the_terminal_shows_title_and_notes(comparison, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    table = tabulate_comparison(comparison)
+    table.print()
+    out = capsys.readouterr().out
+    for text in (table.title, "k=128 α=0.75", "+1.05 [0.21, 1.89]", table.notes[1]):
+        assert text in out
+
+
+@pytest.mark.parametrize("name", ["[red]web", "[/red]", "[bold]x[/bold]", ":smile:", "a|b"])
+def test_a_name_in_brackets_is_shown_as_it_is(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    Table(name, (name, "x"), ((name, "1"),), (name,)).print()
+    assert capsys.readouterr().out.count(name) == 4

@@ -1,0 +1,252 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnnorm import (
+    NNN,
+    Bias,
+    DualSoftmax,
+    InvertedSoftmax,
+    NNNormError,
+    Ranking,
+    augment_gallery,
+    augment_queries,
+    open_embeddings,
+    score_matrix,
+    search,
+)
+from tests import reference
+
+
+@pytest.fixture
+def bias(small):
+    return NNN(reference_k=5, alpha=0.75).fit(small.gallery, small.references)
+
+
+def corrected(small, bias, weight=None):
+    weight = bias.weight if weight is None else weight
+    raw = small.queries.astype(float) @ small.gallery.astype(float).T
+    return raw - weight * bias.values.astype(float)
+
+
+def test_a_search_ranks_by_score_minus_weighted_bias(small, bias):
+    expected = corrected(small, bias)
+    found = search(small.queries, small.gallery, bias, k=7)
+    np.testing.assert_array_equal(found.indices, reference.rank(expected, 7))
+    np.testing.assert_allclose(found.scores, -np.sort(-expected, axis=1)[:, :7], atol=1e-6)
+    assert (found.scores.dtype, found.indices.dtype) == (np.float32, np.int64)
+
+
+def test_without_a_bias_it_is_a_plain_search(small):
+    raw = small.queries.astype(float) @ small.gallery.astype(float).T
+    found = search(small.queries, small.gallery, k=23)
+    np.testing.assert_array_equal(found.indices, reference.rank(raw, 23))
+
+
+def test_a_weight_overrides_the_biases_own(small, bias):
+    for weight in (0.0, 0.3, -1.0, 2.0):
+        found = search(small.queries, small.gallery, bias, k=23, weight=weight)
+        expected = reference.rank(corrected(small, bias, weight), 23)
+        np.testing.assert_array_equal(found.indices, expected)
+
+
+def test_ties_go_to_the_lower_index():
+    gallery = np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    found = search(np.array([[1.0, 0.0]]), gallery, k=4)
+    assert found.indices.tolist() == [[1, 2, 4, 0]]
+
+
+def test_the_dense_matrix_holds_the_same_scores(small, bias):
+    dense = score_matrix(small.queries, small.gallery, bias)
+    np.testing.assert_allclose(dense, corrected(small, bias), atol=1e-6)
+    found = search(small.queries, small.gallery, bias, k=23)
+    np.testing.assert_allclose(
+        found.scores, np.take_along_axis(dense, found.indices, axis=1), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        score_matrix(small.queries, small.gallery), small.queries @ small.gallery.T, atol=1e-6
+    )
+
+
+def test_one_query_and_one_item(small):
+    found = search(small.queries[:1], small.gallery[:1], k=1)
+    assert found.indices.tolist() == [[0]]
+
+
+# --- the correction as extra dimensions ----------------------------------------------------------
+
+
+def nearest(target, items, asked, k):
+    """What an index of that kind does, in float64."""
+    items, asked = items.astype(float), asked.astype(float)
+    if target == "l2":
+        return reference.rank(-((asked[:, None, :] - items[None]) ** 2).sum(axis=2), k)
+    if target == "cosine":
+        items = items / np.linalg.norm(items, axis=1, keepdims=True)
+        asked = asked / np.linalg.norm(asked, axis=1, keepdims=True)
+    return reference.rank(asked @ items.T, k)
+
+
+@pytest.mark.parametrize("target", ["ip", "cosine", "l2"])
+@given(
+    weight=st.one_of(st.none(), st.floats(0.0, 1.5)),
+    center=st.booleans(),
+    scale=st.sampled_from([0.25, 1.0, 4.0]),
+    seed=st.integers(0, 5),
+)
+def test_augmented_vectors_rank_as_the_search_does(target, weight, center, scale, seed):
+    rng = np.random.default_rng(seed)
+    gallery, references, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 9))
+    bias = NNN(reference_k=3, alpha=0.75).fit(gallery, references)
+    items = augment_gallery(gallery, bias, target=target, center=center, scale=scale)
+    asked = augment_queries(queries, bias, weight=weight, target=target, scale=scale)
+    expected = search(queries, gallery, bias, k=20, weight=weight)
+    np.testing.assert_array_equal(nearest(target, items, asked, 20), expected.indices)
+
+
+def test_inner_products_of_augmented_vectors_are_the_corrected_scores(small, bias):
+    items, asked = augment_gallery(small.gallery, bias), augment_queries(small.queries, bias)
+    assert items.shape == (23, 13)
+    assert asked.shape == (11, 13)
+    np.testing.assert_allclose(asked @ items.T, corrected(small, bias), atol=1e-6)
+
+
+def test_centring_shifts_all_scores_by_one_known_number(small, bias):
+    items = augment_gallery(small.gallery, bias, center=True)
+    shifted = augment_queries(small.queries, bias) @ items.T
+    expected = corrected(small, bias) + bias.weight * bias.values.mean()
+    np.testing.assert_allclose(shifted, expected, atol=1e-6)
+    assert abs(items[:, -1].mean()) < 1e-6
+
+
+@pytest.mark.parametrize("target", ["cosine", "l2"])
+def test_equal_norm_items_all_have_the_same_norm(small, bias, target):
+    items = augment_gallery(small.gallery, bias, target=target)
+    norms = np.linalg.norm(items, axis=1)
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-6)
+    assert (augment_queries(small.queries, bias, target=target)[:, -1] == 0).all()
+
+
+def test_dual_softmax_too_is_one_extra_dimension(small):
+    bias = DualSoftmax(20.0, 5.0).fit(
+        small.gallery, small.references, gallery_references=small.gallery_references
+    )
+    items, asked = augment_gallery(small.gallery, bias), augment_queries(small.queries, bias)
+    expected = search(small.queries, small.gallery, bias, k=23).indices
+    np.testing.assert_array_equal(reference.rank(asked @ items.T, 23), expected)
+
+
+# --- a ranking on disk ---------------------------------------------------------------------------
+
+
+def test_a_ranking_survives_the_disk(tmp_path, small, bias):
+    found = search(small.queries, small.gallery, bias, k=4)
+    found.save(tmp_path / "ranking.npz")
+    back = Ranking.load(tmp_path / "ranking.npz")
+    np.testing.assert_array_equal(back.indices, found.indices)
+    np.testing.assert_array_equal(back.scores, found.scores)
+
+
+def test_a_ranking_file_that_is_none_is_refused(tmp_path):
+    (tmp_path / "text.npz").write_text("hello")
+    np.savez(tmp_path / "other.npz", other=np.eye(2))
+    for name in ("text.npz", "other.npz"):
+        with pytest.raises(
+            NNNormError, match=r"can't be read as a ranking .* another kind of file"
+        ):
+            Ranking.load(tmp_path / name)
+    with pytest.raises(NNNormError, match="there is no ranking file"):
+        Ranking.load(tmp_path / "missing.npz")
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [0, -1, 24, 2.0, True])
+def test_k_out_of_range_says_both_numbers(small, k):
+    with pytest.raises(
+        NNNormError, match=rf"k must be a whole number from 1 to the 23 items of gallery; got {k}"
+    ):
+        search(small.queries, small.gallery, k=k)
+
+
+def test_queries_of_another_dim_are_refused(small, bias):
+    with pytest.raises(NNNormError, match=r"queries and gallery must share dim; .*\(11, 5\)"):
+        search(small.queries[:, :5], small.gallery)
+    with pytest.raises(NNNormError, match="must share dim; got 5 and 12"):
+        augment_queries(small.queries[:, :5], bias)
+
+
+def test_a_bias_of_another_size_is_refused(small, bias):
+    with pytest.raises(
+        NNNormError,
+        match="this bias is for a gallery of 23 items, but gallery has 20; fit the bias",
+    ):
+        search(small.queries, small.gallery[:20], bias)
+
+
+def test_a_bias_of_another_gallery_is_refused(small, bias):
+    for other in (small.gallery[::-1], small.gallery + 1e-3):
+        for use in (
+            lambda g: search(small.queries, g, bias),
+            lambda g: score_matrix(small.queries, g, bias),
+            lambda g: augment_gallery(g, bias),
+        ):
+            with pytest.raises(NNNormError, match="this bias was fitted on another gallery"):
+                use(other)
+
+
+def test_a_bias_of_normalised_rows_is_refused_for_raw_ones_and_says_why(small):
+    unit = open_embeddings(small.gallery, normalize=True)
+    bias = NNN(reference_k=5, alpha=0.5).fit(unit, small.references)
+    search(small.queries, unit, bias)
+    with pytest.raises(NNNormError, match="fitted on normalised rows, but gallery is not normal"):
+        search(small.queries, small.gallery, bias)
+
+
+def test_weights_must_be_finite_numbers_and_need_a_bias(small, bias):
+    with pytest.raises(NNNormError, match="weight needs a bias"):
+        search(small.queries, small.gallery, weight=0.5)
+    with pytest.raises(NNNormError, match="weight must be finite; got nan"):
+        search(small.queries, small.gallery, bias, weight=float("nan"))
+
+
+def test_a_gated_bias_is_no_extra_dimension(small):
+    gated = InvertedSoftmax(gated=True).fit(small.gallery, small.references)
+    for use in (
+        lambda: augment_gallery(small.gallery, gated),
+        lambda: augment_queries(small.queries, gated),
+    ):
+        with pytest.raises(NNNormError, match=r"a gated bias \(qbnorm\) decides per query"):
+            use()
+
+
+def test_the_published_dual_dis_takes_no_weight(small):
+    bias = DualSoftmax(20.0, 5.0, gate="paper").fit(
+        small.gallery, small.references, gallery_references=small.gallery_references
+    )
+    with pytest.raises(NNNormError, match="takes no weight"):
+        search(small.queries, small.gallery, bias, weight=0.5)
+
+
+def test_a_bias_must_be_one(small):
+    with pytest.raises(NNNormError, match=r"must be a Bias, .* Bias\.load\(path\); got str"):
+        search(small.queries, small.gallery, "bias.safetensors")
+    with pytest.raises(NNNormError, match="weight must be between -1e6 and 1e6; got 1e"):
+        search(small.queries, small.gallery, Bias(np.zeros(23), 1.0, "nnn"), weight=1e39)
+
+
+def test_unknown_targets_and_scales_are_refused(small, bias):
+    with pytest.raises(NNNormError, match="target must be 'ip', 'cosine' or 'l2'; got 'dot'"):
+        augment_gallery(small.gallery, bias, target="dot")
+    with pytest.raises(NNNormError, match="scale must be positive; got 0"):
+        augment_queries(small.queries, bias, scale=0)
+    with pytest.raises(NNNormError, match="scale must be finite; got nan"):
+        augment_queries(small.queries, bias, scale=float("nan"))
+
+
+def test_a_bias_from_ready_scores_fits_any_gallery_of_its_size(small):
+    bias = NNN(reference_k=2, alpha=0.5).fit_scores(small.gallery @ small.references.T)
+    assert len(search(small.queries, small.gallery, bias, k=3).indices) == 11
+    assert isinstance(bias, Bias)
