@@ -4,7 +4,7 @@ Made embeddings: 20,000 items, 200,000 references, 256 dimensions, k = 128 (`--s
 the items and a fifth of the references). Two levels of topics, a spectrum that falls as Flickr8k's
 does, and queries of a topic that all lean to one side of it, so that there are hubs. Every way is
 timed from bare arrays to values, in interleaved runs, and so is the exact answer; building an index
-and teaching a regression count. Then Flickr8k: does the default of `engine="approximate"` answer
+and teaching a regression count. Then Flickr8k: does the default of `solver="approximate"` answer
 as well as the exact bias, over ten seeds?
 
     python benchmarks/approximate.py             # about four minutes on two free cores
@@ -266,7 +266,7 @@ def with_exact(problem: Problem, values: Floats, items: Ints) -> Floats:
 
 
 def by_lists(problem: Problem, quality: int, seed: int) -> Floats:
-    """What `engine="approximate"` does."""
+    """What `solver="approximate"` does."""
     gallery, references = problem.gallery, problem.references
     return approximate_means(gallery, references, K, quality=quality, seed=seed).values
 

@@ -5,7 +5,7 @@ shows both), k = 128, at the size of Flickr30k (1,000 items, 29,000 references),
 of its captions (5,000 × 113,000) and with all of them (5,000 × 566,000), 512 dimensions. Two more
 sets show what depends on the data: the clusters of `sweep.py`, in which all directions weigh the
 same, and Flickr8k itself (all photos, its captions and COCO's, 256 dimensions) where it is at hand.
-The runs of all engines are interleaved, in random order; medians and ratios count. The softmax rows
+The runs of all solvers are interleaved, in random order; medians and ratios count. The softmax rows
 compare one DBNorm fit with the published arithmetic done plainly: the whole score matrix, one exp
 per score and bank. Then search with and without a correction, and how fast this machine multiplies
 at all.
@@ -142,8 +142,8 @@ def fits(gallery: Floats, references: Floats) -> dict[str, Callable[[], Floats |
         for start in range(0, len(items), 512):
             items[start : start + 512] @ bank.T
 
-    def by_engine(engine: Any) -> Callable[[], Floats]:
-        return lambda: means_by(engine, _products(gallery, references), K)[0]
+    def by_solver(solver: Any) -> Callable[[], Floats]:
+        return lambda: means_by(solver, _products(gallery, references), K)[0]
 
     def knn() -> Floats:
         scores, _ = faiss.knn(gallery, references, K, metric=faiss.METRIC_INNER_PRODUCT)
@@ -155,9 +155,9 @@ def fits(gallery: Floats, references: Floats) -> dict[str, Callable[[], Floats |
         return np.asarray((1 - found.kneighbors(gallery)[0] ** 2 / 2).mean(axis=1))
 
     return {
-        OURS: by_engine("auto"),
-        "nnnorm, engine float32": by_engine("float32"),
-        "nnnorm, engine torch": by_engine("torch"),
+        OURS: by_solver("auto"),
+        "nnnorm, solver exact": by_solver("exact"),
+        "nnnorm, solver torch": by_solver("torch"),
         PRODUCT: product,
         "the product alone (torch)": torch_product,
         f"nnn-retrieval {version('nnn-retrieval')} (torch)": peer,

@@ -1,4 +1,4 @@
-"""A million items against half a million references: the approximate engine, and how it grows.
+"""A million items against half a million references: the approximate solver, and how it grows.
 
 Embeddings with two levels of topics and a falling spectrum are written as float16 and mapped. The
 exact fit is timed on a sample of the gallery and scaled; the approximate fit is run in full, from
@@ -70,7 +70,7 @@ def measure(folder: Path, n_items: int, banks: list[int], n_sample: int) -> dict
         method = nnnorm.NNN(reference_k=K, alpha=0.75)
         with Peak() as peak:
             started = time.perf_counter()
-            bias = method.fit(gallery, references, engine="approximate", memory_budget=BUDGET)
+            bias = method.fit(gallery, references, solver="approximate", memory_budget=BUDGET)
             seconds = time.perf_counter() - started
         run = {
             "n_references": n_references,

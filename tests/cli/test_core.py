@@ -126,12 +126,12 @@ def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
     rng = np.random.default_rng(0)
     np.save("references.npy", rng.normal(size=(9000, 12)).astype(np.float32))
     np.save("gallery.npy", rng.normal(size=(500, 12)).astype(np.float32))
-    result = fit("--engine", "approximate", "--quality", 16, "--reference-k", 32, "--json")
+    result = fit("--solver", "approximate", "--quality", 16, "--reference-k", 32, "--json")
     params = json.loads(result.stdout)["params"]
-    assert (params["engine"], params["quality"]) == ("approximate", 16)
+    assert (params["solver"], params["quality"]) == ("approximate", 16)
     assert 0 < params["error"] < 0.5
-    assert_fails(fit("--quality", 16), "quality is for the engines approximate and faiss-ivf")
-    assert fit("--engine", "abacus").exit_code == 2
+    assert_fails(fit("--quality", 16), "quality is for the solvers approximate and faiss-ivf")
+    assert fit("--solver", "abacus").exit_code == 2
 
 
 def test_normalize_is_for_fit_and_search_alike(files):
@@ -153,7 +153,7 @@ def test_info_tells_versions_and_blas(files):
     assert facts["nnnorm"] == nnnorm.__version__
     assert facts["numpy"] == np.__version__
     assert facts["blas"]
-    assert facts["engine"].startswith("auto: screened")
+    assert facts["solver"].startswith("auto: pruned")
     assert facts["threads"] >= 1
 
 

@@ -297,6 +297,6 @@ def test_on_flickr8k_the_default_answers_as_well_as_the_exact_bias(flickr8k, dir
 
     method = NNN(reference_k=64, alpha=0.625)
     exact = recall(method.fit(items, bank))
-    estimated = recall(method.fit(items, bank, engine="approximate"))
+    estimated = recall(method.fit(items, bank, solver="approximate"))
     # One seed may be lucky or not; benchmarks/approximate.py averages over ten.
     assert estimated == pytest.approx(exact, abs=0.4)

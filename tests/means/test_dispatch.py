@@ -1,13 +1,13 @@
-"""Every engine gives the same means, or says how far off it is."""
+"""Every solver gives the same means, or says how far off it is."""
 
 import numpy as np
 import pytest
 
 import nnnorm
 from nnnorm import CSLS, DN, NNN, NNNormError
-from nnnorm.means import dispatch as engines
+from nnnorm.means import dispatch as solvers
 from nnnorm.means.approximate import residual
-from nnnorm.means.dispatch import ENGINE_NAMES, means_by
+from nnnorm.means.dispatch import SOLVER_NAMES, means_by
 from nnnorm.means.pruned import screened_means
 from nnnorm.scoring.blocks import Matrix, Products
 from nnnorm.scoring.topk import top_means
@@ -19,11 +19,11 @@ def problem():
     return topics(1200, 17_000)
 
 
-@pytest.mark.parametrize("engine", ["auto", "float32", "screened", "torch"])
+@pytest.mark.parametrize("solver", ["auto", "exact", "pruned", "torch"])
 @pytest.mark.parametrize("k", [1, 50])
-def test_an_exact_engine_gives_the_exact_means_and_has_nothing_to_add(problem, engine, k):
+def test_an_exact_engine_gives_the_exact_means_and_has_nothing_to_add(problem, solver, k):
     scores = Products(*problem)
-    values, about = means_by(engine, scores, k)
+    values, about = means_by(solver, scores, k)
     np.testing.assert_allclose(values, top_means(scores, k), atol=1e-6)
     assert about == {}
 
@@ -36,20 +36,20 @@ def test_auto_screens_where_that_should_be_faster(problem, monkeypatch, limit, i
         seen.append(1)
         return screened_means(*arguments, **options)
 
-    monkeypatch.setattr(engines, "screened_means", note)
-    monkeypatch.setattr(engines, "_WORTH_SCREENING", limit)
+    monkeypatch.setattr(solvers, "screened_means", note)
+    monkeypatch.setattr(solvers, "_WORTH_SCREENING", limit)
     scores = Products(*problem)
     for worth_a_look, n_seen in ((10**15, 0), (0, int(is_screened))):
-        monkeypatch.setattr(engines, "_WORTH_A_LOOK", worth_a_look)
+        monkeypatch.setattr(solvers, "_WORTH_A_LOOK", worth_a_look)
         values, _ = means_by("auto", scores, 20)
         np.testing.assert_allclose(values, top_means(scores, 20), atol=1e-6)
         assert len(seen) == n_seen
 
 
-@pytest.mark.parametrize("engine", ["auto", "float32", "screened"])
-def test_exact_engines_check_k(problem, engine):
+@pytest.mark.parametrize("solver", ["auto", "exact", "pruned"])
+def test_exact_engines_check_k(problem, solver):
     with pytest.raises(NNNormError, match="k must be between 1 and the 17000 columns"):
-        means_by(engine, Products(*problem), 0)
+        means_by(solver, Products(*problem), 0)
 
 
 @pytest.mark.parametrize("budget", [2**20, 2**22])
@@ -59,13 +59,13 @@ def test_torch_within_a_small_budget_is_the_same(problem, budget):
     np.testing.assert_allclose(values, top_means(scores, 30), atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["approximate", "faiss-ivf"])
-def test_an_inexact_engine_says_so_with_its_error(problem, engine):
+@pytest.mark.parametrize("solver", ["approximate", "faiss-ivf"])
+def test_an_inexact_engine_says_so_with_its_error(problem, solver):
     gallery, references = problem
-    bias = NNN(reference_k=32, alpha=0.5).fit(gallery, references, engine=engine, quality=16)
+    bias = NNN(reference_k=32, alpha=0.5).fit(gallery, references, solver=solver, quality=16)
     exact = top_means(Products(gallery, references), 32)
     error = residual(bias.values, exact)
-    assert bias.params["engine"] == engine
+    assert bias.params["solver"] == solver
     assert bias.params["quality"] == 16
     assert bias.params["error"] == pytest.approx(error, rel=0.5)
     assert 0 < error < 0.2
@@ -80,11 +80,11 @@ def test_faiss_pads_short_lists_and_we_do_not_average_that_in(problem):
 
 
 def test_what_an_engine_says_survives_the_file(problem, tmp_path):
-    bias = CSLS().fit(*problem, engine="approximate")
+    bias = CSLS().fit(*problem, solver="approximate")
     bias.save(tmp_path / "bias.safetensors")
     loaded = nnnorm.Bias.load(tmp_path / "bias.safetensors")
     assert loaded.params == {**bias.params}
-    assert loaded.params["engine"] == "approximate"
+    assert loaded.params["solver"] == "approximate"
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
@@ -93,23 +93,23 @@ def test_a_device_that_is_not_there_is_named(problem, device):
     devices = {"cuda": torch.cuda, "mps": torch.backends.mps}
     if devices[device].is_available():
         pytest.skip(f"there is a {device} device here")
-    with pytest.raises(NNNormError, match=f"engine {device} was asked for, but torch .* sees no"):
+    with pytest.raises(NNNormError, match=f"solver {device} was asked for, but torch .* sees no"):
         means_by(device, Products(*problem), 5)
 
 
 def test_ready_scores_need_the_plain_engine():
     ready = Matrix(nnnorm.open_embeddings(np.ones((3, 5))))
-    with pytest.raises(NNNormError, match="ready scores need engine float32"):
+    with pytest.raises(NNNormError, match="ready scores need solver exact"):
         means_by("approximate", ready, 2)
 
 
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        (NNN(), {"engine": "gpu"}, f"engine must be one of {', '.join(ENGINE_NAMES)}; got 'gpu'"),
-        (NNN(), {"quality": 4}, "quality is for the engines approximate and faiss-ivf; got it "),
-        (NNN(), {"engine": "faiss-ivf", "quality": 0}, "whole number of at least 1; got 0"),
-        (DN(), {"engine": "approximate"}, "for nnn and csls; method dn needs engine float32"),
+        (NNN(), {"solver": "gpu"}, f"solver must be one of {', '.join(SOLVER_NAMES)}; got 'gpu'"),
+        (NNN(), {"quality": 4}, "quality is for the solvers approximate and faiss-ivf; got it "),
+        (NNN(), {"solver": "faiss-ivf", "quality": 0}, "whole number of at least 1; got 0"),
+        (DN(), {"solver": "approximate"}, "for nnn and csls; method dn needs solver exact"),
     ],
 )
 def test_what_can_not_be_is_one_sentence(problem, method, options, words):

@@ -27,7 +27,7 @@ def test_an_index_that_searches_all_its_lists_gives_the_same(sides):
 def test_it_is_the_bias_of_the_engine(sides, reference_k):
     """100 is more than a few lists hold: what Faiss pads does not count."""
     timed = time_index(*sides, reference_k=reference_k, alpha=0.5, quality=4)
-    fitted = NNN(reference_k, 0.5).fit(*sides, engine="faiss-ivf", quality=4)
+    fitted = NNN(reference_k, 0.5).fit(*sides, solver="faiss-ivf", quality=4)
     np.testing.assert_array_equal(timed.bias.values, fitted.values)
-    assert timed.bias.params["engine"] == fitted.params["engine"]
+    assert timed.bias.params["solver"] == fitted.params["solver"]
     assert timed.seconds > 0

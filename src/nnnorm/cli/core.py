@@ -26,7 +26,7 @@ from nnnorm.cli.app import (
     show_progress,
     show_steps,
 )
-from nnnorm.means import Engine
+from nnnorm.means import Solver
 from nnnorm.methods import GateForm, MethodName
 
 
@@ -58,8 +58,8 @@ def fit(
     gate: Annotated[GateForm | None, typer.Option(help="Form of the gate (dualdis).")] = None,
     tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
     iterations: Annotated[int | None, typer.Option(help="Balancing steps (sinkhorn).")] = None,
-    engine: Annotated[
-        Engine, typer.Option(help="Who computes the means (nnn, csls); auto is exact.")
+    solver: Annotated[
+        Solver, typer.Option(help="Who computes the means (nnn, csls); auto is exact.")
     ] = "auto",
     quality: Annotated[
         int | None, typer.Option(help="Lists an item looks into (approximate, faiss-ivf).")
@@ -98,7 +98,7 @@ def fit(
             items,
             bank,
             gallery_references=gallery_bank,
-            engine=engine,
+            solver=solver,
             quality=quality,
             memory_budget=memory_budget * 2**20,
             progress=progress,
@@ -271,8 +271,8 @@ def _installation() -> dict[str, Any]:
         "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
         "threads": count_threads(),
         "safetensors": installed("safetensors"),
-        "engine": "auto: screened where that is faster, else float32",
-        "other engines": {
+        "solver": "auto: pruned where that is faster, else exact",
+        "other solvers": {
             "approximate": "always there",
             "torch": installed("torch"),
             "faiss-ivf": installed("faiss-cpu"),

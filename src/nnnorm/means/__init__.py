@@ -11,13 +11,13 @@ torch, faiss     means computed by those libraries
 """
 
 from nnnorm.means.approximate import choose_quality
-from nnnorm.means.dispatch import Engine, check_engine, means_by
+from nnnorm.means.dispatch import Solver, check_solver, means_by
 from nnnorm.means.faiss import build_ivf, ivf_means
 
 __all__ = [
-    "Engine",
+    "Solver",
     "build_ivf",
-    "check_engine",
+    "check_solver",
     "choose_quality",
     "ivf_means",
     "means_by",

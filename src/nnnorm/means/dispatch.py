@@ -1,8 +1,8 @@
 """Who computes m_k: one name for each way, the same answer from all but the last two.
 
-    auto          screened where a look at the data says that this is faster, float32 elsewhere
-    float32       numpy, exact: the whole product
-    screened      numpy, exact: the part of the product that matters (`pruned.py`)
+    auto          pruned where a look at the data says that this is faster, exact elsewhere
+    exact         numpy: the whole product
+    pruned        numpy, exact too: the part of the product that matters (`pruned.py`)
     torch         torch on the processor, exact; "cuda" and "mps" on those devices
     approximate   inverted lists and a regression (`approximate.py`): for banks of 100,000 and more
     faiss-ivf     Faiss's inverted lists, the paper's way
@@ -24,11 +24,11 @@ from nnnorm.means.pruned import screened_means
 from nnnorm.means.pruning_plan import plan_screen
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores, top_means
 
-__all__ = ["ENGINE_NAMES", "Engine", "check_engine", "means_by"]
+__all__ = ["SOLVER_NAMES", "Solver", "check_solver", "means_by"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-Engine = Literal["auto", "float32", "screened", "torch", "cuda", "mps", "approximate", "faiss-ivf"]
-ENGINE_NAMES: tuple[str, ...] = get_args(Engine)
+Solver = Literal["auto", "exact", "pruned", "torch", "cuda", "mps", "approximate", "faiss-ivf"]
+SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 _INEXACT = ("approximate", "faiss-ivf")
 # A product of fewer multiply-adds takes a second; a look for something better, a quarter of one.
 _WORTH_A_LOOK = 10**11
@@ -38,20 +38,20 @@ _WORTH_SCREENING = 0.8
 _N_CHECKED = 256
 
 
-def check_engine(engine: str, quality: int | None) -> None:
-    """Raise where there is no such engine, or a quality for one that has none.
+def check_solver(solver: str, quality: int | None) -> None:
+    """Raise where there is no such solver, or a quality for one that has none.
 
     Examples
     --------
-    >>> check_engine("approximate", 16)
+    >>> check_solver("approximate", 16)
     """
-    if engine not in ENGINE_NAMES:
-        raise NNNormError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {engine!r}")
+    if solver not in SOLVER_NAMES:
+        raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
     if quality is None:
         return
-    if engine not in _INEXACT:
+    if solver not in _INEXACT:
         raise NNNormError(
-            f"quality is for the engines {' and '.join(_INEXACT)}; got it with {engine}, which is "
+            f"quality is for the solvers {' and '.join(_INEXACT)}; got it with {solver}, which is "
             "exact"
         )
     if not isinstance(quality, int) or isinstance(quality, bool) or quality < 1:
@@ -59,7 +59,7 @@ def check_engine(engine: str, quality: int | None) -> None:
 
 
 def means_by(
-    engine: Engine,
+    solver: Solver,
     scores: Scores,
     k: int,
     *,
@@ -67,17 +67,17 @@ def means_by(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, Mapping[str, Any]]:
-    """Compute m_k of every row by the engine that is asked for.
+    """Compute m_k of every row by the solver that is asked for.
 
     Parameters
     ----------
-    engine : str
-        From `ENGINE_NAMES`.
+    solver : str
+        From `SOLVER_NAMES`.
     scores : Products or Matrix, shape (n_gallery, n_references)
-        A ready matrix can only be read by "float32".
+        A ready matrix can only be read by "exact".
     k : int
     quality : int, optional
-        Lists that an item looks into, in the engines that are not exact; by default
+        Lists that an item looks into, in the solvers that are not exact; by default
         `choose_quality` of the gallery.
     memory_budget : int
     progress : callable, optional
@@ -86,44 +86,44 @@ def means_by(
     -------
     values : ndarray, shape (n_gallery,), float32
     about : dict
-        What the bias should say of them: nothing, or the engine, its quality and its error.
+        What the bias should say of them: nothing, or the solver, its quality and its error.
 
     Examples
     --------
     >>> from nnnorm.io import open_embeddings
     >>> rows = open_embeddings(np.eye(3))
-    >>> values, about = means_by("float32", Products(rows, rows), 2)
+    >>> values, about = means_by("exact", Products(rows, rows), 2)
     >>> values.tolist(), about
     ([0.5, 0.5, 0.5], {})
     """
-    check_engine(engine, quality)
+    check_solver(solver, quality)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    if engine in ("auto", "screened") and isinstance(scores, Products):
+    if solver in ("auto", "pruned") and isinstance(scores, Products):
         screen = None
-        if engine == "screened" or scores.rows.dim * math.prod(scores.shape) > _WORTH_A_LOOK:
+        if solver == "pruned" or scores.rows.dim * math.prod(scores.shape) > _WORTH_A_LOOK:
             screen = plan_screen(scores, k, memory_budget=memory_budget)
-        if screen is not None and (engine == "screened" or screen.cost < _WORTH_SCREENING):
+        if screen is not None and (solver == "pruned" or screen.cost < _WORTH_SCREENING):
             return screened_means(scores, k, screen, **options), {}
-        engine = "float32"  # too little to screen, or nothing to gain
-    if engine in ("auto", "float32"):
+        solver = "exact"  # too little to screen, or nothing to gain
+    if solver in ("auto", "exact"):
         return top_means(scores, k, **options), {}
     if not isinstance(scores, Products):
         raise NNNormError(
-            f"engine {engine} multiplies embeddings itself; ready scores need engine float32"
+            f"solver {solver} multiplies embeddings itself; ready scores need solver exact"
         )
     quality = choose_quality(scores.shape[0]) if quality is None else quality
-    if engine == "approximate":
+    if solver == "approximate":
         done = approximate_means(scores.rows, scores.columns, k, quality=quality, **options)
-        return done.values, {"engine": engine, "quality": quality, "error": done.error}
-    if engine == "faiss-ivf":
+        return done.values, {"solver": solver, "quality": quality, "error": done.error}
+    if solver == "faiss-ivf":
         from nnnorm.means.faiss import ivf_means
 
         values = ivf_means(scores.rows, scores.columns, k, quality=quality, **options)
         error = _error_on_a_sample(values, scores, k, memory_budget)
-        return values, {"engine": engine, "quality": quality, "error": error}
+        return values, {"solver": solver, "quality": quality, "error": error}
     from nnnorm.means.torch import torch_means
 
-    device = "cpu" if engine == "torch" else engine
+    device = "cpu" if solver == "torch" else solver
     return torch_means(scores.rows, scores.columns, k, device=device, **options), {}
 
 

@@ -51,8 +51,8 @@ def torch_means(
     there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
     if device in there and not there[device]():
         raise NNNormError(
-            f"engine {device} was asked for, but torch {torch.__version__} sees no such device "
-            "here; take engine float32, or install torch for this machine"
+            f"solver {device} was asked for, but torch {torch.__version__} sees no such device "
+            "here; take solver exact, or install torch for this machine"
         )
     n_items, n_references = len(gallery), len(references)
     n_block = max(4 * k, min(n_references, memory_budget // 4 // (4 * references.dim)))

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from nnnorm.bias import Bias, Gate, check_weight
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Source, open_embeddings, open_matrix
-from nnnorm.means import Engine, check_engine, means_by
+from nnnorm.means import Solver, check_solver, means_by
 from nnnorm.methods.automatic import choose_alpha, choose_reference_k, split_half_reliability
 from nnnorm.methods.transport import transport_bias
 from nnnorm.scoring import (
@@ -76,7 +76,7 @@ class _Fitted(NamedTuple):
 class _Run(NamedTuple):
     memory_budget: int
     progress: Progress | None
-    engine: Engine = "auto"
+    solver: Solver = "auto"
     quality: int | None = None
 
     @property
@@ -84,7 +84,7 @@ class _Run(NamedTuple):
         return {"memory_budget": self.memory_budget, "progress": self.progress}
 
     def means(self, scores: Scores, reference_k: int) -> tuple[FloatArray, Mapping[str, Any]]:
-        return means_by(self.engine, scores, reference_k, quality=self.quality, **self.options)
+        return means_by(self.solver, scores, reference_k, quality=self.quality, **self.options)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Method(ABC):
         references: Source,
         *,
         gallery_references: Source | None = None,
-        engine: Engine = "auto",
+        solver: Solver = "auto",
         quality: int | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
@@ -121,11 +121,11 @@ class Method(ABC):
             Past queries, or queries of a training set; the test queries should not be in it.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
-        engine : str
+        solver : str
             Who computes the means of `NNN` and `CSLS`, see `nnnorm.means`: "auto" is exact,
             "approximate" many times faster on large banks; its error is among the bias's `params`.
         quality : int, optional
-            Of the engines that are not exact: how many lists an item looks into.
+            Of the solvers that are not exact: how many lists an item looks into.
         memory_budget : int
             Bytes to use beyond the inputs and the answer, about 512 MB by default.
         progress : callable, optional
@@ -145,11 +145,11 @@ class Method(ABC):
         >>> bias.values.round(2).tolist()
         [0.9, 0.7]
         """
-        check_engine(engine, quality)
-        if engine not in ("auto", "float32") and not isinstance(self, NNN | CSLS):
+        check_solver(solver, quality)
+        if solver not in ("auto", "exact") and not isinstance(self, NNN | CSLS):
             raise NNNormError(
-                f"engine {engine} computes means of best references, for nnn and csls; method "
-                f"{self.name} needs engine float32"
+                f"solver {solver} computes means of best references, for nnn and csls; method "
+                f"{self.name} needs solver exact"
             )
         items = open_embeddings(gallery, name="gallery")
         bank = open_embeddings(references, name="references")
@@ -160,7 +160,7 @@ class Method(ABC):
             gallery_bank = open_embeddings(gallery_references, name="gallery_references")
             gallery_scores = self._gallery_scores(items, bank, gallery_bank, memory_budget)
             fingerprints["gallery_references"] = gallery_bank.fingerprint
-        run = _Run(memory_budget, progress, engine, quality)
+        run = _Run(memory_budget, progress, solver, quality)
         fitted = self._solve(scores, gallery_scores, run)
         return self._bias(fitted, len(bank), dim=items.dim, fingerprints=fingerprints)
 

@@ -1,6 +1,6 @@
 """Seconds to compute the biases: every score, or a vector index over the references.
 
-The index is that of the engine "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper.
+The index is that of the solver "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper.
 Building it is not counted: it is done once for a bank, the search once for a gallery.
 """
 
@@ -54,7 +54,7 @@ def time_index(
     alpha: float,
     quality: int | None = None,
 ) -> Timed:
-    """Fit NNN with the engine "faiss-ivf", its index built beforehand.
+    """Fit NNN with the solver "faiss-ivf", its index built beforehand.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def time_index(
     reference_k : int
     alpha : float
     quality : int, optional
-        Lists that every item looks into; by default the engine's own.
+        Lists that every item looks into; by default the solver's own.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def time_index(
     started = time.perf_counter()
     values = ivf_means(items, bank, reference_k, quality=quality, index=index)
     seconds = time.perf_counter() - started
-    about = {"engine": "faiss-ivf", "quality": quality}
+    about = {"solver": "faiss-ivf", "quality": quality}
     return Timed(
         Bias(values, alpha, "nnn", {"reference_k": reference_k, "alpha": alpha, **about}), seconds
     )
