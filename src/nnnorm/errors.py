@@ -1,21 +1,127 @@
-"""The two errors a user meets, and the one way to ask for an optional library.
+"""The errors and warnings a user meets, and the one way to ask for an optional library.
 
 Every message says what was expected, what arrived, and what to do about it. `NNNormError` is a
 `ValueError`, so code that already guards against bad values keeps working.
 """
 
+import difflib
+import functools
 import importlib
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["MissingExtraError", "NNNormError", "first_line", "require"]
+__all__ = [
+    "ArgumentError",
+    "MissingExtraError",
+    "NNNormError",
+    "NNNormWarning",
+    "explain_arguments",
+    "first_line",
+    "require",
+]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# What other libraries call our arguments; the first that a function has is the one that is meant.
+_OTHER_NAMES = {
+    "bank": ("references",),
+    "corpus": ("gallery",),
+    "documents": ("gallery",),
+    "engine": ("solver",),
+    "items": ("gallery",),
+    "k": ("reference_k",),
+    "labels": ("truth",),
+    "lambda_": ("weight",),
+    "n_neighbors": ("reference_k", "k"),
+    "query_bank": ("references",),
+    "relevant": ("truth",),
+    "temperature": ("tau", "beta"),
+    "top_k": ("k",),
+    "weight": ("alpha",),
+}
 
 
 class NNNormError(ValueError):
     """Input that can't be used, with one sentence that says what to do."""
 
 
+class ArgumentError(NNNormError, TypeError):
+    """An argument that is missing, misspelt, or given by position where it needs its name."""
+
+
 class MissingExtraError(ImportError):
     """A feature whose library is not installed, with the install command."""
+
+
+class NNNormWarning(UserWarning):
+    """An answer that may not be what was meant, with one sentence that says how to tell."""
+
+
+def explain_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function so that a wrong argument gets a sentence that names the right one.
+
+    Parameters
+    ----------
+    function : callable
+
+    Returns
+    -------
+    callable
+        The same function; a call that does not fit its signature raises `ArgumentError`.
+
+    Examples
+    --------
+    >>> @explain_arguments
+    ... def search(queries, gallery, *, k=10): ...
+    >>> search([], [], top_k=3)
+    Traceback (most recent call last):
+    nnnorm.errors.ArgumentError: search has no argument 'top_k'; did you mean 'k'?
+    """
+    signature = inspect.signature(function)
+    owner, _, last = function.__qualname__.rpartition(".")
+    name = owner if last == "__init__" else last
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            raise ArgumentError(_explain(name, signature, args, kwargs)) from None
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _explain(
+    name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
+    parameters = {key: one for key, one in signature.parameters.items() if key != "self"}
+    n_given = len(args) - ("self" in signature.parameters)
+    for key in kwargs:
+        if key not in parameters:
+            known = [other for other in _OTHER_NAMES.get(key, ()) if other in parameters]
+            meant = known[:1] or difflib.get_close_matches(key, parameters, n=1)
+            hint = f"did you mean {meant[0]!r}?" if meant else f"it has {', '.join(parameters)}"
+            return f"{name} has no argument {key!r}; {hint}"
+    by_position = [key for key, one in parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    if n_given > len(by_position):
+        rest = [key for key in parameters if key not in by_position]
+        return (
+            f"{name} takes {' and '.join(by_position) or 'nothing'} by position; got {n_given} "
+            f"arguments. Give the others by name, such as {rest[0]}=…"
+            if rest
+            else f"{name} takes {', '.join(by_position) or 'no arguments'}; got {n_given} arguments"
+        )
+    if twice := [key for key in by_position[:n_given] if key in kwargs]:
+        return f"{name} got {twice[0]!r} twice, by position and by name; give it once"
+    missing = [
+        key
+        for key, one in parameters.items()
+        if one.default is one.empty and key not in kwargs and key not in by_position[:n_given]
+    ]
+    return f"{name} needs {' and '.join(missing)}; give {', '.join(f'{key}=…' for key in missing)}"
 
 
 def first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a tra
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,9 @@ class _Group(TyperGroup):
         from nnnorm.errors import MissingExtraError, NNNormError, first_line
 
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                _show_warnings_as_notes()
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise  # the reader went away: not ours to explain
         except (
@@ -52,6 +55,22 @@ class _Group(TyperGroup):
                 )
             typer.echo(f"Error: {message}", err=True)
             raise typer.Exit(1) from error
+
+
+def _show_warnings_as_notes() -> None:
+    """Our own warnings become lines on stderr; those of other libraries stay as they are."""
+    from nnnorm.errors import NNNormWarning
+
+    usual = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
+        if issubclass(category, NNNormWarning):
+            typer.echo(f"Note: {message}", err=True)
+        else:
+            usual(message, category, *about, **more)
+
+    warnings.showwarning = show
+    warnings.simplefilter("always", NNNormWarning)
 
 
 app = typer.Typer(
