@@ -14,8 +14,16 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.io import Embeddings, Source, check_same_dim, open_embeddings, write_whole
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Progress, top_k
+from nnnorm.io import (
+    Embeddings,
+    Progress,
+    ScoreMatrix,
+    Source,
+    check_same_dim,
+    open_embeddings,
+    write_whole,
+)
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
 
 __all__ = [
     "Ranking",
@@ -129,7 +137,7 @@ def search(
     >>> search(queries, gallery, hubs, k=1).indices.tolist()
     [[1]]
     """
-    asked, items = _open_pair(queries, gallery)
+    asked, items = _open_pair(queries, gallery, bias)
     weight = _check_bias(bias, items, weight)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
         raise NNNormError(
@@ -169,7 +177,7 @@ def score_matrix(
     >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]
     """
-    asked, items = _open_pair(queries, gallery)
+    asked, items = _open_pair(queries, gallery, bias)
     weight = _check_bias(bias, items, weight)
     raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
     return raw if bias is None else _correct(raw, bias, weight)
@@ -214,7 +222,7 @@ def iterate_scores(
     >>> [(start, scores.shape) for start, scores in iterate_scores(np.eye(3), np.eye(3))]
     [(0, (3, 3))]
     """
-    asked, items = _open_pair(queries, gallery)
+    asked, items = _open_pair(queries, gallery, bias)
     weight = _check_bias(bias, items, weight)
     n_queries, n_gallery = len(asked), len(items)
     gated = bias is not None and bool(bias.gates)
@@ -258,7 +266,7 @@ def _search_gated(
     for start, scores in iterate_scores(
         queries, gallery, bias, weight=weight, memory_budget=memory_budget // 2, progress=progress
     ):
-        rows = Matrix(Embeddings([scores], name="scores"))
+        rows = Matrix(ScoreMatrix([scores], role="scores"))
         stop = start + len(scores)
         best = top_k(rows, k, memory_budget=memory_budget)
         ranking.scores[start:stop], ranking.indices[start:stop] = best
@@ -339,9 +347,11 @@ def multiply_factors(
     return np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))
 
 
-def _open_pair(queries: Source, gallery: Source) -> tuple[Embeddings, Embeddings]:
-    asked = open_embeddings(queries, name="queries")
-    items = open_embeddings(gallery, name="gallery")
+def _open_pair(
+    queries: Source, gallery: Source, bias: Bias | None
+) -> tuple[Embeddings, Embeddings]:
+    asked = open_embeddings(queries, name="queries", fingerprint=False)
+    items = open_embeddings(gallery, name="gallery", fingerprint=bias is not None)
     check_same_dim(asked, items)
     return asked, items
 

@@ -86,7 +86,7 @@ def test_pictures_can_be_left_out_and_the_rest_is_written_in_the_same_format(tab
         ),
         ("OO_2", "OO_1", "IDX must be unique, but OO_1 stands there twice"),
         ("\tfeminine\t", "\tunknown\t", "OO_2 has the perceived gender 'unknown'; expected masc"),
-        ("\tbaker\t", "\t\t", "row 1 has nothing in the column Occupation"),
+        ("\tbaker\t", "\t\t", "line 2 has nothing in the column Occupation"),
     ],
 )
 def test_a_table_with_other_columns_or_values_is_refused(table, old, new, words):

@@ -30,48 +30,31 @@ def test_paths_in_a_list_are_meant_from_where_the_list_lies(tmp_path):
     assert [str(path) for path in found] == [str(tmp_path / "pictures/a.png"), "/elsewhere/b.png"]
 
 
-@pytest.mark.parametrize(("suffix", "comma"), [("csv", ","), ("tsv", "\t")])
-def test_a_column_of_a_table(tmp_path, suffix, comma):
-    path = tmp_path / f"table.{suffix}"
-    path.write_text(f'file{comma}caption\na.png{comma}"two\nlines"\nb.png{comma}ünï\n')
-    assert list_texts(path, "caption") == ["two\nlines", "ünï"]
+def test_a_column_of_a_table_gives_texts_or_paths(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text('file,caption\na.png,"a dog, running"\nb.png,ünï\n')
+    assert list_texts(path, "caption") == ["a dog, running", "ünï"]
     assert list_files(path, "images", "file") == [tmp_path / "a.png", tmp_path / "b.png"]
 
 
-def test_a_table_of_one_column_needs_no_name(tmp_path):
-    (tmp_path / "table.csv").write_text("\ufeffcaption\na dog\n", encoding="utf-8")
-    assert list_texts(tmp_path / "table.csv") == ["a dog"]
+def test_texts_of_a_jsonl_file_are_its_column_and_not_its_json(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    path.write_text('{"id": 1, "caption": "a \\"grey\\" cat"}\n{"id": 2, "caption": "a dog"}\n')
+    assert list_texts(path, "caption") == ['a "grey" cat', "a dog"]
+    with pytest.raises(NNNormError, match="name a column; it has: id, caption"):
+        list_texts(path)
 
 
-def test_lines_of_windows_and_a_missing_last_newline(tmp_path):
-    (tmp_path / "texts.txt").write_bytes(b"a dog\r\na cat")
-    assert list_texts(tmp_path / "texts.txt") == ["a dog", "a cat"]
+def test_a_json_file_is_not_a_list_of_texts(tmp_path):
+    (tmp_path / "captions.json").write_text('["a dog"]')
+    with pytest.raises(NNNormError, match=r"captions.json is JSON; expected a text file with an"):
+        list_texts(tmp_path / "captions.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "column", "words"),
-    [
-        ("t.csv", "a,b\n1,2\n", None, "say which column; it has a, b"),
-        ("t.csv", "a,b\n1,2\n", "c", "there is no column 'c'; it has a, b"),
-        ("t.csv", "a,b\n1,2\n3\n", "b", r"entry 2 is empty \(1 such\)"),
-        ("t.csv", "", "b", "it has none"),
-        ("t.csv", "a\n", "a", "t.csv is empty; expected at least one"),
-        ("t.csv", "a,b\n1,2\n3,4,5\n", "b", "row 2 has more cells than the header's 2; put a text"),
-        ("t.txt", "a\n\nb\n\n", None, r"entry 2 is empty \(2 such\)"),
-        ("t.txt", "", None, "t.txt is empty; expected at least one"),
-        ("t.txt", "a\n", "a", "is no table, so it has no column 'a'"),
-    ],
-)
-def test_what_cannot_be_read_as_a_list_is_said(tmp_path, name, content, column, words):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(NNNormError, match=words):
-        list_texts(tmp_path / name, column)
-
-
-def test_a_file_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "t.txt").write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(NNNormError, match="can't be read as UTF-8 text"):
-        list_texts(tmp_path / "t.txt")
+def test_a_text_file_has_no_columns(tmp_path):
+    (tmp_path / "t.txt").write_text("a\n")
+    with pytest.raises(NNNormError, match="is not a table and has no column 'a'; leave it out"):
+        list_texts(tmp_path / "t.txt", "a")
 
 
 def test_a_missing_file_and_a_folder_without_images_are_refused(tmp_path):

@@ -8,6 +8,8 @@ import io
 import os
 import tempfile
 import tracemalloc
+import warnings
+from collections import Counter
 from functools import reduce
 from itertools import pairwise
 from pathlib import Path
@@ -19,15 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nnnorm.errors import NNNormError
-from nnnorm.io import embeddings
-from nnnorm.io.embeddings import (
-    Embeddings,
-    check_same_dim,
-    norm_range,
-    open_embeddings,
-    open_matrix,
-)
+import nnnorm
+from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.io import Embeddings, ScoreMatrix, check_same_dim, open_embeddings, open_matrix, stored
+from nnnorm.io.stored import StoredMatrix
 
 # Held exactly by float16, so that every float type carries the same numbers.
 VALUES = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float16).astype(np.float32)
@@ -37,7 +34,7 @@ patient = settings(deadline=None, max_examples=60)
 
 def small_blocks(n_bytes=64):
     """Read in blocks of a few rows, so that small matrices have many blocks."""
-    return mock.patch.object(embeddings, "_BLOCK_BYTES", n_bytes)
+    return mock.patch.object(stored, "_BLOCK_BYTES", n_bytes)
 
 
 def refusal(source, *, name="gallery", door=open_embeddings, **options):
@@ -51,6 +48,25 @@ def refusal(source, *, name="gallery", door=open_embeddings, **options):
         assert message.startswith(prefix)
         message = message.removeprefix(prefix).removeprefix(": ").strip()
     return message
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Rows read, by the name of the matrix: every value of a row comes from one of two places."""
+    counts = Counter()
+    slices, takes = StoredMatrix._widened, StoredMatrix.take
+
+    def widened(self, start, stop):
+        counts[self.name] += stop - start
+        return slices(self, start, stop)
+
+    def take(self, indices, **options):
+        counts[self.name] += len(indices)
+        return takes(self, indices, **options)
+
+    monkeypatch.setattr(StoredMatrix, "_widened", widened)
+    monkeypatch.setattr(StoredMatrix, "take", take)
+    return counts
 
 
 # Sources: whatever carries the numbers, the same matrix comes in
@@ -219,7 +235,8 @@ def test_a_path_may_be_a_string(tmp_path):
 def test_an_opened_matrix_is_not_opened_again():
     opened = open_embeddings(VALUES)
     assert open_embeddings(opened) is opened
-    assert open_matrix(opened, name="scores") is opened
+    scores = open_matrix(VALUES, name="scores")
+    assert open_matrix(scores, name="scores") is scores
 
 
 def test_only_a_native_float32_array_in_c_order_is_read_without_copying():
@@ -238,6 +255,24 @@ def test_the_name_is_the_role_and_the_path(tmp_path):
     assert opened.name == f"gallery ({tmp_path / 'a.npy'})"
     assert repr(opened) == f"Embeddings(gallery ({tmp_path / 'a.npy'}): 7 x 4, normalized)"
     assert repr(open_embeddings(VALUES)) == "Embeddings(embeddings: 7 x 4)"
+
+
+def test_opening_under_another_name_leaves_the_first_as_it_was(tmp_path):
+    np.save(tmp_path / "a.npy", VALUES)
+    gallery = open_embeddings(tmp_path / "a.npy", name="gallery")
+    queries = open_embeddings(gallery, name="queries")
+    assert gallery.name == f"gallery ({tmp_path / 'a.npy'})"
+    assert queries.name == f"queries ({tmp_path / 'a.npy'})"
+    assert np.shares_memory(queries.rows(0, 7), gallery.rows(0, 7))
+    assert open_embeddings(gallery, name="gallery") is gallery
+
+
+@pytest.mark.parametrize(
+    "attribute", ["name", "ids", "dim", "shape", "normalized", "norm_range", "fingerprint"]
+)
+def test_an_opened_matrix_is_immutable(attribute):
+    with pytest.raises(AttributeError):
+        setattr(open_embeddings(VALUES), attribute, "another")
 
 
 # Memory-mapping
@@ -459,7 +494,86 @@ def test_normalising_twice_is_normalising_once():
 def test_norm_range_gives_the_smallest_and_the_largest_norm():
     rows = np.array([[3.0, 4.0], [0.0, 0.5], [1.0, 0.0]])
     with small_blocks(8):
-        assert norm_range(open_embeddings(rows)) == (0.5, 5.0)
+        assert open_embeddings(rows).norm_range == (0.5, 5.0)
+
+
+# Norms that suggest cosine are warned of, once
+
+
+def test_different_norms_are_warned_of(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[3.0, 4.0], [1.0, 0.0]]))
+    with pytest.warns(NNNormWarning) as caught:
+        open_embeddings(tmp_path / "a.npy", name="gallery")
+    assert str(caught[0].message) == (
+        f"rows of gallery ({tmp_path / 'a.npy'}) have norms 1 to 5, so scores are raw inner "
+        "products; for cosine pass normalize=True (--normalize), and if inner products are meant, "
+        "normalize=False (--no-normalize)"
+    )
+    assert caught[0].filename == __file__
+
+
+@pytest.fixture
+def no_warnings():
+    """Fail on any warning, also on the one that the test settings ignore."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_choice_about_norms_silences_the_warning(no_warnings, normalize):
+    open_embeddings(3 * VALUES, normalize=normalize)
+
+
+@pytest.mark.parametrize("factor", [0.991, 1.009])
+def test_norms_within_one_percent_are_not_warned_of(no_warnings, factor):
+    open_embeddings(np.array([[2.0, 0.0], [0.0, 2.0 * factor]]))
+
+
+@pytest.mark.parametrize("factor", [0.98, 1.02])
+def test_norms_beyond_one_percent_are_warned_of(factor):
+    with pytest.warns(NNNormWarning, match="^rows of embeddings have norms"):
+        open_embeddings(np.array([[2.0, 0.0], [0.0, 2.0 * factor]]))
+
+
+def test_what_was_opened_is_not_warned_of_again(no_warnings):
+    opened = open_embeddings(VALUES, normalize=False)
+    open_embeddings(open_embeddings(opened, name="gallery"), name="queries")
+    opened.subset(np.arange(3))
+
+
+# One read finds everything
+
+
+def test_norms_and_fingerprint_come_from_the_read_that_opens(reads):
+    opened = open_embeddings(VALUES.astype(np.float16), name="gallery")
+    _ = opened.norm_range, opened.fingerprint
+    unit = open_embeddings(opened, normalize=True, metric="cosine", name="queries")
+    _ = unit.norm_range, unit.fingerprint
+    assert reads == {"gallery": 7}
+
+
+def test_a_fingerprint_that_was_left_out_is_one_more_read_for_all_views(reads):
+    opened = open_embeddings(VALUES, name="gallery", fingerprint=False)
+    view = open_embeddings(opened, name="queries")
+    assert view.fingerprint == opened.fingerprint == open_embeddings(VALUES).fingerprint
+    assert reads == {"gallery": 7, "queries": 7, "embeddings": 7}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_fit_reads_its_gallery_and_its_bank_twice(tmp_path, reads, normalize):
+    """Once to check them and once to multiply; a tenth more for the choice of k and alpha."""
+    rng = np.random.default_rng(0)
+    for name, n_rows in (("gallery", 3000), ("references", 400)):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(n_rows, 8)).astype(np.float16))
+    gallery, references = (
+        open_embeddings(tmp_path / f"{name}.npy", name=name, normalize=normalize)
+        for name in ("gallery", "references")
+    )
+    nnnorm.NNN().fit(gallery, references, solver="exact")
+    by_role = {name.partition(" ")[0]: n_rows for name, n_rows in reads.items()}
+    assert by_role["references"] == 2 * 400
+    assert 2 * 3000 <= by_role["gallery"] <= 2.5 * 3000
 
 
 # Fingerprint: of the float32 values, and of nothing else
@@ -586,7 +700,6 @@ def test_another_shape_than_rows_and_columns_is_refused(source, message):
 @pytest.mark.parametrize(
     ("source", "dtype"),
     [
-        (np.ones((2, 2), dtype=np.int64), "int64"),
         (np.ones((2, 2), dtype=np.uint8), "uint8"),
         (np.ones((2, 2), dtype=np.complex64), "complex64"),
         (np.ones((2, 2), dtype=bool), "bool"),
@@ -615,7 +728,40 @@ def test_a_longer_float_is_refused():
 @pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]], None, {"a": 1.0}])
 def test_python_objects_are_refused(source):
     assert refusal(source) == (
-        "gallery must be float16, float32 or float64; got object: object arrays are never unpickled"
+        "gallery must be float16, float32 or float64; got object: a "
+        f"{type(source).__name__} of Python objects; pass an array of floats"
+    )
+
+
+def whole_numbers(dtype, shape):
+    return (
+        f"holds whole numbers ({dtype}, shape {shape}), and whole numbers look like truth or row "
+        "numbers; expected embeddings of shape (n_rows, dim), float16, float32 or float64. Are "
+        "the arguments in another order?"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+def test_whole_numbers_are_taken_for_truth_and_refused(dtype, shape):
+    source = np.ones(shape, dtype=dtype)
+    assert refusal(source) == f"gallery {whole_numbers(dtype, shape)}"
+
+
+class Frame:
+    """A table with a column of names, as pandas hands it to numpy."""
+
+    columns = ("file", "x")
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([["a.jpg", 0.5]], dtype=object)
+
+
+def test_a_table_with_other_columns_says_to_pass_the_numbers_alone():
+    assert refusal(Frame()) == (
+        "gallery must be float16, float32 or float64; got object: the table has columns that are "
+        "not numbers; pass those of the embedding alone, such as frame[columns].to_numpy(), or "
+        "numpy.stack(frame['embedding']) for lists"
     )
 
 
@@ -651,10 +797,8 @@ def test_a_torch_bfloat16_tensor_is_refused():
 
 
 def test_a_torch_tensor_of_integers_is_refused():
-    assert refusal(torch_tensor(np.ones((2, 2)), "int64")) == (
-        "gallery must be float16, float32 or float64; got int64: "
-        "convert with .astype(numpy.float32)"
-    )
+    message = refusal(torch_tensor(np.ones((2, 2)), "int64"))
+    assert message == f"gallery {whole_numbers('int64', (2, 2))}"
 
 
 def test_a_dlpack_tensor_of_a_kind_numpy_lacks_is_refused():
@@ -741,7 +885,7 @@ def test_a_zero_row_in_a_late_block_is_refused_by_number():
 
 def test_a_row_whose_squares_underflow_is_no_zero_row():
     rows = np.array([[1e-30, 0.0], [0.0, -1e-38], [1.0, 1.0]], dtype=np.float32)
-    low, high = norm_range(open_embeddings(rows))
+    low, high = open_embeddings(rows).norm_range
     assert low == pytest.approx(1e-38)
     assert high == pytest.approx(2**0.5)
 
@@ -815,7 +959,18 @@ def test_a_path_through_a_file_is_refused(tmp_path):
     )
 
 
-@pytest.mark.parametrize("file", ["a.csv", "a.npy.gz", "a", "a.NPY"])
+@pytest.mark.parametrize("file", ["a.csv", "a.JSONL", "a.txt"])
+def test_a_text_file_is_refused_with_advice(tmp_path, file):
+    path = tmp_path / file
+    path.write_text("0.5,0.5")
+    assert refusal(path) == (
+        f"expected one of .npy, .npz, .parquet or a folder of them; got the suffix {path.suffix!r}."
+        " Read a text file yourself, for instance with numpy.loadtxt or pandas.read_csv, and pass "
+        "its float columns as an array"
+    )
+
+
+@pytest.mark.parametrize("file", ["a.npy.gz", "a", "a.NPY"])
 def test_an_unknown_suffix_is_refused(tmp_path, file):
     path = tmp_path / file
     path.write_bytes(npy_bytes())
@@ -918,7 +1073,7 @@ def test_a_damaged_array_that_is_called_object_is_not_taken_for_python_objects(t
         (VALUES[:0], "is empty: got shape (0, 4), need a row and a column"),
         (
             np.ones((2, 3), dtype=np.int64),
-            "must be float16, float32 or float64; got int64: convert with .astype(numpy.float32)",
+            whole_numbers("int64", (2, 3)),
         ),
     ],
     ids=["one dimension", "no rows", "integers"],
@@ -991,11 +1146,11 @@ def test_a_gap_in_the_numbers_is_refused(tmp_path):
     )
 
 
-def test_a_number_that_stands_twice_is_refused(tmp_path):
+def test_a_number_that_occurs_twice_is_refused(tmp_path):
     save_shards(tmp_path / "img_emb", [VALUES] * 2)
     np.save(tmp_path / "img_emb" / "img_emb_01.npy", VALUES)
     assert refusal(tmp_path) == (
-        "the 3 shards must be numbered without gaps, but a number stands twice; "
+        "the 3 shards must be numbered without gaps, but a number occurs twice; "
         "rows would be shifted against their metadata"
     )
 
@@ -1057,6 +1212,20 @@ def test_scores_that_are_not_finite_are_refused_by_row_and_column():
         assert refusal(scores, name="scores", door=open_matrix) == (
             "scores must be finite; row 33 has NaN in column 1. Remove or re-encode that row"
         )
+
+
+def test_scores_have_a_type_of_their_own():
+    scores = open_matrix(VALUES, name="scores")
+    assert isinstance(scores, ScoreMatrix)
+    assert not isinstance(scores, Embeddings)
+    assert repr(scores) == "ScoreMatrix(scores: 7 x 4)"
+    assert refusal(scores) == (
+        "gallery must be embeddings of shape (n_rows, dim); got ready scores, opened as scores"
+    )
+    assert refusal(open_embeddings(VALUES, name="gallery"), name="scores", door=open_matrix) == (
+        "scores must be ready scores of shape (n_gallery, n_references); got embeddings, opened as "
+        "gallery. Multiply them first, or use fit"
+    )
 
 
 def test_scores_with_another_form_are_refused():

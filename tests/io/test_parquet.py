@@ -68,7 +68,7 @@ def test_every_list_type_of_every_float_type_is_read(pa, save, path, lists, floa
 @pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
 def test_numbers_keep_the_float_type_of_the_file(pa, save, path, floats):
     save(VALUES.astype(floats), pa.list_(getattr(pa, floats)()))
-    assert read_embedding_column(path, "gallery").dtype == floats
+    assert read_embedding_column(path, "gallery")[0].dtype == floats
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 7, 100])
@@ -104,6 +104,50 @@ def test_a_folder_of_parquet_shards_is_read_in_the_order_of_its_numbers(save, pa
         save(np.full((1, 3), number + 1.0))
         path.rename(folder / f"img_emb_{number}.parquet")
     np.testing.assert_array_equal(open_embeddings(folder).rows(0, 11)[:, 0], np.arange(1, 12))
+
+
+# Ids
+
+
+def save_ids(pa, path, ids):
+    table = pa.table({"id": ids, "embedding": VALUES[: len(ids)].tolist()})
+    pa.parquet.write_table(table, path)
+
+
+@pytest.mark.parametrize("ids", [[7, 3, -2], ["b.jpg", "a.jpg", "ünï"]])
+def test_the_column_id_is_kept(pa, pq, path, ids):
+    save_ids(pa, path, ids)
+    opened = open_embeddings(path)
+    assert opened.ids.tolist() == ids
+    assert opened.ids.dtype.kind == ("i" if isinstance(ids[0], int) else "U")
+    assert open_embeddings(opened, name="gallery", normalize=True).ids is opened.ids
+
+
+def test_ids_of_shards_are_joined(pa, pq, path):
+    folder = path.parent / "img_emb"
+    folder.mkdir()
+    for number, ids in enumerate([["a", "b"], ["long name"]]):
+        save_ids(pa, folder / f"img_emb_{number}.parquet", ids)
+    assert open_embeddings(folder).ids.tolist() == ["a", "b", "long name"]
+
+
+@pytest.mark.parametrize("ids", [[1, None], [0.5, 1.5], [True, False], ["a", None]])
+def test_a_column_id_with_gaps_or_of_another_type_is_left_out(pa, pq, path, ids):
+    save_ids(pa, path, ids)
+    assert open_embeddings(path).ids is None
+
+
+def test_shards_whose_ids_differ_in_type_have_none(pa, pq, path):
+    folder = path.parent / "img_emb"
+    folder.mkdir()
+    for number, ids in enumerate([["a"], [1]]):
+        save_ids(pa, folder / f"img_emb_{number}.parquet", ids)
+    assert open_embeddings(folder).ids is None
+
+
+def test_ids_follow_the_rows_of_a_subset(pa, pq, path):
+    save_ids(pa, path, [7, 3, 5])
+    assert open_embeddings(path).subset(np.array([2, 0])).ids.tolist() == [5, 7]
 
 
 # What is refused

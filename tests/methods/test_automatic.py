@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN
-from nnnorm.io.embeddings import open_matrix
+from nnnorm.io import open_matrix
 from nnnorm.methods.automatic import choose_reference_k, split_half_reliability
 from nnnorm.scoring.blocks import Matrix
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from nnnorm import NNNormError
-from nnnorm.io.embeddings import open_embeddings, open_matrix
+from nnnorm.io import open_embeddings, open_matrix
 from nnnorm.scoring import topk as topk_module
 from nnnorm.scoring.blocks import Matrix, Products
 from nnnorm.scoring.topk import log_mean_exp, mean, top_k, top_means, top_values

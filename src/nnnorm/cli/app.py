@@ -15,9 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from nnnorm.io import Embeddings, Metric
+from nnnorm.io import Embeddings, Metric, Progress
 from nnnorm.ranking import Ranking
-from nnnorm.scoring import Progress
 
 
 class _Group(TyperGroup):
@@ -94,7 +93,11 @@ def _remember_debug(ctx: typer.Context, value: bool) -> bool:
 SOURCE = ".npy, .npz, .parquet or a folder of shards"
 Gallery = Annotated[Path, typer.Option(help=f"Items that are searched: {SOURCE}.")]
 Normalize = Annotated[
-    bool, typer.Option("--normalize", help="Divide every row of every input by its norm.")
+    bool | None,
+    typer.Option(
+        "--normalize/--no-normalize",
+        help="Divide every row of every input by its norm, or compare raw inner products.",
+    ),
 ]
 MetricOption = Annotated[
     Metric, typer.Option(help="With cosine, rows must have unit norm (or use --normalize).")
@@ -106,20 +109,11 @@ Debug = Annotated[
 ]
 
 
-def open_input(path: Path, name: str, normalize: bool, metric: Metric) -> Embeddings:
-    """Open embeddings, and say it where scores will not be cosines."""
-    from nnnorm.io import norm_range, open_embeddings
+def open_input(path: Path, name: str, normalize: bool | None, metric: Metric) -> Embeddings:
+    """Open embeddings of the command line."""
+    from nnnorm.io import open_embeddings
 
-    opened = open_embeddings(path, name=name, normalize=normalize, metric=metric)
-    if not normalize and metric == "ip":
-        low, high = norm_range(opened)
-        if high - low > 0.01 * high:
-            typer.echo(
-                f"Note: rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are "
-                "raw inner products; for cosine use --normalize",
-                err=True,
-            )
-    return opened
+    return open_embeddings(path, name=name, normalize=normalize, metric=metric)
 
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:

@@ -30,7 +30,7 @@ def audit(
     queries: Queries,
     groups: Annotated[
         Path | None,
-        typer.Option(help="Table (.csv, .tsv, .parquet) with a row per item of the gallery."),
+        typer.Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item."),
     ] = None,
     visogender: Annotated[
         Path | None,
@@ -64,7 +64,7 @@ def audit(
         str | None, typer.Option(help="With --references: a number or auto (VisoGender: 0.75).")
     ] = None,
     seed: Seed = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     markdown: Markdown = None,
     plots: Plots = None,
@@ -152,7 +152,7 @@ def _check_counts(about: Any, n_gallery: int, n_queries: int) -> None:
 def _read_groups(
     groups: Path, group_column: str, label_column: str | None, query_table: Path | None
 ) -> dict[str, Any]:
-    from nnnorm.datasets import read_columns
+    from nnnorm.io import read_columns
 
     labels = () if label_column is None else (label_column,)
     columns = read_columns(groups, (group_column, *labels))

@@ -64,7 +64,7 @@ def fit(
     quality: Annotated[
         int | None, typer.Option(help="Lists an item looks into (approximate, faiss-ivf).")
     ] = None,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -131,7 +131,7 @@ def search(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -287,7 +287,7 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
     import numpy as np
 
     from nnnorm.bias import Bias
-    from nnnorm.io import norm_range, open_embeddings
+    from nnnorm.io import open_embeddings
     from nnnorm.ranking import Ranking
 
     if file.suffix == ".safetensors":
@@ -299,8 +299,8 @@ def _describe(file: Path) -> tuple[str, dict[str, Any]]:
         if {"scores", "indices"} <= names:
             n_queries, k = Ranking.load(file).indices.shape
             return f"Ranking {file}", {"n_queries": n_queries, "k": k}
-    opened = open_embeddings(file, name="embeddings")
-    low, high = norm_range(opened)
+    opened = open_embeddings(file, normalize=False)
+    low, high = opened.norm_range
     return f"Embeddings {file}", {
         "n_rows": len(opened),
         "dim": opened.dim,

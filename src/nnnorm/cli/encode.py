@@ -22,15 +22,18 @@ def encode(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the embeddings.")],
     images: Annotated[
-        Path | None, typer.Option(help="Folder, file with a path per line, or .csv/.tsv.")
+        Path | None, typer.Option(help="Folder, text file with a path per line, or table.")
     ] = None,
     image_column: Annotated[str | None, typer.Option(help="Column of the images' table.")] = None,
     texts: Annotated[
-        Path | None, typer.Option(help="File with a text per line, or .csv/.tsv.")
+        Path | None,
+        typer.Option(
+            help="Text file with a text per line, or table (.csv, .tsv, .jsonl, .parquet)."
+        ),
     ] = None,
     text_column: Annotated[str | None, typer.Option(help="Column of the texts' table.")] = None,
     audio: Annotated[
-        Path | None, typer.Option(help="Folder, file with a path per line, or .csv/.tsv.")
+        Path | None, typer.Option(help="Folder, text file with a path per line, or table.")
     ] = None,
     audio_column: Annotated[str | None, typer.Option(help="Column of the sounds' table.")] = None,
     library: Annotated[
@@ -54,7 +57,10 @@ def encode(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Turn images, texts or sounds into embeddings with a model."""
+    """Turn images, texts or sounds into embeddings with a model.
+
+    A table is a .csv, .tsv, .jsonl or .parquet file.
+    """
     from nnnorm.encoders import list_files, list_texts, load_encoder, plan_encoding
 
     wanted: dict[Modality, Any] = {}

@@ -4,7 +4,6 @@ An engine is named by a URL: ``faiss:photos.faiss``, ``sqlite:photos.db?table=ph
 ``qdrant://localhost:6333/photos``.
 """
 
-import json
 import math
 import warnings
 from collections.abc import Iterator
@@ -31,7 +30,7 @@ from nnnorm.cli.app import (
 )
 from nnnorm.errors import NNNormError
 from nnnorm.index import CorrectedIndex, Way
-from nnnorm.scoring import Progress
+from nnnorm.io import Progress
 
 index_app = typer.Typer(
     help="The corrected search inside the engine you run.",
@@ -65,7 +64,7 @@ def build(
         Path | None, typer.Option(help="One JSON object per item: .jsonl, or a .json list.")
     ] = None,
     way: WayOption = None,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     as_json: Json = False,
     debug: Debug = False,
@@ -95,7 +94,7 @@ def search(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and ids as .npz.")
     ] = None,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     as_json: Json = False,
     debug: Debug = False,
@@ -153,7 +152,7 @@ def verify(
     k: Annotated[int, typer.Option("-k", "--k", help="Items per query.", min=1)] = 10,
     sample: Annotated[int, typer.Option(help="Queries to ask.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Of that sample.", min=0)] = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     as_json: Json = False,
     debug: Debug = False,
@@ -244,10 +243,12 @@ def read_ids(path: Path | None) -> Any:
     """Ids from a .npy file or a JSON list."""
     import numpy as np
 
+    from nnnorm.io import read_json
+
     if path is None:
         return None
     if path.suffix == ".json":
-        return _read_json(path)
+        return read_json(path, "a list of ids")
     if not path.is_file():
         raise NNNormError(f"there is no file of ids {path}")
     try:
@@ -260,24 +261,16 @@ def read_ids(path: Path | None) -> Any:
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
+    from nnnorm.io import read_json, read_jsonl
+
     if path is None:
         return None
-    entries = _read_json(path)
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)
+    entries = read_json(path, "a list of objects")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise NNNormError(f"{path} must hold one JSON object per item")
     return entries
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except FileNotFoundError:
-        raise NNNormError(f"there is no file {path}") from None
-    except ValueError as error:
-        raise NNNormError(f"{path} can't be read as JSON ({error})") from error
 
 
 @contextmanager

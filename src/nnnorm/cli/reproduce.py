@@ -112,7 +112,7 @@ def reproduce(
         typer.Option(help="Other material: shapes, or flickr8k=FOLDER; several times."),
     ] = None,
     seed: Seed = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     markdown: Markdown = None,
     latex: Annotated[Path | None, typer.Option(help="Write the tables there as LaTeX.")] = None,
     plots: Plots = None,

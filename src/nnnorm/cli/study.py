@@ -65,7 +65,7 @@ def evaluate(
     bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
     weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
     seed: Seed = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     markdown: Markdown = None,
@@ -149,7 +149,7 @@ def diagnose(
     truth: Annotated[Path | None, typer.Option(help=f"Right items: {_TRUTH}.")] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Places that count as retrieved.")] = 1,
     most: Annotated[int, typer.Option(help="How many hubs to list.", min=1)] = 10,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     markdown: Markdown = None,
@@ -219,7 +219,7 @@ def tune(
         Path | None, typer.Option("--output", "-o", help="Write the chosen bias there.")
     ] = None,
     seed: Seed = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     markdown: Markdown = None,
@@ -282,7 +282,7 @@ def compare(
     method: Methods = None,
     select: SelectOption = "one-standard-error",
     seed: Seed = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     markdown: Markdown = None,
@@ -342,7 +342,7 @@ def ablate(
     ] = None,
     select: SelectOption = "one-standard-error",
     seed: Seed = 0,
-    normalize: Normalize = False,
+    normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
     markdown: Markdown = None,
@@ -397,15 +397,14 @@ def _check_names(names: list[str] | None) -> list[MethodName]:
     return [known[name] for name in names or []]
 
 
-def _open_bank(path: Path | None, normalize: bool, metric: Any) -> Embeddings | None:
+def _open_bank(path: Path | None, normalize: bool | None, metric: Any) -> Embeddings | None:
     return None if path is None else open_input(path, "gallery_references", normalize, metric)
 
 
 def _open_tasks(
-    paths: Sequence[Path | None], normalize: bool, metric: Any, seed: int
+    paths: Sequence[Path | None], normalize: bool | None, metric: Any, seed: int
 ) -> tuple[Any, Any]:
     """Test and validation; without validation files, half of the items' queries are held out."""
-    from nnnorm.io import open_embeddings
     from nnnorm.study import Task, open_truth, read_truth, split_queries
 
     gallery, queries, truth, other_gallery, other_queries, other_truth = paths
@@ -430,10 +429,7 @@ def _open_tasks(
         "are for tuning and the others for the report",
         err=True,
     )
-    validation, test = (
-        Task(open_embeddings(asked.take(part), name=asked.name), items, right.some_queries(part))
-        for part in parts
-    )
+    validation, test = (Task(asked.subset(part), items, right.some_queries(part)) for part in parts)
     return test, validation
 
 

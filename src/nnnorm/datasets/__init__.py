@@ -13,7 +13,7 @@ from nnnorm.datasets.protocol import Direction, Part, Protocol, paper_protocol
 from nnnorm.datasets.scenes import SHAPES, read_scene, write_png
 from nnnorm.datasets.shapes import Shapes, load_shapes
 from nnnorm.datasets.sheet import GREEN, ORANGE, Row, draw_sheet
-from nnnorm.datasets.table import read_columns, read_table
+from nnnorm.datasets.table import read_table
 from nnnorm.datasets.visogender import GENDERS, VisoGender, read_visogender, save_visogender
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "paper_protocol",
     "read_clip_retrieval",
     "read_coco",
-    "read_columns",
     "read_karpathy",
     "read_scene",
     "read_table",

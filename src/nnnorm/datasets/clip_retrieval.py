@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.datasets.table import make_pairs
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, find_shards, open_embeddings, read_text_columns, write_whole
+from nnnorm.io import Embeddings, find_shards, open_embeddings, read_columns, write_whole
 
 _BLOCK = 8192  # rows in memory at once
 
@@ -72,7 +72,7 @@ def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
     for shard in find_shards(parts["metadata"], f"metadata ({parts['metadata']})"):
         if shard.suffix != ".parquet":
             raise NNNormError(f"{shard} must be a .parquet file, as clip-retrieval writes it")
-        columns = read_text_columns(shard, ("image_path", "caption"))
+        columns = read_columns(shard, ("image_path", "caption"))
         files += columns["image_path"]
         captions += columns["caption"]
     images = open_embeddings(parts["img_emb"], name="img_emb")

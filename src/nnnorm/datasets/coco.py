@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from nnnorm.datasets.pairs import Pairs, read_json, tidy
+from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError
+from nnnorm.io import read_json
 
 __all__ = ["read_coco"]
 

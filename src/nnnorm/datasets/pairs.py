@@ -10,15 +10,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line
-from nnnorm.io import check_writable, write_whole
+from nnnorm.errors import NNNormError
+from nnnorm.io import check_writable, read_json, write_whole
 
-__all__ = ["Pairs", "load_pairs", "read_json", "save_pairs", "tidy"]
+__all__ = ["Pairs", "load_pairs", "save_pairs", "tidy"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.pairs/1"
@@ -136,26 +136,6 @@ def tidy(text: str) -> str:
     'A man on a bike.'
     """
     return " ".join(text.split())
-
-
-def read_json(path: str | os.PathLike[str], what: str) -> Any:
-    """Read a JSON file, or say why it can't be read.
-
-    Examples
-    --------
-    >>> read_json("nowhere.json", "a split file")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no file nowhere.json; expected a split file
-    """
-    if not os.path.isfile(path):
-        raise NNNormError(f"there is no file {path}; expected {what}")
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise NNNormError(
-            f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
-            "Is it cut short, or another kind of file?"
-        ) from error
 
 
 def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:

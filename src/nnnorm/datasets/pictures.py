@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.scoring import Progress
+from nnnorm.io import Progress
 
 __all__ = ["Problem", "check_images", "find_problems"]
 

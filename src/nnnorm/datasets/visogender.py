@@ -13,9 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 from nnnorm.datasets.pairs import tidy
-from nnnorm.datasets.table import read_columns
 from nnnorm.errors import NNNormError
-from nnnorm.io import write_whole
+from nnnorm.io import read_columns, write_whole
 
 __all__ = ["VisoGender", "read_visogender", "save_visogender"]
 

@@ -17,7 +17,7 @@ from nnnorm.encoders.huggingface import HuggingFace
 from nnnorm.encoders.images import open_image
 from nnnorm.encoders.layers import to_numpy
 from nnnorm.errors import NNNormError, require
-from nnnorm.scoring import Progress
+from nnnorm.io import Progress
 
 __all__ = ["BlipMatcher"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nnnorm.encoders.images import open_image
 from nnnorm.encoders.sounds import read_sound
 from nnnorm.errors import NNNormError
-from nnnorm.scoring import Progress
+from nnnorm.io import Progress
 
 __all__ = ["Encoder", "Modality", "check_texts", "unit_rows"]
 

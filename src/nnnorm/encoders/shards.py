@@ -25,8 +25,7 @@ from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.images import check_images
 from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
-from nnnorm.io import make_folder, write_whole
-from nnnorm.scoring import Progress
+from nnnorm.io import Progress, make_folder, write_whole
 
 __all__ = ["Encoded", "Plan", "encode_to_folder", "plan_encoding"]
 

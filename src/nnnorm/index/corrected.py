@@ -18,8 +18,7 @@ from nnnorm.index.ranking import IndexRanking, rank, rerank
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
 from nnnorm.index.urls import open_store
-from nnnorm.io import Source, open_embeddings
-from nnnorm.scoring import Progress
+from nnnorm.io import Progress, Source, open_embeddings
 
 __all__ = [
     "CorrectedIndex",

@@ -22,9 +22,8 @@ from nnnorm.index.fill import fill_store
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, refuse_gates
 from nnnorm.index.store import Facts, Ids, Items, Sample, Store, Way, check_ids
 from nnnorm.index.urls import open_store
-from nnnorm.io import Embeddings, Source, norm_range, open_embeddings
+from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN
-from nnnorm.scoring import Progress
 
 __all__ = ["export_index"]
 
@@ -231,7 +230,7 @@ def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], stor
     # Fitted on what is stored, or on its directions, normalised by us or before.
     if expected in (None, f"{as_stored.fingerprint}:unit", directions.fingerprint):
         return
-    low, high = norm_range(as_stored)
+    low, high = as_stored.norm_range
     is_unit = max(abs(low - 1), abs(high - 1)) <= 1e-3
     if expected == as_stored.fingerprint:
         if not is_unit:

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store
-from nnnorm.io import Embeddings
-from nnnorm.scoring import Progress
+from nnnorm.io import Embeddings, Progress
 
 __all__ = ["check_fits", "cut", "fill_store"]
 

@@ -18,7 +18,7 @@ from nnnorm.augmentation import Target, count_extra, extend_rows
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
 from nnnorm.index.store import Engine, Items, Metadata, StoreMetric, Way, check_way
-from nnnorm.io import Embeddings, norm_range
+from nnnorm.io import Embeddings
 
 __all__ = ["MetadataPrint", "Recipe", "make_recipe", "refuse_gates"]
 
@@ -168,7 +168,7 @@ class Recipe:
 
     def widen(self, gallery: Embeddings, values: FloatArray) -> "Recipe":
         """The same, once these items with these values have come in."""
-        low, high = norm_range(gallery)
+        low, high = gallery.norm_range
         if self.way == "rerank":
             _check_rerank(self.metric, low, high, gallery.name)
         return replace(
@@ -268,7 +268,7 @@ def make_recipe(
     """
     bias.check_gallery(gallery)
     refuse_gates(bias)
-    low, high = norm_range(gallery)
+    low, high = gallery.norm_range
     chosen = store.ways[0] if way is None else check_way(way, store)
     metric = _choose_metric(store, chosen)
     if chosen == "rerank":

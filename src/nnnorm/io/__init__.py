@@ -1,35 +1,47 @@
 """Arrays and files in, whole files out.
 
-arrays       arrays of any library, files and folders of shards, read as numpy arrays
-parquet      embeddings and texts out of parquet files
-embeddings   the one door for embeddings: opened, checked, read in float32 blocks
-files        files written whole or not at all
+arrays         arrays of any library, files and folders of shards, read as numpy arrays
+parquet        the columns of parquet files
+stored         matrices in one or several parts, read in float32 blocks
+embeddings     the one door for embeddings: opened and checked in one read
+score_matrix   ready scores, opened and checked
+tables         the one reader of CSV, TSV, JSONL and JSON
+files          files written whole or not at all
+progress       how far long work has come
 """
 
 from nnnorm.io.arrays import find_shards
-from nnnorm.io.embeddings import (
-    Embeddings,
-    Metric,
-    Source,
-    check_same_dim,
-    norm_range,
-    open_embeddings,
-    open_matrix,
-)
+from nnnorm.io.embeddings import Embeddings, Metric, Source, check_same_dim, open_embeddings
 from nnnorm.io.files import check_writable, make_folder, write_whole
-from nnnorm.io.parquet import read_text_columns
+from nnnorm.io.progress import Done, Progress
+from nnnorm.io.score_matrix import ScoreMatrix, open_matrix
+from nnnorm.io.tables import (
+    TABLE_SUFFIXES,
+    read_column,
+    read_columns,
+    read_json,
+    read_jsonl,
+    read_lines,
+)
 
 __all__ = [
+    "TABLE_SUFFIXES",
+    "Done",
     "Embeddings",
     "Metric",
+    "Progress",
+    "ScoreMatrix",
     "Source",
     "check_same_dim",
     "check_writable",
     "find_shards",
     "make_folder",
-    "norm_range",
     "open_embeddings",
     "open_matrix",
-    "read_text_columns",
+    "read_column",
+    "read_columns",
+    "read_json",
+    "read_jsonl",
+    "read_lines",
     "write_whole",
 ]

@@ -1,35 +1,85 @@
-"""Where embeddings lie: arrays of any library, files, and folders of shards, read as numpy arrays.
+"""Arrays of any library, files, and folders of shards, read as numpy arrays.
 
-Nothing is checked here but that it can be read: form and values are looked at in `embeddings.py`.
-`.npy` files are memory-mapped; nothing is ever unpickled.
+Only readability is checked here; form and values are checked in `embeddings.py` and
+`score_matrix.py`. `.npy` files are memory-mapped; nothing is ever unpickled.
 """
 
+import os
 import re
 import stat
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
 
-__all__ = ["find_shards", "read_array", "read_path"]
+__all__ = ["Found", "Ids", "find_shards", "read_source"]
+
+Ids: TypeAlias = npt.NDArray[Any]
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
-# clip-retrieval's names for the folders that hold shards of embeddings, and ours for sounds.
+_TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
+# Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
 
 
-def read_array(source: Any, name: str) -> npt.NDArray[Any]:
-    """Read what numpy, ``__array__`` or DLPack can read.
+class Found(NamedTuple):
+    """Arrays as they were found, not yet checked.
+
+    Attributes
+    ----------
+    parts : list of ndarray
+        One array, or one per shard.
+    name : str
+        The name in messages: the name of the argument, and the path if there is one.
+    path : str or None
+    ids : ndarray or None
+        The id of every row, if the files have them.
+    hint : str
+        Advice for a source whose values are not floats.
+    """
+
+    parts: list[npt.NDArray[Any]]
+    name: str
+    path: str | None = None
+    ids: Ids | None = None
+    hint: str = ""
+
+
+def read_source(source: Any, name: str) -> Found:
+    """Read an array of any library, a file, or the shards of a folder by their numbers.
+
+    Parameters
+    ----------
+    source : array, tensor, str or PathLike
+    name : str
+        The name of the argument, for messages.
+
+    Returns
+    -------
+    Found
 
     Examples
     --------
-    >>> read_array([[1.0, 2.0]], "gallery").shape
+    >>> read_source([[1.0, 2.0]], "gallery").parts[0].shape
     (1, 2)
+    >>> read_source("nowhere.npy", "gallery")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: gallery (nowhere.npy): there is no such file; ...
     """
+    if not isinstance(source, (str, os.PathLike)):
+        array = _read_array(source, name)
+        return Found([array], name, hint=_advise(source, array))
+    path = Path(source)
+    full = f"{name} ({path})"
+    read = [_read_file(file, full) for file in _list_files(path, full)]
+    return Found([part for part, _ in read], full, str(path), _join_ids([ids for _, ids in read]))
+
+
+def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
     if isinstance(source, np.ma.MaskedArray):
         raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
     try:
@@ -44,15 +94,25 @@ def read_array(source: Any, name: str) -> npt.NDArray[Any]:
         ) from error
 
 
-def read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
-    """Read a file, or the shards of a folder in the order of their numbers.
+def _advise(source: Any, array: npt.NDArray[Any]) -> str:
+    if array.dtype.kind != "O":
+        return ""
+    if hasattr(source, "columns"):
+        return (
+            "the table has columns that are not numbers; pass those of the embedding alone, such "
+            "as frame[columns].to_numpy(), or numpy.stack(frame['embedding']) for lists"
+        )
+    return f"a {type(source).__name__} of Python objects; pass an array of floats"
 
-    Examples
-    --------
-    >>> read_path(Path("nowhere.npy"), "gallery (nowhere.npy)")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery (nowhere.npy): there is no such file; ...
-    """
+
+def _join_ids(found: list[Ids | None]) -> Ids | None:
+    ids = [one for one in found if one is not None]
+    if len(ids) < len(found) or len({one.dtype.kind for one in ids}) != 1:
+        return None
+    return np.concatenate(ids)
+
+
+def _list_files(path: Path, name: str) -> list[Path]:
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
         files = find_shards(path, name) if is_folder else [path]
@@ -64,21 +124,27 @@ def read_path(path: Path, name: str) -> list[npt.NDArray[Any]]:
         reason = getattr(error, "strerror", None) or first_line(error)
         raise NNNormError(f"{name}: can't be opened ({reason}); check the path") from error
     if not is_folder and path.suffix not in _SUFFIXES:
+        hint = (
+            ". Read a text file yourself, for instance with numpy.loadtxt or pandas.read_csv, and "
+            "pass its float columns as an array"
+            if path.suffix.lower() in _TEXT_SUFFIXES
+            else ""
+        )
         raise NNNormError(
             f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
-            f"got the suffix {path.suffix!r}"
+            f"got the suffix {path.suffix!r}{hint}"
         )
-    return [_read_file(file, name) for file in files]
+    return files
 
 
-def _read_file(path: Path, name: str) -> npt.NDArray[Any]:
+def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | None]:
     if path.is_dir():
         raise NNNormError(f"{name}: {path} is a folder; expected a file")
     try:
         if path.suffix == ".npy":
-            return np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
+            return np.lib.format.open_memmap(path, mode="r"), None  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
         if path.suffix == ".npz":
-            return _read_npz(path, name)
+            return _read_npz(path, name), None
     except (NNNormError, MemoryError):
         raise
     except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
@@ -111,7 +177,7 @@ def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:
-    """Shards of a folder in the order of their numbers: ``img_emb_2`` before ``img_emb_10``.
+    """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``.
 
     Examples
     --------
@@ -143,7 +209,7 @@ def find_shards(folder: Path, name: str) -> list[Path]:
     numbers = [number for number, _ in shards]
     missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
     if missing or len(set(numbers)) != len(numbers):
-        what = f"number {missing[0]} is missing" if missing else "a number stands twice"
+        what = f"number {missing[0]} is missing" if missing else "a number occurs twice"
         raise NNNormError(
             f"{name}: the {len(shards)} shards must be numbered without gaps, but {what}; "
             "rows would be shifted against their metadata"

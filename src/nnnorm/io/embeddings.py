@@ -1,183 +1,183 @@
-"""The one door for arrays: whatever holds embeddings comes in here, and comes out checked.
+"""The one door for embeddings: every source is opened here, and checked.
 
 Arrays, tensors, `.npy` (memory-mapped), `.npz`, parquet and folders of shards become `Embeddings`:
-a matrix that is read in float32 blocks and never copied whole. Every row is looked at once, in a
-stream: two dimensions, finite, no zero row, and unit norm where cosine was asked for. Nothing is
-normalised unless `normalize=True` says so, nothing is changed in place, nothing is unpickled.
+an immutable matrix that is read in float32 blocks and never copied whole. One read of every row
+finds NaNs, zero rows, norms and the fingerprint, and keeps what it found. Rows are normalised only
+with `normalize=True`, nothing is changed in place, nothing is unpickled.
 """
 
 import hashlib
-import os
-from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
+import warnings
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
-from nnnorm.io.arrays import read_array, read_path
+from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
+from nnnorm.io.arrays import Ids, read_source
+from nnnorm.io.stored import FloatArray, StoredMatrix, check_form, raise_not_finite
 
-__all__ = [
-    "Embeddings",
-    "Metric",
-    "Source",
-    "check_same_dim",
-    "norm_range",
-    "open_embeddings",
-    "open_matrix",
-]
+__all__ = ["Embeddings", "Metric", "Source", "check_same_dim", "open_embeddings"]
 
 Metric = Literal["ip", "cosine"]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 # An array, a tensor, a path, or what `open_embeddings` returned.
 Source: TypeAlias = Any
 
 _NO_ROLE = "embeddings"
-_BLOCK_BYTES = 16 * 2**20
 _UNIT_NORM_TOLERANCE = 5e-3
+# Norms that differ by more than this share of the largest suggest that cosine was meant.
+_EQUAL_NORMS = 0.01
 
 
-class Embeddings:
-    """A checked matrix of embeddings, read in float32 blocks.
+class _Measured:
+    """The result of reading every row once, shared by all views of the same values."""
 
-    Made by `open_embeddings`. The numbers stay where they are (in memory or in the mapped file)
-    until a block of rows is asked for. Open once and search often: checks and fingerprint are made
-    once per object.
+    norms: FloatArray | None = None
+    digest: str | None = None
 
-    Attributes
+
+class Embeddings(StoredMatrix):
+    """A checked, immutable matrix of embeddings, read in float32 blocks.
+
+    Made by `open_embeddings`. The values stay where they are (in memory or in the mapped file)
+    until a block of rows is read. Norms and fingerprint are computed once and kept.
+
+    Parameters
     ----------
+    parts : list of ndarray, each of shape (n_part, dim)
     name : str
-        What messages call it: the role, and the path where there is one.
-    normalized : bool
-        Whether rows are divided by their norms as they are read.
+        The name of the argument, for messages.
     """
 
     def __init__(
-        self, parts: list[npt.NDArray[Any]], *, name: str, norms: FloatArray | None = None
+        self,
+        parts: list[npt.NDArray[Any]],
+        *,
+        name: str,
+        path: str | None = None,
+        divisors: FloatArray | None = None,
+        ids: Ids | None = None,
+        measured: _Measured | None = None,
     ) -> None:
-        self._parts = parts
-        self._starts = np.cumsum([0, *(len(part) for part in parts)])
-        self._norms = norms
-        self.name = name
-
-    def __len__(self) -> int:
-        return int(self._starts[-1])
+        super().__init__(parts, role=name, path=path, divisors=divisors)
+        self._ids = ids
+        self._measured = _Measured() if measured is None else measured
 
     def __repr__(self) -> str:
-        unit = ", normalized" if self.normalized else ""
-        return f"Embeddings({self.name}: {len(self)} x {self.dim}{unit})"
+        return super().__repr__()[:-1] + (", normalized)" if self.normalized else ")")
 
     @property
     def dim(self) -> int:
         """Number of columns."""
-        return int(self._parts[0].shape[1])
+        return self.shape[1]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """``(n_rows, dim)``."""
-        return len(self), self.dim
+    def ids(self) -> Ids | None:
+        """The id of every row, int64 or str, from the column `id` of parquet files; else None."""
+        return self._ids
 
     @property
     def normalized(self) -> bool:
-        """Whether rows come out with unit norm because `normalize=True` was asked for."""
-        return self._norms is not None
+        """Whether rows are divided by their norms when they are read."""
+        return self._divisors is not None
 
     @property
-    def in_memory(self) -> bool:
-        """Whether blocks are views of one float32 array, so that reading a block costs nothing."""
-        part = self._parts[0]
-        return (
-            len(self._parts) == 1
-            and part.dtype == np.float32
-            and part.dtype.isnative
-            and part.flags.c_contiguous
-            and not self.normalized
+    def norm_range(self) -> tuple[float, float]:
+        """Smallest and largest norm of the rows as they are read.
+
+        Examples
+        --------
+        >>> open_embeddings(np.array([[3.0, 4.0], [0.0, 1.0]]), normalize=False).norm_range
+        (1.0, 5.0)
+        """
+        norms = self._stored_norms()
+        if self._divisors is not None:
+            norms = norms / self._divisors
+        return float(norms.min()), float(norms.max())
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of shape and float32 values, the same for every file format and dtype.
+
+        The stored values are hashed, before normalisation (which may differ in the last bit between
+        machines); a suffix tells whether rows are normalised.
+        """
+        if self._measured.digest is None:
+            self._measure(fingerprint=True)
+        return f"{self._measured.digest}{':unit' if self.normalized else ''}"
+
+    def _measure(self, *, fingerprint: bool) -> FloatArray:
+        """Read every row once: check it, and keep its norm and, on request, the fingerprint."""
+        norms = np.empty(len(self), dtype=np.float32)
+        digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())
+        for start, block in self._blocks(self._widened):
+            norms[start : start + len(block)] = _norms(self.name, start, block)
+            if fingerprint:
+                digest.update(np.asarray(block, dtype="<f4").data)
+        if norms.min() == 0:
+            zero = np.flatnonzero(norms == 0)
+            raise NNNormError(
+                f"{self.name} row {zero[0]} is all zeros ({len(zero)} such of {len(self)} rows) "
+                "and scores 0 with everything; a failed encoding? Remove or re-encode such rows"
+            )
+        norms.flags.writeable = False
+        self._measured.norms = norms
+        if fingerprint:
+            self._measured.digest = digest.hexdigest()[:32]
+        return norms
+
+    def _stored_norms(self) -> FloatArray:
+        norms = self._measured.norms
+        return self._measure(fingerprint=False) if norms is None else norms
+
+    def _view(self, name: str, normalize: bool) -> "Embeddings":
+        """Return the same rows under another name, or normalised; nothing is read or copied."""
+        divisors = self._stored_norms() if normalize and not self.normalized else self._divisors
+        return Embeddings(
+            self._parts,
+            name=name,
+            path=self._path,
+            divisors=divisors,
+            ids=self._ids,
+            measured=self._measured,
         )
 
-    def rows(self, start: int, stop: int) -> FloatArray:
-        """Rows ``start:stop`` as a C-ordered float32 array; may be a view, so don't write to it."""
-        if self.in_memory:
-            return np.asarray(self._parts[0][start:stop])
-        first = min(int(np.searchsorted(self._starts, start, "right")), len(self._parts)) - 1
-        pieces: list[npt.NDArray[Any]] = []
-        for part, offset in zip(self._parts[first:], self._starts[first:], strict=False):
-            if pieces and offset >= stop:
-                break
-            pieces.append(part[max(start - offset, 0) : stop - offset])
-        block = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        with np.errstate(over="ignore"):  # a float64 beyond float32 is found by the finite check
-            widened: FloatArray = np.ascontiguousarray(block, dtype=np.float32)
-        if self._norms is not None:
-            widened = widened / self._norms[start:stop, None]
-        return widened
-
-    def take(
-        self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
-    ) -> FloatArray:
-        """Copy the rows at `indices`, in that order, as float32 ``(len(indices), dim)``.
-
-        Into `out` if it is given, which spares fresh memory.
-        """
-        taken = np.empty((len(indices), self.dim), dtype=np.float32) if out is None else out
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f"no such row among the {len(self)} of {self.name}")
-        if self.in_memory:  # "clip" is the mode that needs no copy of its own
-            return np.take(self._parts[0], indices, axis=0, out=taken, mode="clip")
-        part_of = np.searchsorted(self._starts, indices, "right") - 1
-        with np.errstate(over="ignore"):
-            for number in np.unique(part_of):
-                here = np.flatnonzero(part_of == number)
-                taken[here] = self._parts[number][indices[here] - self._starts[number]]
-        if self._norms is not None:
-            taken /= self._norms[indices, None]
-        return taken
-
-    def blocks(self) -> Iterator[tuple[int, FloatArray]]:
-        """All rows in order, as ``(start, block)`` of about 16 MB."""
-        step = max(1, _BLOCK_BYTES // (4 * self.dim))
-        for start in range(0, len(self), step):
-            yield start, self.rows(start, min(start + step, len(self)))
+    def subset(self, indices: npt.NDArray[np.integer[Any]]) -> "Embeddings":
+        """Return the rows at `indices`, in that order, copied, under the same name."""
+        measured = _Measured()
+        if self._measured.norms is not None and not self.normalized:
+            measured.norms = self._measured.norms[indices]
+        ids = None if self._ids is None else self._ids[indices]
+        return Embeddings(
+            [self.take(indices)], name=self._role, path=self._path, ids=ids, measured=measured
+        )
 
     def joined(self, other: "Embeddings") -> "Embeddings":
-        """Rows of `self` followed by rows of `other`, without copying either."""
+        """Return the rows of `self` followed by the rows of `other`, without a copy."""
         check_same_dim(self, other)
-        norms = None
-        if self._norms is not None or other._norms is not None:
-            ones = (np.ones(len(e), dtype=np.float32) for e in (self, other))
-            pair = zip((self._norms, other._norms), ones, strict=True)
-            norms = np.concatenate([one if kept is None else kept for kept, one in pair])
+        pair = (self, other)
+        measured, divisors = _Measured(), None
+        if self._measured.norms is not None and other._measured.norms is not None:
+            measured.norms = np.concatenate([self._measured.norms, other._measured.norms])
+        if self.normalized or other.normalized:
+            ones = (np.ones(len(side), dtype=np.float32) for side in pair)
+            kept = zip((self._divisors, other._divisors), ones, strict=True)
+            divisors = np.concatenate([one if own is None else own for own, one in kept])
         name = f"{self.name} and {other.name}"
-        return Embeddings([*self._parts, *other._parts], name=name, norms=norms)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of shape and float32 values, the same whatever file or dtype carried them.
-
-        The stored values are hashed, before any normalisation (which may differ in the last bit
-        between machines); `normalized` is told by the suffix.
-        """
-        digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())
-        for _, block in Embeddings(self._parts, name=self.name).blocks():
-            digest.update(np.asarray(block, dtype="<f4").data)
-        return digest.hexdigest()[:32] + (":unit" if self.normalized else "")
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        whole = self.rows(0, len(self))
-        if dtype is not None and np.dtype(dtype) != whole.dtype:
-            return whole.astype(dtype)
-        return whole.copy() if copy else whole
+        parts = [*self._parts, *other._parts]
+        return Embeddings(parts, name=name, divisors=divisors, measured=measured)
 
 
+@explain_arguments
 def open_embeddings(
     source: Source,
     *,
-    name: str = _NO_ROLE,
-    normalize: bool = False,
+    name: str | None = None,
+    normalize: bool | None = None,
     metric: Metric = "ip",
+    fingerprint: bool = True,
 ) -> Embeddings:
-    """Open and check embeddings, wherever they are.
+    """Open and check embeddings, in one read.
 
     Parameters
     ----------
@@ -186,17 +186,22 @@ def open_embeddings(
         ``__array__`` or DLPack (torch tensors), a path to ``.npy`` (memory-mapped), ``.npz`` (its
         only array, or the one named ``embedding``), ``.parquet`` (column ``embedding``), or a
         folder of such shards in clip-retrieval's layout.
-    name : str
-        The role, for messages: ``"gallery"``, ``"queries"``, ``"references"``.
-    normalize : bool
-        Divide every row by its norm as it is read. Never done silently.
+    name : str, optional
+        The name of the argument, for messages: ``"gallery"``, ``"queries"``, ``"references"``.
+    normalize : bool, optional
+        True divides every row by its norm when it is read, so that scores are cosines. False keeps
+        raw inner products. None does so too, with a warning if norms differ by more than 1 %.
     metric : {"ip", "cosine"}
-        With ``"cosine"`` the rows must have unit norm, unless `normalize` makes it so.
+        With ``"cosine"`` rows must have unit norm, unless they are normalised here.
+    fingerprint : bool
+        Whether to compute the fingerprint in the same read, at about four times the cost of the
+        other checks. If False, it is computed in a read of its own when it is first used.
 
     Returns
     -------
     Embeddings
-        Opened once, its checks and fingerprint are not made again.
+        If `source` is one already, a view of it under this name, or itself if nothing changes;
+        nothing is read again.
 
     Raises
     ------
@@ -215,42 +220,22 @@ def open_embeddings(
         raise NNNormError(f"metric must be 'ip' or 'cosine'; got {metric!r}")
     if isinstance(source, Embeddings):
         opened = source
-        if source.name == _NO_ROLE:
-            source.name = name  # messages can now say which of the arrays they mean
-        if normalize and not source.normalized:
-            opened = Embeddings(source._parts, name=source.name, norms=_check_rows(source))
-        elif metric == "ip":
-            return source
+        role = source._role if name is None else name
+        if role != source._role or (normalize and not source.normalized):
+            opened = source._view(role, bool(normalize))
     else:
-        opened = _open(source, name, kind="embeddings")
-        norms = _check_rows(opened)
+        opened = _open(source, _NO_ROLE if name is None else name, fingerprint)
         if normalize:
-            opened = Embeddings(opened._parts, name=opened.name, norms=norms)
+            opened = opened._view(opened._role, True)
+        elif normalize is None and metric == "ip":
+            _warn_of_norms(opened)
     if metric == "cosine" and not opened.normalized:
-        norms = _check_rows(opened)
-        if np.abs(norms - 1).max() > _UNIT_NORM_TOLERANCE:
+        low, high = opened.norm_range
+        if max(1 - low, high - 1) > _UNIT_NORM_TOLERANCE:
             raise NNNormError(
                 f"cosine was asked for, but the rows of {opened.name} do not have unit norm (norms "
-                f"{norms.min():.4g} to {norms.max():.4g}); normalise them, or pass normalize=True "
-                "(--normalize)"
+                f"{low:.4g} to {high:.4g}); normalise them, or pass normalize=True (--normalize)"
             )
-    return opened
-
-
-def open_matrix(source: Source, *, name: str) -> Embeddings:
-    """Open a ready score matrix: the same door, but rows of zeros are allowed.
-
-    Examples
-    --------
-    >>> open_matrix([[0.0, 0.0], [0.5, 0.1]], name="scores").shape
-    (2, 2)
-    """
-    if isinstance(source, Embeddings):
-        return source
-    opened = _open(source, name, kind="scores")
-    for start, block in opened.blocks():
-        if not np.isfinite(block).all():
-            _raise_not_finite(opened, start, block)
     return opened
 
 
@@ -269,86 +254,51 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
         )
 
 
-def norm_range(embeddings: Embeddings) -> tuple[float, float]:
-    """Smallest and largest row norm, streamed.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> norm_range(open_embeddings(np.array([[3.0, 4.0], [0.0, 1.0]])))
-    (1.0, 5.0)
-    """
-    norms = _check_rows(embeddings)
-    return float(norms.min()), float(norms.max())
-
-
-def _check_rows(opened: Embeddings) -> FloatArray:
-    """Norms of all rows ``(n_rows,)``, once every row has been found finite and not zero."""
-    norms = np.empty(len(opened), dtype=np.float32)
-    for start, block in opened.blocks():
-        squares = np.einsum("ij,ij->i", block, block)
-        # A NaN or infinite entry always shows in its row's sum of squares.
-        if not np.isfinite(squares).all():
-            _raise_not_finite(opened, start, block)
-        lengths = np.sqrt(squares)
-        if squares.min() < 1e-30:  # may have underflowed: these few again, in float64
-            tiny = squares < 1e-30
-            lengths[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
-        norms[start : start + len(block)] = lengths
-    if norms.min() == 0:
-        zero = np.flatnonzero(norms == 0)
+def _open(source: Source, name: str, fingerprint: bool) -> Embeddings:
+    if isinstance(source, StoredMatrix):
         raise NNNormError(
-            f"{opened.name} row {zero[0]} is all zeros ({len(zero)} such of {len(opened)} rows) "
-            "and scores 0 with everything; a failed encoding? Remove or re-encode such rows"
+            f"{name} must be embeddings of shape (n_rows, dim); got ready scores, opened as "
+            f"{source.name}"
         )
-    return norms
+    found = read_source(source, name)
+    for part in found.parts:
+        if part.dtype.kind in "iu" and part.dtype.itemsize > 1:
+            raise NNNormError(
+                f"{found.name} holds whole numbers ({part.dtype}, shape {part.shape}), and whole "
+                "numbers look like truth or row numbers; expected embeddings of shape (n_rows, "
+                "dim), float16, float32 or float64. Are the arguments in another order?"
+            )
+    hint = found.hint or "convert with .astype(numpy.float32)"
+    check_form(found.parts, found.name, "(n_rows, dim)", hint)
+    opened = Embeddings(found.parts, name=name, path=found.path, ids=found.ids)
+    opened._measure(fingerprint=fingerprint)
+    return opened
 
 
-def _raise_not_finite(opened: Embeddings, start: int, block: FloatArray) -> None:
-    bad = np.argwhere(~np.isfinite(block))
-    if len(bad) == 0:
-        row = np.flatnonzero(~np.isfinite(np.einsum("ij,ij->i", block, block)))[0]
+def _warn_of_norms(opened: Embeddings) -> None:
+    low, high = opened.norm_range
+    if high - low > _EQUAL_NORMS * high:
+        warnings.warn(
+            f"rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
+            "products; for cosine pass normalize=True (--normalize), and if inner products are "
+            "meant, normalize=False (--no-normalize)",
+            NNNormWarning,
+            stacklevel=4,  # the caller of open_embeddings, past explain_arguments
+        )
+
+
+def _norms(name: str, start: int, block: FloatArray) -> FloatArray:
+    squares = np.einsum("ij,ij->i", block, block)
+    # A NaN or infinite entry always shows in its row's sum of squares.
+    if not np.isfinite(squares).all():
+        raise_not_finite(name, start, block)
+        row = np.flatnonzero(~np.isfinite(squares))[0]
         raise NNNormError(
-            f"{opened.name} row {start + row} is too large for float32 products (its entries reach "
+            f"{name} row {start + row} is too large for float32 products (its entries reach "
             f"{np.abs(block[row]).max():.3g}); scale the embeddings down"
         )
-    row, column = bad[0]
-    what = "NaN" if np.isnan(block[row, column]) else "infinity (or a number beyond float32)"
-    raise NNNormError(
-        f"{opened.name} must be finite; row {start + row} has {what} in column {column}. "
-        "Remove or re-encode that row"
-    )
-
-
-def _open(source: Source, name: str, *, kind: str) -> Embeddings:
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        name = f"{name} ({path})"
-        parts = read_path(path, name)
-    else:
-        parts = [read_array(source, name)]
-    for part in parts:
-        _check_form(part, name, kind)
-        if part.shape[1] != parts[0].shape[1]:
-            raise NNNormError(
-                f"{name}: all shards must share dim; got {parts[0].shape[1]} and {part.shape[1]}"
-            )
-    return Embeddings(parts, name=name)
-
-
-def _check_form(array: npt.NDArray[Any], name: str, kind: str) -> None:
-    expected = "(n_rows, dim)" if kind == "embeddings" else "(n_gallery, n_references)"
-    if array.dtype.kind != "f" or array.dtype.itemsize not in (2, 4, 8):
-        hint = (
-            "object arrays are never unpickled"
-            if array.dtype.kind == "O"
-            else "convert with .astype(numpy.float32)"
-        )
-        raise NNNormError(f"{name} must be float16, float32 or float64; got {array.dtype}: {hint}")
-    if array.ndim != 2:
-        hint = "; a single row needs [None, :]" if array.ndim == 1 else ""
-        raise NNNormError(
-            f"{name} must have two dimensions {expected}; got shape {array.shape}{hint}"
-        )
-    if 0 in array.shape:
-        raise NNNormError(f"{name} is empty: got shape {array.shape}, need a row and a column")
+    norms: FloatArray = np.sqrt(squares)
+    if squares.min() < 1e-30:  # may have underflowed: these few again, in float64
+        tiny = squares < 1e-30
+        norms[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
+    return norms

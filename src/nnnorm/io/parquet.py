@@ -1,11 +1,12 @@
-"""Embeddings and texts out of parquet files.
+"""Parquet files: the columns `embedding` and `id`, and columns of text.
 
-Needs pyarrow (`pip install 'nnnorm[parquet]'`). Embeddings are the column `embedding`, a list of
-floats per row, read in batches straight into one array of the column's own float type, so a float16
-file stays float16 in memory.
+Needs pyarrow (`pip install 'nnnorm[parquet]'`). Embeddings are a list of floats per row, read in
+batches directly into one array of the column's own float type, so that a float16 file stays
+float16 in memory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +14,59 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.io.arrays import Ids
 
-__all__ = ["read_embedding_column", "read_text_columns"]
+__all__ = ["read_cells", "read_embedding_column"]
 
-COLUMN = "embedding"
+_COLUMN, _IDS = "embedding", "id"
 
 
-def read_embedding_column(path: Path, name: str) -> npt.NDArray[Any]:
-    """Read the column `embedding` of a parquet file as an array ``(n_rows, dim)``.
+def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | None]:
+    """Read the columns `embedding` and, if there is one, `id` of a parquet file.
 
     Parameters
     ----------
     path : Path
-        The file.
     name : str
-        What messages call it.
+        The name in messages.
 
     Returns
     -------
-    ndarray, shape (n_rows, dim)
+    embeddings : ndarray, shape (n_rows, dim)
         In the column's own float type.
+    ids : ndarray, shape (n_rows,), or None
+        int64 or str; None if there is no such column, or it has gaps or values of another type.
 
     Examples
     --------
     >>> read_embedding_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
-    array([[...]], dtype=float32)
+    (array([[...]], dtype=float32), array([17, 4, ...]))
     """
+    with _open_parquet(path, name) as (pyarrow, file):
+        return _read_column(pyarrow, file, name), _read_ids(pyarrow, file)
+
+
+def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
+    """Read columns of a parquet file as Python values; `choose` names them, given the header.
+
+    Examples
+    --------
+    >>> read_cells(Path("metadata_0.parquet"), lambda header: ["caption"])  # doctest: +SKIP
+    {'caption': ['a cat', ...]}
+    """
+    with _open_parquet(path, str(path)) as (_, file):
+        chosen = list(choose(file.schema_arrow.names))
+        table = file.read(columns=chosen)
+        return {column: table.column(column).to_pylist() for column in chosen}
+
+
+@contextmanager
+def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
     pyarrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
     try:
         with parquet.ParquetFile(path) as file:
-            return _read_column(pyarrow, file, name)
+            yield pyarrow, file
     except NNNormError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -53,70 +76,43 @@ def read_embedding_column(path: Path, name: str) -> npt.NDArray[Any]:
         ) from error
 
 
-def read_text_columns(
-    path: Path, needed: Sequence[str], optional: Sequence[str] = ()
-) -> dict[str, list[str]]:
-    """Read columns of text; see `datasets.table.read_columns`.
-
-    Examples
-    --------
-    >>> read_text_columns(Path("metadata_0.parquet"), ["image_path", "caption"])  # doctest: +SKIP
-    {'image_path': ['1.jpg'], 'caption': ['a cat']}
-    """
-    pyarrow = require("pyarrow", "parquet")
-    parquet = require("pyarrow.parquet", "parquet")
-    try:
-        with parquet.ParquetFile(path) as file:
-            header = file.schema_arrow.names
-            if missing := [name for name in needed if name not in header]:
-                raise NNNormError(
-                    f"{path} needs the columns {', '.join(needed)}; {', '.join(missing)} is not "
-                    f"there, it has: {', '.join(header) or 'none'}"
-                )
-            wanted = [name for name in (*needed, *optional) if name in header]
-            table = file.read(columns=wanted)
-    except NNNormError:
-        raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise NNNormError(
-            f"{path} can't be read as parquet ({first_line(error)}); "
-            "is it cut short, or another kind of file?"
-        ) from error
-    columns: dict[str, list[str]] = {}
-    for name in wanted:
-        cells = table.column(name).to_pylist()
-        if name in needed and None in cells:
-            raise NNNormError(f"{path}: row {cells.index(None)} has nothing in the column {name}")
-        columns[name] = ["" if cell is None else str(cell) for cell in cells]
-    return columns
+def _read_ids(pyarrow: Any, file: Any) -> Ids | None:
+    if file.schema_arrow.names.count(_IDS) != 1:
+        return None
+    kind, types = file.schema_arrow.field(_IDS).type, pyarrow.types
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if not (is_text or types.is_integer(kind)) or kind == pyarrow.uint64():
+        return None
+    column = file.read(columns=[_IDS]).column(_IDS)
+    return None if column.null_count else np.array(column.to_pylist(), str if is_text else np.int64)
 
 
 def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
     schema = file.schema_arrow
-    if schema.names.count(COLUMN) != 1:
+    if schema.names.count(_COLUMN) != 1:
         raise NNNormError(
-            f"{name} needs one column named {COLUMN!r}; it has {', '.join(schema.names) or 'none'}"
+            f"{name} needs one column named {_COLUMN!r}; it has {', '.join(schema.names) or 'none'}"
         )
-    kind = schema.field(COLUMN).type
+    kind = schema.field(_COLUMN).type
     is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
     if not (is_list or pyarrow.types.is_fixed_size_list(kind)) or not pyarrow.types.is_floating(
         kind.value_type
     ):
-        raise NNNormError(f"{name}: column {COLUMN!r} must be a list of floats; it is {kind}")
+        raise NNNormError(f"{name}: column {_COLUMN!r} must be a list of floats; it is {kind}")
     n_rows = file.metadata.num_rows
     whole: npt.NDArray[Any] = np.empty((0, 0), dtype=f"f{kind.value_type.bit_width // 8}")
     start = 0
-    for batch in file.iter_batches(columns=[COLUMN]):
+    for batch in file.iter_batches(columns=[_COLUMN]):
         column = batch.column(0)
         if column.null_count:
             row = start + next(i for i in range(len(column)) if not column[i].is_valid)
-            raise NNNormError(f"{name}: column {COLUMN!r} is empty in row {row}; remove that row")
+            raise NNNormError(f"{name}: column {_COLUMN!r} is empty in row {row}; remove that row")
         lengths = np.asarray(column.value_lengths()) if is_list else np.array([kind.list_size])
         if start == 0 and len(column):
             whole = np.empty((n_rows, int(lengths[0])), dtype=whole.dtype)
         if len(wrong := np.flatnonzero(lengths != whole.shape[1])):
             raise NNNormError(
-                f"{name}: all rows of {COLUMN!r} must share dim; row {start + wrong[0]} has "
+                f"{name}: all rows of {_COLUMN!r} must share dim; row {start + wrong[0]} has "
                 f"{lengths[wrong[0]]} numbers, row 0 has {whole.shape[1]}"
             )
         values = column.flatten().to_numpy(zero_copy_only=False)

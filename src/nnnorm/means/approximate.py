@@ -20,14 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
+from nnnorm.io import Done, Embeddings, Progress
 from nnnorm.means.bounds import principal_basis, turn
 from nnnorm.means.inverted_lists import Lists, best_lists
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
-    Done,
     Products,
-    Progress,
     count_threads,
     strips_in_order,
     top_means,

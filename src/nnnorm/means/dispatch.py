@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
+from nnnorm.io import Progress
 from nnnorm.means.approximate import approximate_means, choose_quality, residual
 from nnnorm.means.pruned import screened_means
 from nnnorm.means.pruning_plan import plan_screen
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Progress, Scores, top_means
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_means
 
 __all__ = ["SOLVER_NAMES", "Solver", "check_solver", "means_by"]
 

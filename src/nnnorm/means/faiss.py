@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import require
-from nnnorm.io import Embeddings
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Progress, top_means
+from nnnorm.io import Embeddings, Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
 
 __all__ = ["build_ivf", "ivf_means"]
 

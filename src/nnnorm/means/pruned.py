@@ -23,14 +23,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Embeddings
+from nnnorm.io import Done, Embeddings, Progress
 from nnnorm.means.bounds import Heads, bounding_heads
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
-    Done,
     KeepBestValues,
     Products,
-    Progress,
     count_threads,
     strips_in_order,
 )

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.io import Embeddings
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress
+from nnnorm.io import Embeddings, Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 __all__ = ["torch_means"]
 

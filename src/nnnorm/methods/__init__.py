@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, Gate, check_weight
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Source, open_embeddings, open_matrix
+from nnnorm.io import Embeddings, Progress, ScoreMatrix, Source, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver, means_by
 from nnnorm.methods.automatic import choose_alpha, choose_reference_k, split_half_reliability
 from nnnorm.methods.transport import transport_bias
@@ -37,7 +37,6 @@ from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Matrix,
     Products,
-    Progress,
     Scores,
     log_mean_exp,
     mean,
@@ -204,7 +203,7 @@ class Method(ABC):
                 matrix, open_matrix(gallery_scores, name="gallery_scores")
             )
         fitted = self._solve(Matrix(matrix), gallery_matrix, _Run(memory_budget, progress))
-        return self._bias(fitted, matrix.dim)
+        return self._bias(fitted, matrix.shape[1])
 
     def bias_from_values(
         self,
@@ -235,7 +234,7 @@ class Method(ABC):
         """Scores of the gallery bank, in the methods that use one."""
         raise NNNormError(f"method {self.name} uses no gallery bank; leave out gallery_references")
 
-    def _gallery_matrix(self, scores: Embeddings, gallery_scores: Embeddings) -> Scores:
+    def _gallery_matrix(self, scores: ScoreMatrix, gallery_scores: ScoreMatrix) -> Scores:
         """Ready scores of the gallery bank, checked, in the methods that use one."""
         raise NNNormError(f"method {self.name} uses no gallery bank; leave out gallery_scores")
 
@@ -479,7 +478,7 @@ class DualSoftmax(Method):
     ) -> Scores:
         return Products(gallery, bank, memory_budget=memory_budget)
 
-    def _gallery_matrix(self, scores: Embeddings, gallery_scores: Embeddings) -> Scores:
+    def _gallery_matrix(self, scores: ScoreMatrix, gallery_scores: ScoreMatrix) -> Scores:
         if len(gallery_scores) != len(scores):
             raise NNNormError(
                 "gallery_scores must have shape (n_gallery, n_gallery_references), with as many "
@@ -554,8 +553,8 @@ class Sinkhorn(Method):
     ) -> Scores:
         return Products(gallery.joined(bank), references, memory_budget=memory_budget)
 
-    def _gallery_matrix(self, scores: Embeddings, gallery_scores: Embeddings) -> Scores:
-        if gallery_scores.dim != scores.dim:
+    def _gallery_matrix(self, scores: ScoreMatrix, gallery_scores: ScoreMatrix) -> Scores:
+        if gallery_scores.shape[1] != scores.shape[1]:
             raise NNNormError(
                 "gallery_scores must have shape (n_gallery_references, n_references), with as "
                 f"many columns as scores; got {gallery_scores.shape} and scores {scores.shape}"

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import open_matrix
+from nnnorm.io import Progress, open_matrix
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     LEAST_EXPONENT,
     Matrix,
     Products,
-    Progress,
     Scores,
     in_threads,
     log_mean_exp,

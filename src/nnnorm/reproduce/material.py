@@ -114,7 +114,7 @@ class EmbeddingFolder:
     nnnorm.reproduce.material.NotThere: there is no coco.json in ...
     """
 
-    def __init__(self, root: Path, *, normalize: bool = False, seed: int = 0) -> None:
+    def __init__(self, root: Path, *, normalize: bool | None = None, seed: int = 0) -> None:
         if not root.is_dir():
             raise NNNormError(f"{root} is no folder; expected one with embeddings of the models")
         self._root, self._normalize, self._seed = root, normalize, seed
@@ -141,8 +141,7 @@ class EmbeddingFolder:
 
     def rows(self, model: str, dataset: str, side: str, rows: np.ndarray) -> Embeddings:
         """Some rows of a model's images or texts."""
-        whole = self.embeddings(model, dataset, side)
-        return open_embeddings(whole.take(rows), name=f"{model}, {side} of {dataset}")
+        return self.embeddings(model, dataset, side).subset(rows)
 
     def file(self, name: str) -> Path:
         """A file of the folder, or say how it is made."""

@@ -6,7 +6,7 @@ reducers    what is kept of a strip while its columns pass: best values, sums, l
 topk        the reductions every method is made of, within a memory budget
 """
 
-from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Done, Matrix, Products, Progress, Scores
+from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores
 from nnnorm.scoring.reducers import LEAST_EXPONENT, KeepBestValues
 from nnnorm.scoring.threads import count_threads, in_threads, on_a_worker, strips_in_order
 from nnnorm.scoring.topk import check_k, log_mean_exp, mean, scan, top_k, top_means
@@ -14,11 +14,9 @@ from nnnorm.scoring.topk import check_k, log_mean_exp, mean, scan, top_k, top_me
 __all__ = [
     "DEFAULT_MEMORY_BUDGET",
     "LEAST_EXPONENT",
-    "Done",
     "KeepBestValues",
     "Matrix",
     "Products",
-    "Progress",
     "Scores",
     "check_k",
     "count_threads",

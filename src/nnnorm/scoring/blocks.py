@@ -1,7 +1,7 @@
-"""Where scores come from: products of embeddings, or a ready matrix, handed out in blocks.
+"""Scores in blocks: products of embeddings, or a ready matrix.
 
 `Products` and `Matrix` are two forms of one thing, `Scores`: a matrix that is read a block at a
-time and never held whole. What is done with the blocks is `topk.py`'s matter.
+time and never held whole. The reductions of these blocks are in `topk.py`.
 """
 
 import threading
@@ -11,53 +11,52 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Embeddings, check_same_dim
+from nnnorm.io import Embeddings, ScoreMatrix, check_same_dim
 
-__all__ = ["DEFAULT_MEMORY_BUDGET", "Done", "Matrix", "Products", "Progress", "Scores"]
+__all__ = ["DEFAULT_MEMORY_BUDGET", "Matrix", "Products", "Scores"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Called with (work done, work in all).
-Progress: TypeAlias = Callable[[int, int], None]
-
 DEFAULT_MEMORY_BUDGET = 512 * 2**20
 
 
-class Done:
-    """Counts what was done, whichever thread did it, and tells."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._lock, self._done = threading.Lock(), 0
-
-    def add(self, n: int) -> None:
-        """Count so much more."""
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += n
-            self._progress(self._done, self._total)
-
-
 class Scores(Protocol):
-    """Where blocks of scores come from: ``shape``, and ``strip`` to read some rows."""
+    """A matrix of scores that is read in blocks."""
 
     shape: tuple[int, int]
     row_bytes: int
     column_bytes: int
 
     def strip(self, start: int, stop: int) -> "Strip":
-        """Get ready to read rows ``start:stop``."""
+        """Prepare rows ``start:stop``; the function returned reads some columns of them."""
 
     def some_rows(self, indices: IntArray) -> "Scores":
-        """Give the scores of some rows only."""
+        """Return the scores of some rows only."""
 
     def transposed(self) -> "Scores":
-        """Give the same scores with rows and columns exchanged."""
+        """Return the same scores with rows and columns exchanged."""
 
 
 Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
+
+
+class _Columns:
+    """The columns of a product, widened to float32 once if a quarter of the budget holds them."""
+
+    def __init__(self, columns: Embeddings, memory_budget: int) -> None:
+        self.columns, self.memory_budget = columns, memory_budget
+        self.fits = 4 * len(columns) * columns.dim <= memory_budget // 4
+        self._widened: FloatArray | None = None
+        self._lock = threading.Lock()
+
+    def read(self, first: int, last: int) -> FloatArray:
+        if self.columns.in_memory or not self.fits:
+            return self.columns.rows(first, last)
+        with self._lock:  # the first thread widens, the others wait for it
+            if self._widened is None:
+                self._widened = self.columns.rows(0, len(self.columns))
+        return self._widened[first:last]
 
 
 class Products:
@@ -68,9 +67,9 @@ class Products:
     rows : Embeddings, shape (n_rows, dim)
     columns : Embeddings, shape (n_columns, dim)
     offset : ndarray, shape (n_columns,), optional
-        Taken away from every row: a bias.
+        Subtracted from every row: a bias.
     memory_budget : int
-        A bank that has to be widened or normalised is kept widened if it takes at most a quarter.
+        Columns that are not float32 in memory are kept widened if they take at most a quarter.
     """
 
     def __init__(
@@ -82,23 +81,21 @@ class Products:
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> None:
         check_same_dim(rows, columns)
-        self.shape = len(rows), len(columns)
-        self.rows, self.columns, self.offset = rows, columns, offset
-        self._memory_budget = memory_budget
-        fits = 4 * len(columns) * columns.dim <= memory_budget // 4
-        self._keeps_widened = fits and not columns.in_memory
-        self._widened: FloatArray | None = None
-        self._lock = threading.Lock()
-        # Reading a block that is not in memory makes the stored piece and the float32 one.
+        self._set(rows, _Columns(columns, memory_budget), offset)
+
+    def _set(self, rows: Embeddings, held: _Columns, offset: FloatArray | None) -> None:
+        self.rows, self.columns, self.offset, self._held = rows, held.columns, offset, held
+        self.shape = len(rows), len(held.columns)
+        # Reading a block that is not in memory allocates the stored piece and the float32 one.
         self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
-        self.column_bytes = 0 if columns.in_memory or fits else 8 * columns.dim
+        self.column_bytes = 0 if held.columns.in_memory or held.fits else 8 * rows.dim
 
     def strip(self, start: int, stop: int) -> Strip:
         """Read rows ``start:stop`` once; the function multiplies them by some columns."""
         block = self.rows.rows(start, stop)
 
         def read(first: int, last: int, out: FloatArray) -> FloatArray:
-            np.matmul(block, self._columns(first, last).T, out=out)
+            np.matmul(block, self._held.read(first, last).T, out=out)
             if self.offset is not None:
                 out -= self.offset[first:last]
             return out
@@ -106,27 +103,20 @@ class Products:
         return read
 
     def some_rows(self, indices: IntArray) -> "Products":
-        """Give the scores of some rows only."""
-        rows = Embeddings([self.rows.take(indices)], name=self.rows.name)
-        return Products(rows, self.columns, memory_budget=self._memory_budget)
+        """Return the scores of some rows only, without the offset; columns are not read again."""
+        some = object.__new__(Products)
+        some._set(self.rows.subset(indices), self._held, None)
+        return some
 
     def transposed(self) -> "Products":
-        """Columns as rows; an offset belongs to columns, so it may not be there."""
-        return Products(self.columns, self.rows, memory_budget=self._memory_budget)
-
-    def _columns(self, first: int, last: int) -> FloatArray:
-        if not self._keeps_widened:
-            return self.columns.rows(first, last)
-        with self._lock:  # the first thread widens, the others wait for it
-            if self._widened is None:
-                self._widened = self.columns.rows(0, len(self.columns))
-        return self._widened[first:last]
+        """Return the products with rows and columns exchanged, without the offset."""
+        return Products(self.columns, self.rows, memory_budget=self._held.memory_budget)
 
 
 class Matrix:
-    """Scores that are there already, from any scorer: shape ``(n_rows, n_columns)``."""
+    """Ready scores, from any scorer: shape ``(n_rows, n_columns)``."""
 
-    def __init__(self, scores: Embeddings, *, is_transposed: bool = False) -> None:
+    def __init__(self, scores: ScoreMatrix, *, is_transposed: bool = False) -> None:
         self._scores = scores
         self._is_transposed = is_transposed
         self.shape = scores.shape[::-1] if is_transposed else scores.shape
@@ -134,7 +124,7 @@ class Matrix:
         self.column_bytes = 0
 
     def strip(self, start: int, stop: int) -> Strip:
-        """Read rows ``start:stop`` once; the function cuts columns out of them."""
+        """Read rows ``start:stop`` once; the function copies some columns of them."""
         if self._is_transposed:
             rows = np.empty((stop - start, self.shape[1]), dtype=np.float32)
             for first_row, block in self._scores.blocks():
@@ -149,9 +139,9 @@ class Matrix:
         return read
 
     def some_rows(self, indices: IntArray) -> "Matrix":
-        """Give the scores of some rows only."""
-        return Matrix(Embeddings([self._scores.take(indices)], name=self._scores.name))
+        """Return the scores of some rows only."""
+        return Matrix(ScoreMatrix([self._scores.take(indices)], role=self._scores.name))
 
     def transposed(self) -> "Matrix":
-        """Give the same scores with rows and columns exchanged, without a copy."""
+        """Return the same scores with rows and columns exchanged, without a copy."""
         return Matrix(self._scores, is_transposed=not self._is_transposed)

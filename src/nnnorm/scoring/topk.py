@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Done, Products, Progress, Scores
+from nnnorm.io import Done, Progress
+from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products, Scores
 from nnnorm.scoring.reducers import (
     KeepBest,
     KeepBestAndLogs,

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.io import Source, open_embeddings
+from nnnorm.io import Progress, Source, open_embeddings
 from nnnorm.ranking import search
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.groups import measure_groups
 from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
 

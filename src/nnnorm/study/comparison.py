@@ -13,9 +13,9 @@ import numpy as np
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Source, open_embeddings
+from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, MethodName, make_method
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Evaluation, evaluate
 from nnnorm.study.grid import Grid, check_grids
 from nnnorm.study.hubness import Hubness, count_occurrences, measure_hubness
@@ -398,4 +398,4 @@ def _open_optional(source: Source | None) -> Embeddings | None:
 
 
 def _take(whole: Embeddings, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Embeddings:
-    return open_embeddings(whole.take(rows), name=whole.name)
+    return whole.subset(rows)

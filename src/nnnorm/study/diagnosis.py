@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.io import Source, open_embeddings
+from nnnorm.io import Progress, Source, open_embeddings
 from nnnorm.ranking import search
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.hubness import (
     Hub,
     Hubness,

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.io import Source, open_embeddings
+from nnnorm.io import Progress, Source, open_embeddings
 from nnnorm.ranking import Ranking, iterate_scores
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress, in_threads
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.truth import Truth, open_truth
 
 __all__ = ["Evaluation", "count_above", "evaluate", "evaluate_ranking", "mean_metrics"]

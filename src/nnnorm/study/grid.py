@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
+from nnnorm.io import Embeddings, Progress
 from nnnorm.methods import METHOD_NAMES, Method, MethodName, make_method
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Progress, mean, scan, top_k
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, mean, scan, top_k
 
 __all__ = ["DEFAULT_GRIDS", "Bank", "Grid", "Setting", "check_grids", "make_settings", "scan_bank"]
 

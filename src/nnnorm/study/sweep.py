@@ -15,9 +15,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Embeddings
+from nnnorm.io import Embeddings, Progress
 from nnnorm.ranking import iterate_scores
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress, in_threads
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.truth import Truth
 
 __all__ = ["Correction", "sweep_hits"]

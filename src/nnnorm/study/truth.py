@@ -4,7 +4,6 @@ One item per query, pairs, or lists of items all become a `Truth`. A query witho
 an error here, so that no metric can shrink its denominator by leaving such queries out.
 """
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
+from nnnorm.io import read_json
 
 __all__ = ["Truth", "clusters_of", "open_truth", "read_truth"]
 
@@ -194,8 +194,10 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
         raise NNNormError(f"there is no truth file {path}; check the path")
     try:
         if file.suffix == ".json":
-            return json.loads(file.read_text(encoding="utf-8"))
+            return read_json(file, "a truth with a list per query")
         return np.load(file, allow_pickle=False)
+    except NNNormError:
+        raise
     except (ValueError, EOFError, OSError) as error:
         raise NNNormError(
             f"{path} can't be read as a truth ({first_line(error)}); expected .npy with whole "

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.io import Source, check_same_dim, open_embeddings
+from nnnorm.io import Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import METHOD_NAMES, MethodName, Sinkhorn, choose_reference_k, make_method
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Evaluation, count_above, evaluate
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Bank, Grid, Setting, find_active, make_settings
