@@ -1,7 +1,7 @@
-"""Data sets: one that ships as embeddings, and readers of those that people have on disk.
+"""Data sets: one that ships as embeddings, and readers of data sets on disk.
 
-`load_shapes` gives a whole search. The readers give images, captions, pairs and splits (`Pairs`);
-`paper_protocol` makes of them the parts of the paper's experiment.
+`load_shapes` returns a complete search task. The readers return images, captions, pairs and splits
+(`Pairs`); `paper_protocol` divides them into the parts of the paper's experiment.
 """
 
 from nnnorm.datasets.clip_retrieval import ClipRetrieval, read_clip_retrieval, save_clip_retrieval

@@ -1,8 +1,8 @@
-"""Folders as clip-retrieval's inference writes them: `img_emb/`, `text_emb/` and `metadata/`.
+"""Folders in the layout of clip-retrieval's inference: `img_emb/`, `text_emb/` and `metadata/`.
 
-The shards of all three go row by row: row i of the embeddings is row i of the metadata. An image
-with several captions has a row for each, so its embedding stands there several times; `image_rows`
-tells which rows make a gallery in which every image stands once.
+The shards of all three are aligned: row i of the embeddings is row i of the metadata. An image with
+several captions has a row for each, so that its embedding is repeated; `image_rows` selects the
+rows of a gallery in which every image occurs once.
 """
 
 import os
@@ -23,16 +23,16 @@ __all__ = ["ClipRetrieval", "read_clip_retrieval", "save_clip_retrieval"]
 
 
 class ClipRetrieval(NamedTuple):
-    """A folder's pairs and embeddings.
+    """The pairs and embeddings of a folder.
 
     Attributes
     ----------
     pairs : Pairs
-        Every image once, every row a caption.
+        Every image once, and a caption per row.
     image_rows : ndarray, shape (n_images,), int64
-        The row of `image_embeddings` that is image i.
+        The row of `image_embeddings` that belongs to image i.
     image_embeddings, caption_embeddings : Embeddings
-        Row by row as in the metadata.
+        Aligned with the rows of the metadata.
     """
 
     pairs: Pairs
@@ -47,8 +47,8 @@ def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
     Parameters
     ----------
     folder : str or PathLike
-        With ``img_emb``, ``text_emb`` and ``metadata``, the last with the columns ``image_path``
-        and ``caption``.
+        It has ``img_emb``, ``text_emb`` and ``metadata``; the metadata have the columns
+        ``image_path`` and ``caption``.
 
     Returns
     -------
@@ -88,15 +88,16 @@ def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
 
 
 def save_clip_retrieval(found: ClipRetrieval, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write what `save_pairs` does, and ``NAME-gallery.npy``: the embedding of every image, once.
+    """Write the files of `save_pairs`, and ``NAME-gallery.npy``: the embedding of every image once.
 
-    With the folder's own ``text_emb`` as the queries and ``NAME-truth.npy`` that is a whole search.
+    Together with the folder's ``text_emb`` as queries and ``NAME-truth.npy`` this is a complete
+    search task.
 
     Parameters
     ----------
     found : ClipRetrieval
     folder : str or PathLike
-        Must be there.
+        An existing folder.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """COCO's own annotation files: `captions_train2017.json`, `captions_val2017.json` and the like.
 
-Each file is a split: a list of images, and a list of annotations that say in words what is on one
-of them. (The splits that papers compare on are Karpathy's; see `karpathy.py`.)
+Each file is a split: a list of images, and a list of annotations with a caption of one image each.
+(Papers usually report results on Karpathy's splits; see `karpathy.py`.)
 """
 
 import os
@@ -30,7 +30,7 @@ def read_coco(
     paths : sequence of str or PathLike
         ``captions_val2017.json`` becomes the split ``val2017``.
     images : str or PathLike
-        Folder of the pictures, either all in one or in folders called after the splits.
+        Folder of the pictures, either all in one or in subfolders named after the splits.
 
     Returns
     -------
@@ -56,7 +56,7 @@ def read_coco(
         about = read_json(path, _WHAT)
         split = Path(path).stem.removeprefix("captions_")
         if split in splits:
-            raise NNNormError(f"two files are called {Path(path).name}; give each split once")
+            raise NNNormError(f"two files are named {Path(path).name}; give each split once")
         try:
             number_of = {p["id"]: len(files) + row for row, p in enumerate(about["images"])}
             folder = Path(images) / split if (Path(images) / split).is_dir() else Path(images)

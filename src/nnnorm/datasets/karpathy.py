@@ -1,7 +1,8 @@
 """Karpathy's split files: `dataset_coco.json`, `dataset_flickr30k.json`, `dataset_flickr8k.json`.
 
-Each names the images of a data set, their sentences and their split. In COCO's, `restval` is what
-of the validation images is neither for validation nor for test; the literature trains on it.
+Each lists the images of a data set, their sentences and their split. In COCO, `restval` is the
+part of the validation images that is used neither for validation nor for test; it is usually added
+to the training split.
 """
 
 import os
@@ -32,10 +33,10 @@ def read_karpathy(
     path : str or PathLike
         The JSON file.
     images : str or PathLike
-        Folder of the pictures; COCO's lie in its folders `train2014` and `val2014`. Whether they
-        are there is `pictures.find_problems`'s matter.
+        Folder of the pictures; COCO has subfolders `train2014` and `val2014`. Files are not opened
+        here; `pictures.find_problems` checks them.
     restval : bool
-        Whether `restval` (COCO only) belongs to train, as is usual, or to no split.
+        Whether `restval` (COCO only) is added to train, as is usual, or left out of all splits.
 
     Returns
     -------

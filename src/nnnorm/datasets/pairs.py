@@ -1,8 +1,8 @@
-"""Images and captions, which belong together, and which split each image is in.
+"""Images, their captions, and the split of each image.
 
-Every reader in this folder gives a `Pairs`. It holds paths and texts, no pixels and no embeddings:
-whatever encodes them keeps their order, and row i of the embeddings is image (or caption) i. On
-disk it is one JSON file, with the two lists beside it as plain text, one entry per line.
+Every reader in this folder returns `Pairs`. They hold paths and texts, but no pixels and no
+embeddings; encoders keep the order, so that row i of the embeddings is image (or caption) i. On
+disk they are a JSON file, with both lists next to it as plain text, one entry per line.
 """
 
 import json
@@ -31,15 +31,15 @@ class Pairs:
     Attributes
     ----------
     name : str
-        What files are called after: ``"coco"``, ``"flickr30k"``.
+        Prefix of file names, such as ``"coco"`` or ``"flickr30k"``.
     images : tuple of str
         Paths.
     captions : tuple of str
-        On one line each.
+        Each on one line.
     image_of : ndarray, shape (n_captions,), int64
-        The image of each caption: the pairs.
+        The image of each caption.
     splits : dict
-        Split name to its image numbers, sorted; no image is in two.
+        Split name to its sorted image numbers; no image is in two splits.
 
     Examples
     --------
@@ -78,7 +78,7 @@ class Pairs:
         object.__setattr__(self, "splits", splits)
 
     def split(self, name: str) -> IntArray:
-        """Image numbers of a split, or say which splits there are.
+        """Return the image numbers of a split.
 
         Examples
         --------
@@ -91,13 +91,13 @@ class Pairs:
         return self.splits[name]
 
     def captions_of(self, images: npt.ArrayLike, at_most: int | None = None) -> IntArray:
-        """Caption numbers of some images, in the order of those images.
+        """Return the caption numbers of some images, in the order of those images.
 
         Parameters
         ----------
         images : int array, shape (n,)
         at_most : int, optional
-            Only the first so many of each image: COCO has a few images with six or seven.
+            Maximum number of captions per image; a few images of COCO have six or seven.
 
         Returns
         -------
@@ -113,7 +113,7 @@ class Pairs:
         return np.asarray(order[places], dtype=np.int64)
 
     def without_images(self, images: npt.ArrayLike) -> "Pairs":
-        """The same without some images and their captions, numbered anew."""
+        """Return the pairs without some images and their captions, renumbered."""
         keep = np.ones(len(self.images), dtype=bool)
         keep[np.asarray(images, dtype=np.int64)] = False
         new = np.cumsum(keep) - 1
@@ -128,7 +128,7 @@ class Pairs:
 
 
 def tidy(text: str) -> str:
-    r"""A caption on one line, without spaces at its ends.
+    r"""Return a caption on one line, without spaces at its ends.
 
     Examples
     --------
@@ -141,14 +141,14 @@ def tidy(text: str) -> str:
 def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``.
 
-    The lists are what an encoder reads; row i of what it makes is line i. The truth is the image of
-    each caption, as `nnnorm compare` and the other studies take it.
+    The lists are input for an encoder; row i of its output belongs to line i. The truth is the
+    image of each caption, as expected by `nnnorm compare` and the other studies.
 
     Parameters
     ----------
     pairs : Pairs
     folder : str or PathLike
-        Must be there.
+        An existing folder.
 
     Returns
     -------
@@ -183,9 +183,9 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
     }
     truth = Path(folder) / f"{pairs.name}-truth.npy"
     for path in (*contents, truth):
-        check_writable(path)  # all of them before the first
+        check_writable(path)  # all of them before writing the first
     write_whole(truth, lambda file: np.save(file, pairs.image_of, allow_pickle=False))
-    for path, text in reversed(contents.items()):  # the JSON last: where it is, all are
+    for path, text in reversed(contents.items()):  # the JSON last: if it exists, the others do too
         _write_text(path, text)
     return (*contents, truth)
 

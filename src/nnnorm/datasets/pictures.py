@@ -1,9 +1,9 @@
-"""Are the pictures of a list there, and are they pictures? Listed, skipped only when told to.
+"""Checks that the pictures of a list exist and can be read.
 
-Without any library: a file that is absent, empty, or begins like no picture (the error page of a
-web server, saved as a .jpg). With `decode=True` every picture is read to its end by Pillow
-(`pip install 'nnnorm[images]'`), which finds those that are cut short, and refuses those that
-would unpack to more pixels than is sane.
+Without any library this finds files that are missing, empty, or do not begin like a picture (such
+as the error page of a web server saved as .jpg). With `decode=True` Pillow
+(`pip install 'nnnorm[images]'`) decodes every picture completely, which also finds files that are
+cut short, and refuses files that would unpack to an unreasonable number of pixels.
 """
 
 import os
@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     Attributes
     ----------
     row : int
-        Its place in the list.
+        Its position in the list.
     image : str
     reason : str
     """
@@ -47,14 +47,14 @@ class Problem(NamedTuple):
 def find_problems(
     images: Sequence[str], *, decode: bool = False, progress: Progress | None = None
 ) -> list[Problem]:
-    """List the pictures that are not there or can't be read.
+    """List the pictures that are missing or can't be read.
 
     Parameters
     ----------
     images : sequence of str
         Paths.
     decode : bool
-        Read each to its end (Pillow); without it only the first bytes are looked at.
+        Decode every picture with Pillow; otherwise only the first bytes are checked.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -84,13 +84,13 @@ def check_images(
     decode: bool = False,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """List the pictures that can't be used, or raise with the first few unless told to skip them.
+    """Raise an error that lists the first pictures that can't be used, or return them with `skip`.
 
     Parameters
     ----------
     images : sequence of str
     skip : bool
-        Return the problems instead of raising; the caller leaves those rows out.
+        Return the problems instead of raising; the caller removes those rows.
     decode : bool
     progress : callable, optional
 
@@ -120,7 +120,7 @@ def check_images(
 
 
 def _look(image: str, pillow: Any) -> str | None:
-    """Why a picture can't be used, or None."""
+    """Return the reason why a picture can't be used, or None."""
     if not os.path.exists(image):
         return "is not there"
     if not os.path.isfile(image):
@@ -134,10 +134,12 @@ def _look(image: str, pillow: Any) -> str | None:
             return "is no picture (it begins like none)"
         if pillow is not None:
             with warnings.catch_warnings():
-                # Pillow warns of large pictures, and refuses those of twice that size: a bomb.
+                # Pillow warns about large pictures and refuses those of twice that size.
                 warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
                 with pillow.open(image) as picture:
                     picture.load()
-    except Exception as error:  # decoders raise many kinds: each is a picture that can't be read
+    except (
+        Exception
+    ) as error:  # decoders raise many kinds of errors for a picture that can't be read
         return f"can't be read ({first_line(error)})"
     return None

@@ -1,9 +1,9 @@
 """The paper's protocol: test, tuning and reference images of a data set, from one seed.
 
-Test is the test split (1,000 images of Flickr30k, 5,000 of COCO), five captions per image. As many
-images of train are held out for tuning. References are 20 % of train, drawn from the rest: their
-captions are the bank of image retrieval, the images themselves that of text retrieval. Smaller
-shares lie inside larger ones, and the share 1 is all of train but the tuning images.
+Test is the test split (1,000 images of Flickr30k, 5,000 of COCO) with five captions per image. As
+many images of train are held out for tuning. References are 20 % of train, drawn from the rest:
+their captions are the bank for image retrieval, the images are the bank for text retrieval. Smaller
+shares are subsets of larger ones, and a share of 1 is all of train without the tuning images.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class Part(NamedTuple):
     Attributes
     ----------
     images, captions : ndarray, int64
-        Their numbers in the data set, that is rows of its embeddings.
+        Their numbers in the data set, which are the rows of its embeddings.
     image_of : ndarray, shape (n_captions,), int64
-        For each caption here, the place of its image here.
+        For each caption of the part, the position of its image in `images`.
     """
 
     images: IntArray
@@ -38,7 +38,7 @@ class Part(NamedTuple):
     image_of: IntArray
 
     def truth(self, direction: Direction) -> IntArray:
-        """What is right, as `truth.open_truth` takes it: the image of each caption, or pairs.
+        """Return the truth for `open_truth`: the image of each caption, or (query, item) pairs.
 
         Examples
         --------
@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Protocol:
-    """The three parts, none of which shares an image with another.
+    """Three parts that share no image.
 
     Attributes
     ----------
@@ -79,14 +79,15 @@ def paper_protocol(
     Parameters
     ----------
     pairs : Pairs
-        With a train and a test split.
+        They have a train and a test split.
     reference_share : float
-        Of the train images that become references.
+        Share of the train images that become references.
     captions_per_image : int
-        At most so many captions of each test and tuning image; references keep all of theirs.
+        Maximum number of captions per test and tuning image; references keep all of theirs.
     train, test : str
         Names of the splits.
     seed : int
+        Random seed.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""Scenes of coloured shapes on a 3×3 grid: made, described and drawn with numpy alone.
+"""Scenes of coloured shapes on a 3×3 grid: generated, described and drawn with numpy alone.
 
 A scene is ten bytes: its background, then its nine cells from the top left, each empty (0) or one
-of 240 things (12 shapes, 10 colours, 2 sizes). Pictures are drawn from those bytes at any
-resolution, so thousands of scenes take no room until someone looks at one.
+of 240 objects (12 shapes, 10 colours, 2 sizes). Pictures are drawn from these bytes at any
+resolution, so that thousands of scenes take little space.
 """
 
 import os
@@ -68,11 +68,11 @@ PLACES = (
 )
 
 _RADIUS = {"small": 0.27, "big": 0.405}  # of a cell
-_RIM = 0.05  # white, round every thing, as on a sticker: seen on any background
+_RIM = 0.05  # white rim around every object, visible on any background
 _SHADOW = 0.22
 _FINER = 4  # samples per pixel and side
 _RESOLUTIONS = range(12, 2049)
-_REPEATS = 1000  # known scenes in a row, after which there seem to be no others
+_REPEATS = 1000  # repeated scenes in a row, after which generation gives up
 
 
 class Thing(NamedTuple):
@@ -100,16 +100,17 @@ def make_scenes(
     colours: Sequence[str] | None = None,
     counts: Sequence[int] = (2, 3, 4),
 ) -> Bytes:
-    """Make scenes at random, no two alike.
+    """Generate random scenes, all different.
 
     Parameters
     ----------
     n_scenes : int
     seed : int
+        Random seed.
     shapes, colours : sequence of str, optional
-        Only these, for another distribution of scenes.
+        Use only these, for another distribution of scenes.
     counts : sequence of int
-        How many things a scene may have.
+        Numbers of objects that a scene may have.
 
     Returns
     -------
@@ -139,7 +140,7 @@ def make_scenes(
 
 
 def read_scene(scene: npt.ArrayLike) -> tuple[str, tuple[Thing, ...]]:
-    """What is in a scene: its background, and its things from the top left to the bottom right.
+    """Return the background of a scene, and its objects from top left to bottom right.
 
     Examples
     --------
@@ -157,7 +158,7 @@ def read_scene(scene: npt.ArrayLike) -> tuple[str, tuple[Thing, ...]]:
 
 
 def describe_scene(scene: npt.ArrayLike) -> str:
-    """All that is in a scene, in words.
+    """Describe everything in a scene in words.
 
     Examples
     --------
@@ -170,7 +171,7 @@ def describe_scene(scene: npt.ArrayLike) -> str:
 
 
 def draw_scene(scene: npt.ArrayLike, resolution: int = 96) -> Bytes:
-    """Draw a scene, smooth at any resolution.
+    """Draw a scene with smooth edges at any resolution.
 
     Parameters
     ----------
@@ -271,7 +272,7 @@ def _check_scene(scene: npt.ArrayLike) -> npt.NDArray[np.int64]:
 def _stencil(
     thing: Thing, resolution: int
 ) -> tuple[tuple[slice, slice], tuple[Floats, Floats, Floats]]:
-    """The window of a thing's cell, and its layers there."""
+    """Return the window of an object's cell, and the object's layers in it."""
     spans = []
     for place in divmod(thing.cell, 3):
         start, stop = round(place * resolution / 3), round((place + 1) * resolution / 3)
@@ -293,7 +294,7 @@ def _layers(
     middle_x: float,
     cell: float,
 ) -> tuple[Floats, Floats, Floats]:
-    """How much of each pixel of a window is shadow, rim and body, by many samples per pixel."""
+    """Return the shares of shadow, rim and body in each pixel, from many samples per pixel."""
     step = 1 / _FINER
     unit = cell * _RADIUS[size]
     x = (np.arange(0, width, step) + step / 2 - middle_x) / unit
@@ -312,14 +313,14 @@ def _layers(
 
 
 def _widen(inside: _Inside, x: Floats, y: Floats, width: float) -> npt.NDArray[np.bool_]:
-    """The shape and all within `width` of it, as far as two dozen directions tell."""
+    """Return the shape widened by `width`, approximated with 24 directions."""
     mask = inside(x, y)
     for turn in np.linspace(0, 2 * np.pi, 24, endpoint=False):
         mask |= inside(x + width * np.cos(turn), y + width * np.sin(turn))
     return mask
 
 
-# --- shapes: is a point inside? x to the right, y up, all within about one of the middle ---------
+# --- shapes: whether a point is inside; x to the right, y up, at most about 1 from the centre ----
 
 
 def _circle(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,8 @@
-"""A small image–text search of our own that ships with the package: real hubs, no download.
+"""A small image–text search task that ships with the package: real hubs, no download.
 
 A dual encoder was trained on drawn scenes and their captions (`examples/shapes/build.py` rebuilds
-it). What it made is stored as float16, scenes as ten bytes, captions as text. The text tower runs
-here on numpy alone, so that anyone can ask for something new.
+it). Its embeddings are stored as float16, scenes as ten bytes, captions as text. The text tower
+runs on numpy alone, so that new queries can be encoded.
 """
 
 import difflib
@@ -30,12 +30,12 @@ _TEXTS_AT_ONCE = 2000
 
 @dataclass(frozen=True, eq=False)
 class TextTower:
-    """Vectors of words and word pairs, summed, then two layers.
+    """A text encoder: vectors of words and word pairs are summed and passed through two layers.
 
     Attributes
     ----------
     words, pairs : tuple of str
-        What it knows; pairs reach across light words, see `word_pairs`.
+        The vocabulary; see `word_pairs`.
     features : ndarray, shape (n_words + n_pairs, hidden)
     bias : ndarray, shape (hidden,)
     middle, middle_bias, last, last_bias : ndarray
@@ -52,7 +52,7 @@ class TextTower:
     last_bias: FloatArray = field(repr=False)
 
     def encode(self, texts: Sequence[str]) -> FloatArray:
-        """Unit vectors of texts; see `Shapes.encode_texts`."""
+        """Return the unit vectors of texts; see `Shapes.encode_texts`."""
         if (
             isinstance(texts, str)
             or not isinstance(texts, Sequence)
@@ -104,9 +104,9 @@ class TextTower:
 
 @dataclass(frozen=True, eq=False)
 class Shapes:
-    """Pictures of shapes and captions as embeddings, in the roles of a search.
+    """Embeddings of pictures of shapes and of captions, in the roles of a search.
 
-    Embeddings are float32 with unit rows (stored as float16) and read-only.
+    Embeddings are float32 with unit norm (stored as float16) and read-only.
 
     Attributes
     ----------
@@ -117,20 +117,20 @@ class Shapes:
     truth : ndarray, shape (5000,), int64
         The right picture of each query.
     references : ndarray, shape (20000, dim)
-        Captions of training scenes: the bank.
+        Captions of training scenes, used as the bank.
     gallery_references : ndarray, shape (4000, dim)
         The pictures of those scenes, for methods with two banks.
     other_references : ndarray, shape (5000, dim)
         Another bank, out of distribution: short searches for scenes of few kinds.
     validation_gallery, validation_queries, validation_truth : ndarray
-        The same as for test, of other scenes.
+        The same roles for other scenes.
     captions, validation_captions, reference_captions, other_captions : tuple of str
         The texts of `queries`, `validation_queries`, `references` and `other_references`.
     scenes, validation_scenes, reference_scenes, other_scenes : ndarray, shape (n, 10), uint8
-        See `scenes`; five texts each.
+        Five texts each; see `nnnorm.datasets.scenes`.
     text_tower : TextTower
     check_texts, check_vectors : tuple of str, ndarray
-        A few texts and what the trained tower made of them.
+        A few texts and their embeddings by the trained tower.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class Shapes:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All words that `encode_texts` knows."""
+        """The vocabulary of `encode_texts`."""
         return self.text_tower.words
 
     def draw(self, item: int, resolution: int = 96) -> npt.NDArray[np.uint8]:
@@ -176,7 +176,7 @@ class Shapes:
         return draw_scene(self.scenes[self._check_item(item)], resolution)
 
     def describe(self, item: int) -> str:
-        """What is on a picture of the gallery, in words.
+        """Describe a picture of the gallery in words.
 
         Examples
         --------
@@ -186,12 +186,12 @@ class Shapes:
         return describe_scene(self.scenes[self._check_item(item)])
 
     def encode_texts(self, texts: Sequence[str]) -> FloatArray:
-        """Embed new queries, with numpy alone.
+        """Encode new queries, with numpy alone.
 
         Parameters
         ----------
         texts : sequence of str
-            In the words of `words`; any other word is an error that names it.
+            Texts in the vocabulary of `words`; any other word raises an error that names it.
 
         Returns
         -------
@@ -216,7 +216,7 @@ class Shapes:
 
 @lru_cache(maxsize=1)
 def load_shapes() -> Shapes:
-    """Load the shapes: pictures and captions as embeddings, with hubs.
+    """Load the data set of shapes: embeddings of pictures and captions, with hubs.
 
     Returns
     -------

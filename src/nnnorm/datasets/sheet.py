@@ -1,7 +1,7 @@
-"""Contact sheets: rows of pictures with a line of text, and frames round some, with numpy alone.
+"""Contact sheets: rows of pictures with a label and optional frames, drawn with numpy alone.
 
-The letters are a 5×9 bitmap font of lower case, digits and a few marks: enough to say what a row
-shows where no font library is installed.
+The 5×9 bitmap font has lower case letters, digits and a few marks, so that rows can be labelled
+without a font library.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ HAIRLINE: Colour = (214, 214, 214)
 GREEN: Colour = (0, 158, 115)
 ORANGE: Colour = (213, 94, 0)
 
-# Nine rows of five bits each, the last two below the line; the leftmost pixel first.
+# Nine rows of five bits each, leftmost pixel first; the last two rows are below the baseline.
 _GLYPHS = {
     "a": "00000e010f110f0000",
     "b": "1010161911111e0000",
@@ -80,7 +80,7 @@ class Row(NamedTuple):
     Attributes
     ----------
     label : str
-        Before the pictures; a row without pictures is a heading of this text.
+        Text before the pictures; a row without pictures is a heading with this text.
     pictures : sequence of ndarray, shape (resolution, resolution, 3)
     frames : sequence of colour or None
         One per picture.
@@ -92,7 +92,7 @@ class Row(NamedTuple):
 
 
 def draw_text(text: str, *, scale: int = _LETTER, colour: Colour = INK) -> Bytes:
-    """Write a line, ``(9·scale, 6·scale·len(text), 3)``; a letter the font lacks is a blank.
+    """Draw a line of text, shape ``(9·scale, 6·scale·len(text), 3)``; unknown letters are blanks.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def draw_text(text: str, *, scale: int = _LETTER, colour: Colour = INK) -> Bytes
 
 
 def draw_sheet(rows: Sequence[Row]) -> Bytes:
-    """Lay out rows of pictures and headings, one below the other.
+    """Draw rows of pictures and headings, one below the other.
 
     Parameters
     ----------
@@ -141,14 +141,14 @@ def draw_sheet(rows: Sequence[Row]) -> Bytes:
 
 def _draw_row(row: Row, indent: int) -> Bytes:
     if not len(row.pictures):
-        # Some air above a heading, so that it stands with what follows.
+        # Space above a heading attaches it to the rows that follow.
         return np.pad(draw_text(row.label), ((_GAP, 0), (0, 0), (0, 0)), constant_values=PAPER[0])
     framed = []
     for picture, frame in zip(row.pictures, row.frames or [None] * len(row.pictures), strict=True):
         height, width = picture.shape[:2]
         tile = np.empty((height + 2 * _FRAME, width + 2 * _FRAME, 3), dtype=np.uint8)
         tile[:] = PAPER if frame is None else frame
-        if frame is None:  # a white picture shall have an edge too
+        if frame is None:  # a hairline marks the edge of a white picture
             tile[_FRAME - 1 : 1 - _FRAME, _FRAME - 1 : 1 - _FRAME] = HAIRLINE
         tile[_FRAME:-_FRAME, _FRAME:-_FRAME] = picture
         framed.append(np.pad(tile, ((0, 0), (0, _GAP), (0, 0)), constant_values=PAPER[0]))

@@ -17,19 +17,19 @@ __all__ = ["make_pairs", "read_table"]
 
 
 def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
-    r"""Read a table with the columns `image`, `caption` and perhaps `split`.
+    r"""Read a table with the columns `image`, `caption` and optionally `split`.
 
     Parameters
     ----------
     path : str or PathLike
         ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet``.
     images : str or PathLike
-        Folder that paths in the table start from.
+        Folder to which the paths in the table are relative.
 
     Returns
     -------
     Pairs
-        Called after the file.
+        Named after the file.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".
 def make_pairs(
     name: str, images: Sequence[str], captions: Sequence[str], splits: Sequence[str] | None = None
 ) -> Pairs:
-    """Make `Pairs` of rows; rows with the same image are its captions.
+    """Make `Pairs` from rows; rows with the same image are its captions.
 
     Examples
     --------

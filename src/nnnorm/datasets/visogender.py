@@ -1,8 +1,8 @@
 """VisoGender's single-person table: people at work, by occupation and perceived gender.
 
-Its TSV has a row per picture: 23 occupations, each with five pictures of people whom annotators
-perceived as masculine and five as feminine, and the object they have. Pictures are given by
-address, so fetched ones are looked for by their number: ``OO_1.jpg``. The question for an
+Its TSV has a row per picture: 23 occupations, each with five pictures of people perceived as
+masculine by annotators and five as feminine, and an object that belongs to them. The table gives
+the URLs of pictures; downloaded ones are found by number, such as ``OO_1.jpg``. The query for an
 occupation is "The {occupation} and their {object}".
 """
 
@@ -24,14 +24,14 @@ GENDERS = ("masculine", "feminine")
 
 @dataclass(frozen=True)
 class VisoGender:
-    """Pictures in the order of the table, and one question per occupation.
+    """Pictures in the order of the table, and one query per occupation.
 
     Attributes
     ----------
     numbers : tuple of str
-        ``"OO_1"`` and so on.
+        Such as ``"OO_1"``.
     images : tuple of str
-        Paths; where no picture of that number was found, the one it was looked for.
+        Paths; if there is no picture of that number, the expected path.
     occupations, objects, genders : tuple of str
         One per picture; genders are "masculine" or "feminine", as perceived by annotators.
     """
@@ -44,9 +44,9 @@ class VisoGender:
 
     @cached_property
     def questions(self) -> dict[str, str]:
-        """Occupation to its caption, in the order of the table: the queries.
+        """Occupation to its query, in the order of the table.
 
-        Where pictures of one occupation name several objects, the most frequent is asked for.
+        If pictures of one occupation name several objects, the most frequent one is used.
         """
         found: dict[str, Counter[str]] = {}
         for occupation, thing in zip(self.occupations, self.objects, strict=True):
@@ -57,7 +57,7 @@ class VisoGender:
         }
 
     def without_images(self, rows: list[int]) -> "VisoGender":
-        """The same without some pictures."""
+        """Return the table without some pictures."""
         gone = set(rows)
         keep = [row for row in range(len(self.images)) if row not in gone]
         names = ("numbers", "images", "occupations", "objects", "genders")
@@ -74,7 +74,7 @@ def read_visogender(
     path : str or PathLike
         A TSV with the columns IDX, Occupation, Object and Occupation_perceived_gender.
     images : str or PathLike
-        Folder of the pictures, called after IDX.
+        Folder of the pictures, named after IDX.
 
     Returns
     -------
@@ -112,7 +112,7 @@ def read_visogender(
 
 
 def save_visogender(visogender: VisoGender, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    r"""Write ``visogender.tsv``, and its pictures and questions as lists, into a folder.
+    r"""Write ``visogender.tsv``, and lists of its pictures and queries, into a folder.
 
     Examples
     --------
@@ -137,7 +137,7 @@ def save_visogender(visogender: VisoGender, folder: str | os.PathLike[str]) -> t
         Path(folder) / "visogender-images.txt": visogender.images,
         Path(folder) / "visogender-captions.txt": visogender.questions.values(),
     }
-    for path, some in reversed(contents.items()):  # the table last: where it is, all are
+    for path, some in reversed(contents.items()):  # the table last: if it exists, the others do too
         text = "\n".join(some) + "\n"
         write_whole(path, lambda file, text=text: file.write(text.encode("utf-8")))  # type: ignore[misc]
     return tuple(contents)

@@ -1,9 +1,8 @@
 """Writing files whole or not at all.
 
 The bytes go to a temporary file beside the target, which replaces the target only once everything
-is on disk. An error, a full disk or Ctrl-C leaves the old file (or no file) behind, never half a
-one. Targets that are no regular files (folders, devices, pipes) are refused before anything is
-written.
+is on disk. An error, a full disk or Ctrl-C leaves the old file (or no file), never half a file.
+Targets that are not regular files (folders, devices, pipes) are refused before anything is written.
 """
 
 import os
@@ -19,9 +18,9 @@ __all__ = ["check_writable", "make_folder", "write_whole"]
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Return the real path to write to, or say why nothing can be written there.
+    """Return the real path to write to, or raise an error that says why it can't be written.
 
-    Long work calls this first, so that hours of computing are not lost to a mistyped folder.
+    Long computations call this first, so that their result is not lost to a mistyped folder.
 
     Examples
     --------
@@ -53,7 +52,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder for several files where there is none, or say why it can't take them.
+    """Create a folder for several files if there is none, or raise an error that says why not.
 
     Examples
     --------
@@ -74,12 +73,12 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a temporary file and then put it in the place of `path`.
+    """Write a temporary file with `write` and then move it to `path`.
 
     Parameters
     ----------
     path : str or PathLike
-        Where the finished file goes. A symbolic link is followed.
+        The finished file. A symbolic link is followed.
     write : callable
         Called once with the open binary file.
 
@@ -92,7 +91,7 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
     b'whole'
     """
     target = check_writable(path)
-    # Not made of the target's name, which may already be as long as a name can be.
+    # Not derived from the name of the target, which may have the maximum length already.
     temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
