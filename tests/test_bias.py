@@ -141,3 +141,15 @@ def test_a_damaged_header_is_refused(path, about):
     save_file({"values": np.zeros(3)}, path, {"format": "nnnorm.bias/1", "bias": about})
     with pytest.raises(NNNormError, match=r"is a damaged bias file .* make it again"):
         Bias.load(path)
+
+
+def test_a_bias_prints_in_one_line_whatever_its_size(small):
+    bias = NNN(reference_k=5, alpha=0.75).fit(small.gallery, small.references)
+    assert repr(bias) == "Bias(nnn: 23 items, 57 references, weight=0.75, reference_k=5)"
+    assert len(repr(Bias(np.zeros(100_000), 1.0, "is", {"beta": 20.0}))) < 100
+
+
+def test_alpha_and_reference_k_are_at_hand(small):
+    bias = NNN(reference_k=5, alpha=0.625).fit(small.gallery, small.references)
+    assert (bias.alpha, bias.reference_k) == (0.625, 5)
+    assert InvertedSoftmax().fit(small.gallery, small.references).reference_k is None

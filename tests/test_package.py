@@ -27,10 +27,33 @@ def modules_after(code):
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_importing_nnnorm_loads_numpy_and_nothing_heavier():
-    loaded = modules_after("import nnnorm")
-    assert "numpy" in loaded
-    assert not loaded & (HEAVY | {"safetensors"})
+def test_importing_nnnorm_and_using_it_loads_nothing_heavier_than_numpy():
+    code = "import nnnorm, numpy as np\nx = np.eye(4)\n"
+    code += "nnnorm.search(x, x, nnnorm.NNN().fit(x, x), k=2)"
+    assert not modules_after("import nnnorm") & (HEAVY | {"safetensors", "numpy"})
+    assert not modules_after(code) & (HEAVY | {"safetensors"})
+
+
+def test_importing_nnnorm_loads_none_of_its_own_rooms():
+    code = "import nnnorm, sys\nprint(*(m for m in sys.modules if m.startswith('nnnorm.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_every_public_name_is_found_once_and_listed():
+    assert sorted(nnnorm._ROOM_OF) == sorted(nnnorm.__all__)
+    assert set(nnnorm.__all__) <= set(dir(nnnorm))
+    for name in nnnorm.__all__:
+        assert getattr(nnnorm, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'serach'"):
+        nnnorm.serach  # noqa: B018
+
+
+def test_no_module_has_the_name_of_a_public_function():
+    functions = {name for name in nnnorm.__all__ if inspect.isfunction(getattr(nnnorm, name))}
+    modules = [path for path in SOURCE.rglob("*.py") if room_of(path) != "cli"]
+    assert functions.isdisjoint({path.stem for path in modules})
+    assert functions.isdisjoint({path.parent.name for path in modules})
 
 
 def test_this_check_of_heavy_imports_can_fail():
@@ -65,7 +88,7 @@ MAY_IMPORT = {
     "demo": {"errors", *ROOMS, "datasets"},
     "cli": {"version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"},
     "__main__": {"cli"},
-    "__init__": {"version", "errors", *ROOMS},
+    "__init__": {"version", "errors", *ROOMS, "index", "datasets"},
 }
 
 

@@ -250,3 +250,52 @@ def test_a_bias_from_ready_scores_fits_any_gallery_of_its_size(small):
     bias = NNN(reference_k=2, alpha=0.5).fit_scores(small.gallery @ small.references.T)
     assert len(search(small.queries, small.gallery, bias, k=3).indices) == 11
     assert isinstance(bias, Bias)
+
+
+# --- ids, normalisation, wrong arguments ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("ids", [np.arange(23) + 100, [f"photo-{n}" for n in range(23)]])
+@pytest.mark.parametrize("gated", [False, True])
+def test_ids_name_the_items_that_come_back_and_survive_the_disk(small, tmp_path, ids, gated):
+    bias = InvertedSoftmax(gated=gated).fit(small.gallery, small.references)
+    found = search(small.queries, small.gallery, bias, k=3, ids=ids)
+    np.testing.assert_array_equal(found.ids, np.asarray(ids)[found.indices])
+    found.save(tmp_path / "ranking.npz")
+    np.testing.assert_array_equal(Ranking.load(tmp_path / "ranking.npz").ids, found.ids)
+
+
+def test_without_ids_a_ranking_has_none(small):
+    assert search(small.queries, small.gallery).ids is None
+
+
+@pytest.mark.parametrize("ids", [range(22), np.zeros((23, 2)), np.zeros(23), [None] * 23])
+def test_ids_are_one_whole_number_or_string_per_item(small, ids):
+    with pytest.raises(NNNormError, match="one whole number or string per item of gallery"):
+        search(small.queries, small.gallery, ids=ids)
+
+
+def test_normalize_makes_it_a_cosine_search(small, bias):
+    unit = [
+        rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        for rows in (small.queries, small.gallery)
+    ]
+    expected = search(*unit, k=23)
+    found = search(small.queries, small.gallery, k=23, normalize=True)
+    np.testing.assert_array_equal(found.indices, expected.indices)
+    dense = score_matrix(small.queries, small.gallery, normalize=True)
+    np.testing.assert_allclose(dense, unit[0] @ unit[1].T, atol=1e-6)
+
+
+def test_queries_and_gallery_in_the_wrong_order_are_named(small, bias):
+    with pytest.raises(NNNormError, match="queries and gallery look swapped"):
+        search(small.gallery, small.queries, bias)
+
+
+def test_a_misspelt_argument_is_answered_with_the_right_one(small):
+    with pytest.raises(TypeError, match="search has no argument 'top_k'; did you mean 'k'"):
+        search(small.queries, small.gallery, top_k=5)
+
+
+def test_a_ranking_prints_in_one_line(small):
+    assert repr(search(small.queries, small.gallery, k=3)) == "Ranking(11 queries, k=3)"

@@ -1,20 +1,30 @@
 """nnnorm: make embedding search return the right item instead of the popular one.
 
+Functions are verbs and stand here; modules are nouns. Importing this loads numpy and nothing
+heavier: a name is imported from its room when it is first used.
+
 >>> import numpy as np, nnnorm
 >>> rng = np.random.default_rng(0)
 >>> gallery, references, queries = (rng.normal(size=(n, 16)) for n in (50, 200, 5))
->>> bias = nnnorm.NNN().fit(gallery, references)
->>> nnnorm.search(queries, gallery, bias, k=3).indices.shape
+>>> bias = nnnorm.NNN().fit(gallery, references, normalize=True)
+>>> nnnorm.search(queries, gallery, bias, k=3, normalize=True).indices.shape
 (5, 3)
 """
 
-from nnnorm.augmentation import augment_gallery, augment_queries
-from nnnorm.bias import Bias
-from nnnorm.errors import MissingExtraError, NNNormError
-from nnnorm.io import Embeddings, open_embeddings
-from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
-from nnnorm.ranking import Ranking, score_matrix, search
-from nnnorm.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nnnorm.augmentation import augment_gallery, augment_queries
+    from nnnorm.bias import Bias
+    from nnnorm.datasets import load_shapes
+    from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
+    from nnnorm.index import build_index, export_index, open_index, verify_index
+    from nnnorm.io import Embeddings, open_embeddings
+    from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
+    from nnnorm.ranking import Ranking, score_matrix, search
+    from nnnorm.study import Task, ablate, audit, compare, diagnose, evaluate, tune
+    from nnnorm.version import __version__
 
 __all__ = [
     "CSLS",
@@ -26,13 +36,54 @@ __all__ = [
     "InvertedSoftmax",
     "MissingExtraError",
     "NNNormError",
+    "NNNormWarning",
     "Ranking",
     "Sinkhorn",
+    "Task",
     "Uncorrected",
     "__version__",
+    "ablate",
+    "audit",
     "augment_gallery",
     "augment_queries",
+    "build_index",
+    "compare",
+    "diagnose",
+    "evaluate",
+    "export_index",
+    "load_shapes",
     "open_embeddings",
+    "open_index",
     "score_matrix",
     "search",
+    "tune",
+    "verify_index",
 ]
+
+_ROOMS = {
+    "nnnorm.augmentation": ("augment_gallery", "augment_queries"),
+    "nnnorm.bias": ("Bias",),
+    "nnnorm.datasets": ("load_shapes",),
+    "nnnorm.errors": ("MissingExtraError", "NNNormError", "NNNormWarning"),
+    "nnnorm.index": ("build_index", "export_index", "open_index", "verify_index"),
+    "nnnorm.io": ("Embeddings", "open_embeddings"),
+    "nnnorm.methods": (
+        *("CSLS", "DN", "NNN"),
+        *("DualSoftmax", "InvertedSoftmax", "Sinkhorn", "Uncorrected"),
+    ),
+    "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
+    "nnnorm.study": ("Task", "ablate", "audit", "compare", "diagnose", "evaluate", "tune"),
+    "nnnorm.version": ("__version__",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'nnnorm' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

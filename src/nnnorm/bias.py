@@ -1,8 +1,8 @@
-"""`Bias`: the one object everything turns round, a number per gallery item and where it came from.
+"""`Bias`: one number per gallery item, with its provenance; the object the package is built around.
 
 A search ranks by ``s(q, r) − weight·values[r]``. The values belong to one gallery in one order, so
-a bias knows the size and fingerprint of that gallery and refuses any other. It is saved as one
-`.safetensors` file (numbers and JSON, nothing that runs), written whole or not at all.
+a bias records the size and fingerprint of that gallery and refuses any other. It is saved as one
+`.safetensors` file (numbers and JSON, nothing executable), written whole or not at all.
 """
 
 import json
@@ -116,17 +116,54 @@ class Bias:
     def __len__(self) -> int:
         return len(self.values)
 
+    def __repr__(self) -> str:
+        shown = {"weight": self.weight} | {
+            name: value
+            for name, value in self.params.items()
+            if isinstance(value, int | float | str) and value != self.weight
+        }
+        settings = ", ".join(
+            f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in shown.items()
+        )
+        bank = "" if self.n_references is None else f", {self.n_references:,} references"
+        return f"Bias({self.method}: {len(self):,} items{bank}, {settings})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping can't be copied or sent to a worker process, and arrays would arrive
-        # there writable; so a copy is built as any other bias is.
+        # there writable, so a copy is built from its parts.
         parts = {part.name: getattr(self, part.name) for part in fields(self)}
         parts |= {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
         return type(self), tuple(parts.values())
 
     @property
     def correction(self) -> FloatArray:
-        """``weight · values``, shape ``(n_gallery,)``: what is taken away from every score."""
+        """``weight · values``, shape ``(n_gallery,)``: what is subtracted from every score."""
         return np.multiply(self.values, np.float32(self.weight))
+
+    @property
+    def alpha(self) -> float:
+        """The weight, under the paper's name for it."""
+        return self.weight
+
+    @property
+    def reference_k(self) -> int | None:
+        """How many references were averaged per item; None for methods that average no k best."""
+        reference_k = self.params.get("reference_k")
+        return None if reference_k is None else int(reference_k)
+
+    def fits(self, gallery: Embeddings) -> bool:
+        """Whether this bias was fitted for that very gallery, as far as its provenance tells.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from nnnorm import open_embeddings
+        >>> Bias(np.array([0.1, 0.2]), 1.0, "nnn").fits(open_embeddings(np.eye(3)))
+        False
+        """
+        expected = self.fingerprints.get("gallery")
+        return len(gallery) == len(self) and expected in (None, gallery.fingerprint)
 
     def check_gallery(self, gallery: Embeddings) -> None:
         """Raise unless this bias was fitted for that very gallery, in that order.
@@ -142,9 +179,9 @@ class Bias:
                 f"this bias is for a gallery of {len(self)} items, but {gallery.name} has "
                 f"{len(gallery)}; fit the bias again for this gallery"
             )
-        expected = self.fingerprints.get("gallery")
-        if expected is None or expected == gallery.fingerprint:
+        if self.fits(gallery):
             return
+        expected = self.fingerprints["gallery"]
         if expected.partition(":")[0] == gallery.fingerprint.partition(":")[0]:
             was, now = ("", "not ") if expected.endswith(":unit") else ("not ", "")
             raise NNNormError(

@@ -1,4 +1,4 @@
-"""Corrected search, exact: queries x gallery, streamed, less the bias, to a `Ranking`.
+"""`search` and its `Ranking`: queries × gallery, streamed, less the bias, exactly.
 
 Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 """
@@ -6,14 +6,14 @@ Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 import os
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError, explain_arguments, first_line
 from nnnorm.io import (
     Embeddings,
     Progress,
@@ -49,13 +49,23 @@ class Ranking:
         Corrected scores.
     indices : ndarray, shape (n_queries, k), int64
         Gallery rows.
+    ids : ndarray, shape (n_queries, k), or None
+        The items' own ids, where they were given or came with the gallery.
     """
 
     scores: FloatArray
     indices: npt.NDArray[np.int64]
+    ids: npt.NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        with_ids = "" if self.ids is None else ", with ids"
+        return f"Ranking({len(self):,} queries, k={self.indices.shape[1]}{with_ids})"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a `.npz` file with `scores` and `indices`, whole or not at all.
+        """Write a `.npz` file with `scores`, `indices` and any `ids`, whole or not at all.
 
         Examples
         --------
@@ -66,7 +76,10 @@ class Ranking:
         >>> Ranking.load(path).indices.tolist()
         [[0], [1]]
         """
-        write_whole(path, lambda file: np.savez(file, scores=self.scores, indices=self.indices))
+        arrays: dict[str, npt.NDArray[Any]] = {"scores": self.scores, "indices": self.indices}
+        if self.ids is not None:
+            arrays["ids"] = self.ids
+        write_whole(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Ranking":
@@ -83,9 +96,12 @@ class Ranking:
         try:
             with np.load(path, allow_pickle=False) as archive:
                 scores, indices = archive["scores"], archive["indices"]
+                ids = archive["ids"] if "ids" in archive.files else None
             if scores.ndim != 2 or scores.shape != indices.shape:
                 raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
-            return cls(scores, indices)
+            if ids is not None and ids.shape != indices.shape:
+                raise ValueError(f"ids {ids.shape} and indices {indices.shape}")
+            return cls(scores, indices, ids)
         except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise NNNormError(
                 f"{path} can't be read as a ranking ({first_line(error)}); "
@@ -93,6 +109,7 @@ class Ranking:
             ) from error
 
 
+@explain_arguments
 def search(
     queries: Source,
     gallery: Source,
@@ -100,6 +117,8 @@ def search(
     *,
     k: int = 10,
     weight: float | None = None,
+    ids: npt.ArrayLike | None = None,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Ranking:
@@ -115,9 +134,15 @@ def search(
     k : int
         How many items come back, at most n_gallery.
     weight : float, optional
-        Instead of the bias's own weight.
+        Instead of the bias's own weight; 0 is the uncorrected search.
+    ids : array of int or str, shape (n_gallery,), optional
+        What the items are called, for `Ranking.ids`; by default the ids that came with the gallery
+        (a parquet's column `id`).
+    normalize : bool, optional
+        True divides every row by its norm (cosine), False says that raw inner products are meant.
+        By default rows are taken as they are, with a warning where their norms differ.
     memory_budget : int
-        Bytes beyond the inputs and the answer.
+        Bytes to use beyond the inputs and the answer.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -137,27 +162,32 @@ def search(
     >>> search(queries, gallery, hubs, k=1).indices.tolist()
     [[1]]
     """
-    asked, items = _open_pair(queries, gallery, bias)
-    weight = _check_bias(bias, items, weight)
+    asked, items = _open_pair(queries, gallery, bias, normalize)
+    weight = _check_bias(bias, items, weight, asked)
+    names = _open_ids(items.ids if ids is None else ids, items)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
         raise NNNormError(
             f"k must be a whole number from 1 to the {len(items)} items of {items.name}; got {k}"
         )
     if bias is not None and bias.gates:
-        return _search_gated(asked, items, bias, int(k), weight, memory_budget, progress)
+        found = _search_gated(asked, items, bias, int(k), weight, memory_budget, progress)
+        return replace(found, ids=None if names is None else names[found.indices])
     offset = None if bias is None else np.float32(weight) * bias.values
     products = Products(asked, items, offset=offset, memory_budget=memory_budget)
-    return Ranking(*top_k(products, int(k), memory_budget=memory_budget, progress=progress))
+    best = top_k(products, int(k), memory_budget=memory_budget, progress=progress)
+    return Ranking(*best, ids=None if names is None else names[best.indices])
 
 
+@explain_arguments
 def score_matrix(
     queries: Source,
     gallery: Source,
     bias: Bias | None = None,
     *,
     weight: float | None = None,
+    normalize: bool | None = None,
 ) -> FloatArray:
-    """Compute the dense corrected scores, for those who want them all.
+    """Compute the corrected score of every query with every item, as one dense matrix.
 
     Parameters
     ----------
@@ -166,6 +196,8 @@ def score_matrix(
     bias : Bias, optional
     weight : float, optional
         Instead of the bias's own weight.
+    normalize : bool, optional
+        As in `search`.
 
     Returns
     -------
@@ -177,8 +209,8 @@ def score_matrix(
     >>> score_matrix(np.eye(2), np.eye(2), Bias(np.array([0.5, 0.0]), 1.0, "nnn")).tolist()
     [[0.5, 0.0], [-0.5, 1.0]]
     """
-    asked, items = _open_pair(queries, gallery, bias)
-    weight = _check_bias(bias, items, weight)
+    asked, items = _open_pair(queries, gallery, bias, normalize)
+    weight = _check_bias(bias, items, weight, asked)
     raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
     return raw if bias is None else _correct(raw, bias, weight)
 
@@ -194,8 +226,8 @@ def iterate_scores(
 ) -> Iterator[tuple[int, FloatArray]]:
     """Stream corrected scores in whole rows, a strip of queries at a time.
 
-    What looks at a whole row (a gate, the rank of the right item) stands on this; it costs one
-    product and never holds all scores.
+    Gates and the ranks of right items need whole rows; this costs one product and never holds all
+    scores.
 
     Parameters
     ----------
@@ -214,7 +246,7 @@ def iterate_scores(
     start : int
         First query of the strip.
     scores : ndarray, shape (n_strip, n_gallery), float32
-        The caller's to overwrite, until the next strip is asked for.
+        May be overwritten; it is only valid until the next strip is read.
 
     Examples
     --------
@@ -223,7 +255,7 @@ def iterate_scores(
     [(0, (3, 3))]
     """
     asked, items = _open_pair(queries, gallery, bias)
-    weight = _check_bias(bias, items, weight)
+    weight = _check_bias(bias, items, weight, asked)
     n_queries, n_gallery = len(asked), len(items)
     gated = bias is not None and bool(bias.gates)
     offset = None if bias is None or gated else np.float32(weight) * bias.values
@@ -348,15 +380,30 @@ def multiply_factors(
 
 
 def _open_pair(
-    queries: Source, gallery: Source, bias: Bias | None
+    queries: Source, gallery: Source, bias: Bias | None, normalize: bool | None = None
 ) -> tuple[Embeddings, Embeddings]:
-    asked = open_embeddings(queries, name="queries", fingerprint=False)
-    items = open_embeddings(gallery, name="gallery", fingerprint=bias is not None)
+    asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
+    hashed = bias is not None  # a bias knows its gallery by the fingerprint
+    items = open_embeddings(gallery, name="gallery", normalize=normalize, fingerprint=hashed)
     check_same_dim(asked, items)
     return asked, items
 
 
-def _check_bias(bias: Bias | None, gallery: Embeddings, weight: float | None) -> float:
+def _open_ids(ids: npt.ArrayLike | None, gallery: Embeddings) -> npt.NDArray[Any] | None:
+    if ids is None:
+        return None
+    names = np.asarray(ids)
+    if names.shape != (len(gallery),) or names.dtype.kind not in "iuU":
+        raise NNNormError(
+            f"ids must be one whole number or string per item of {gallery.name}, shape "
+            f"({len(gallery)},); got shape {names.shape} of {names.dtype}"
+        )
+    return names
+
+
+def _check_bias(
+    bias: Bias | None, gallery: Embeddings, weight: float | None, queries: Embeddings
+) -> float:
     """Return the weight to use, once the bias is known to belong to this gallery."""
     if bias is None:
         if weight is not None:
@@ -366,6 +413,11 @@ def _check_bias(bias: Bias | None, gallery: Embeddings, weight: float | None) ->
         raise NNNormError(
             "bias must be a Bias, from a method's fit or Bias.load(path); got "
             f"{type(bias).__name__}"
+        )
+    if bias.fingerprints and not bias.fits(gallery) and bias.fits(queries):
+        raise NNNormError(
+            "queries and gallery look swapped: the bias was fitted on what was given as queries; "
+            "the order is (queries, gallery, bias)"
         )
     bias.check_gallery(gallery)
     if weight is None:

@@ -1,4 +1,4 @@
-"""What the commands share: the app itself, options, errors, progress, and printing.
+"""What the commands share: the app itself, options, errors, progress and printing.
 
 A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a traceback needs
 `--debug`. Results go to stdout, progress and notes to stderr.
@@ -185,35 +185,41 @@ def print_json(value: Any) -> None:
 
 
 def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()) -> None:
-    """Print names and values as a table."""
+    """Print a title and below it a line for each fact, under the name a person would give it."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in _flat(facts):
+    console = Console(highlight=False, markup=False, emoji=False)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, value in facts.items():
         if value is not None and name not in skip:
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            table.add_row(escape(name), escape(shown))
-    Console().print(table)
+            table.add_row(f"  {name}", f"{value:.4g}" if isinstance(value, float) else str(value))
+    console.print(title, style="bold")  # not the table's own title, which would wrap to its width
+    console.print(table)
 
 
 def print_ranking(ranking: Ranking, output: Path | None) -> None:
     """Print the first places of the first queries."""
+    from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    shown, columns = min(10, len(ranking.indices)), min(5, ranking.indices.shape[1])
-    table = Table(title="Best items (index, corrected score)", title_justify="left")
+    names = ranking.indices if ranking.ids is None else ranking.ids
+    (n_queries, k), shown = names.shape, min(10, len(names))
+    columns = min(5, k)
+    console = Console(highlight=False, emoji=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("query", justify="right")
     for place in range(columns):
         table.add_column(f"{place + 1}", justify="right")
     for query in range(shown):
-        pairs = zip(ranking.indices[query], ranking.scores[query], strict=True)
-        cells = [f"{index} [dim]{score:.3f}[/dim]" for index, score in pairs]
+        pairs = zip(names[query], ranking.scores[query], strict=True)
+        cells = [f"{escape(str(name))} [dim]{score:.3f}[/dim]" for name, score in pairs]
         table.add_row(str(query), *cells[:columns])
-    Console().print(table)
-    n_queries, k = ranking.indices.shape
+    what = "index" if ranking.ids is None else "id"
+    console.print(f"Best items ({what}, corrected score)", style="bold", markup=False)
+    console.print(table)
     if output is not None:
         typer.echo(f"All {n_queries:,} x {k} are in {output}", err=True)
     elif n_queries > shown or k > columns:
@@ -222,11 +228,3 @@ def print_ranking(ranking: Ranking, output: Path | None) -> None:
             "-o FILE or --json gives all",
             err=True,
         )
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in facts.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

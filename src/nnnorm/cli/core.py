@@ -59,10 +59,11 @@ def fit(
     tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
     iterations: Annotated[int | None, typer.Option(help="Balancing steps (sinkhorn).")] = None,
     solver: Annotated[
-        Solver, typer.Option(help="Who computes the means (nnn, csls); auto is exact.")
+        Solver, typer.Option(help="How the means are computed (nnn, csls); auto is exact.")
     ] = "auto",
     quality: Annotated[
-        int | None, typer.Option(help="Lists an item looks into (approximate, faiss-ivf).")
+        int | None,
+        typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf)."),
     ] = None,
     normalize: Normalize = None,
     metric: MetricOption = "ip",
@@ -110,7 +111,7 @@ def fit(
     if as_json:
         print_json(about)
         return
-    print_facts(f"Bias of {len(bias):,} items", about, skip=("n_active",))
+    print_facts(*_facts_of_bias(bias, output))
     typer.echo(
         f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
         f"--bias {shlex.quote(str(output))}",
@@ -184,9 +185,9 @@ def info(
     debug: Debug = False,
 ) -> None:
     """Show versions and the active BLAS, or what a file holds."""
-    title, facts = ("This installation", _installation()) if file is None else _describe(file)
+    title, about, facts = _installation() if file is None else _describe(file)
     if as_json:
-        print_json(facts)
+        print_json(about)
     else:
         print_facts(title, facts)
 
@@ -236,6 +237,37 @@ def _why_nothing(bias: Bias) -> str:
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
 
+def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
+    """Title and facts of a bias for people; `to_dict` has everything for programs."""
+    from nnnorm.methods import describe_setting, find_method
+
+    title = f"{path}: a bias for {len(bias):,} items"
+    if bias.n_references is not None:
+        title += f" from {bias.n_references:,} past queries"
+    low, high = float(bias.correction.min()), float(bias.correction.max())
+    facts: dict[str, str | None] = {
+        "method": find_method(bias.method)[1].label,
+        "settings": describe_setting(bias.method, bias.params, between=", ", equals=" = ") or None,
+        "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
+    }
+    if "reliability" in bias.params:
+        facts["reliability"] = (
+            f"{bias.params['reliability']:.2f} (biases from two halves of the bank agree)"
+        )
+    if "error" in bias.params:
+        facts["solver"] = (
+            f"{bias.params['solver']}, with an error of {bias.params['error']:.1%} of the spread"
+        )
+    if bias.gates:
+        opened = ", ".join(f"{gate.active.sum():,}" for gate in bias.gates)
+        facts["gate"] = f"decides per query; opened by {opened} of the items"
+    if bias.dim is not None:
+        unit = bias.fingerprints.get("gallery", "").endswith(":unit")
+        facts["embeddings"] = f"{bias.dim} dimensions{', normalised' if unit else ''}"
+    facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
+    return title, facts
+
+
 def _spread(values: Any) -> dict[str, Any]:
     return {
         "values": {
@@ -247,7 +279,7 @@ def _spread(values: Any) -> dict[str, Any]:
     }
 
 
-def _installation() -> dict[str, Any]:
+def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -263,47 +295,59 @@ def _installation() -> dict[str, Any]:
             return "not installed"
 
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return {
+    libraries = ("numpy", "safetensors", "pyarrow", "torch", "faiss-cpu")
+    about = {
         "nnnorm": __version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "numpy": np.__version__,
-        "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
         "threads": count_threads(),
-        "safetensors": installed("safetensors"),
-        "solver": "auto: pruned where that is faster, else exact",
-        "other solvers": {
-            "approximate": "always there",
-            "torch": installed("torch"),
-            "faiss-ivf": installed("faiss-cpu"),
-        },
-        "extras": {"parquet (pyarrow)": installed("pyarrow")},
+        "blas": f"{blas['name']} {blas.get('version', '')}".strip(),
+        **{library: installed(library) for library in libraries},
     }
+    uses = {
+        "pyarrow": "parquet files",
+        "torch": "--solver torch, cuda, mps",
+        "faiss-cpu": "--solver faiss-ivf",
+    }
+    facts = {
+        name: f"{value} ({uses[name]})" if name in uses else str(value)
+        for name, value in about.items()
+    }
+    return f"nnnorm {__version__}", about, facts
 
 
-def _describe(file: Path) -> tuple[str, dict[str, Any]]:
+def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     from zipfile import is_zipfile
 
     import numpy as np
 
-    from nnnorm.bias import Bias
     from nnnorm.io import open_embeddings
     from nnnorm.ranking import Ranking
 
     if file.suffix == ".safetensors":
         bias = Bias.load(file)
-        return f"Bias {file}", {**bias.to_dict(), **_spread(bias.values)}
+        title, facts = _facts_of_bias(bias, file)
+        return title, {**bias.to_dict(), **_spread(bias.values)}, facts
     if file.suffix == ".npz" and is_zipfile(file):
         with np.load(file, allow_pickle=False) as archive:
             names = set(archive)
         if {"scores", "indices"} <= names:
             n_queries, k = Ranking.load(file).indices.shape
-            return f"Ranking {file}", {"n_queries": n_queries, "k": k}
+            title = f"{file}: the {k} best items of {n_queries:,} queries"
+            return title, {"n_queries": n_queries, "k": k}, {}
     opened = open_embeddings(file, normalize=False)
     low, high = opened.norm_range
-    return f"Embeddings {file}", {
+    unit = abs(low - 1) < 0.005 and abs(high - 1) < 0.005
+    title = f"{file}: {len(opened):,} embeddings of {opened.dim} dimensions"
+    about = {
         "n_rows": len(opened),
         "dim": opened.dim,
         "norms": {"min": low, "max": high},
         "fingerprint": opened.fingerprint,
     }
+    meaning = "inner products are cosines" if unit else "for cosine use --normalize"
+    facts = {
+        "norms": f"{low:.4g} to {high:.4g}: {meaning}",
+        "fingerprint": opened.fingerprint,
+    }
+    return title, about, facts
