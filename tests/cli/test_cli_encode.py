@@ -160,7 +160,7 @@ def test_a_picture_cut_short_is_refused_and_what_was_done_is_kept_for_later(work
     encode += ["-o", "out", "--shard-rows", 8]
     assert_fails(run(*encode), "picture_22.jpg can't be read")
     assert os.listdir("out") == ["img_emb.partial"]
-    assert_fails(run(*encode), "work was broken off there; go on with --resume")
+    assert_fails(run(*encode), "interrupted work is there; resume it with --resume")
 
 
 def test_a_picture_cut_short_in_the_first_shard_leaves_nothing(workplace, tiny_model):

@@ -156,7 +156,7 @@ def test_without_resume_nothing_is_written_over(tmp_path):
 def test_without_resume_half_done_work_is_not_touched(tmp_path):
     break_off(tmp_path, 12)
     before = contents(tmp_path / "text_emb.partial")
-    with pytest.raises(NNNormError, match="work was broken off there; go on with --resume"):
+    with pytest.raises(NNNormError, match="interrupted work is there; resume it with --resume"):
         encode(tmp_path)
     assert contents(tmp_path / "text_emb.partial") == before
 
