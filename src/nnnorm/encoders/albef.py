@@ -87,7 +87,7 @@ class Albef(Encoder):
         device: str = "auto",
     ) -> None:
         torch = require("torch", "encoders")
-        # Names of the text tower contain `bert.` in pre-trained checkpoints, not in fine-tuned ones.
+        # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {
             re.sub(r"^text_encoder\.bert\.", "text_encoder.", key): tensor
             for key, tensor in read_checkpoint(path).items()
