@@ -81,6 +81,17 @@ def test_a_csv_of_images_and_captions(workplace, tiny_model):
     np.testing.assert_array_equal(rows[0], rows[2])
 
 
+def test_a_column_of_jsonl_is_encoded_and_not_its_json(workplace, tiny_model):
+    (workplace / "captions.jsonl").write_text('{"id": 1, "caption": "a red star"}\n')
+    (workplace / "captions.txt").write_text("a red star\n")
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "--texts"]
+    jsonl = run(*encode, "captions.jsonl", "--text-column", "caption", "-o", "jsonl")
+    assert jsonl.exit_code == 0, jsonl.output
+    assert run(*encode, "captions.txt", "-o", "txt").exit_code == 0
+    rows = [np.asarray(nnnorm.open_embeddings(f"{name}/text_emb")) for name in ("jsonl", "txt")]
+    np.testing.assert_array_equal(*rows)
+
+
 def test_texts_beyond_the_context_are_said_and_counted(workplace, tiny_model):
     (workplace / "long.txt").write_text("red star\n" + "red " * 50 + "\n")
     result = run("encode", tiny_model("clip"), "--texts", "long.txt", "-o", "out", "--json")
@@ -160,7 +171,7 @@ def test_a_picture_cut_short_is_refused_and_what_was_done_is_kept_for_later(work
     encode += ["-o", "out", "--shard-rows", 8]
     assert_fails(run(*encode), "picture_22.jpg can't be read")
     assert os.listdir("out") == ["img_emb.partial"]
-    assert_fails(run(*encode), "work was broken off there; go on with --resume")
+    assert_fails(run(*encode), "interrupted work is there; resume it with --resume")
 
 
 def test_a_picture_cut_short_in_the_first_shard_leaves_nothing(workplace, tiny_model):

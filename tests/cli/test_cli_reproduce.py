@@ -123,7 +123,7 @@ def test_a_split_file_is_never_written_over_by_its_own_lists(photos):
     (photos / "dataset_flickr30k.json").rename(photos / "flickr30k.json")
     before = (photos / "flickr30k.json").read_bytes()
     result = run("dataset", "karpathy", "flickr30k.json", "--images", "photos", "-o", ".")
-    assert_fails(result, "flickr30k.json is what is read, and would be written over")
+    assert_fails(result, "flickr30k.json is an input and would be overwritten")
     assert (photos / "flickr30k.json").read_bytes() == before
     assert sorted(path.name for path in photos.iterdir()) == ["flickr30k.json", "photos"]
 
@@ -149,7 +149,7 @@ def test_a_clip_retrieval_folder_becomes_a_search_that_can_be_evaluated(tmp_path
     following = run("dataset", "clip-retrieval", "web", "-o", "lists").stderr.split("Next: nnnorm ")
     scored = run_json(*following[1].split())
     assert json.dumps(scored).count("0.75") >= 1  # three of four captions find their image first
-    words = "no pictures are looked at; leave out --images"
+    words = "no pictures are checked; leave out --images"
     assert_fails(run("dataset", "clip-retrieval", "web", "--decode", "-o", "x"), words)
     assert_fails(run("dataset", "clip-retrieval", "nowhere", "-o", "x"), "img_emb is not there")
 

@@ -141,7 +141,8 @@ def test_normalize_is_for_fit_and_search_alike(files):
 
 
 def test_rows_without_unit_norm_are_said_and_cosine_refuses_them(files):
-    assert "raw inner products; for cosine use --normalize" in fit().stderr
+    assert "raw inner products; for cosine pass normalize=True (--normalize)" in fit().stderr
+    assert "Note" not in fit("--no-normalize").stderr
     assert_fails(fit("--metric", "cosine"), "do not have unit norm")
 
 
@@ -254,7 +255,7 @@ def with_nan(array):
         (lambda a: a[:0], "references (references.npy) is empty"),
         (lambda a: a[0], "references (references.npy) must have two dimensions"),
         (lambda a: a[:, :5], "must share dim; got gallery (gallery.npy) (23, 12) and references"),
-        (lambda a: a.astype(int), "must be float16, float32 or float64; got int64"),
+        (lambda a: a.astype(int), "whole numbers look like truth or row numbers; expected embeddings"),
         (lambda a: a.astype(object), "holds Python objects, which are never unpickled"),
         (lambda a: a * 0, "row 0 is all zeros"),
     ],

@@ -148,7 +148,7 @@ def test_resuming_keeps_the_first_run_s_shards_and_takes_any_batch_size(tmp_path
 
 def test_without_resume_nothing_is_written_over(tmp_path):
     before = contents(encode(tmp_path).folder)
-    with pytest.raises(NNNormError, match="there are embeddings already; go on with --resume"):
+    with pytest.raises(NNNormError, match="there are embeddings already; resume it with --resume"):
         encode(tmp_path)
     assert contents(tmp_path / "text_emb") == before
 
@@ -156,7 +156,7 @@ def test_without_resume_nothing_is_written_over(tmp_path):
 def test_without_resume_half_done_work_is_not_touched(tmp_path):
     break_off(tmp_path, 12)
     before = contents(tmp_path / "text_emb.partial")
-    with pytest.raises(NNNormError, match="work was broken off there; go on with --resume"):
+    with pytest.raises(NNNormError, match="interrupted work is there; resume it with --resume"):
         encode(tmp_path)
     assert contents(tmp_path / "text_emb.partial") == before
 
@@ -164,7 +164,7 @@ def test_without_resume_half_done_work_is_not_touched(tmp_path):
 @pytest.mark.parametrize("at", [None, 12])
 def test_rows_of_other_texts_or_another_model_are_never_mixed(tmp_path, at):
     encode(tmp_path) if at is None else break_off(tmp_path, at)
-    with pytest.raises(NNNormError, match=r"cannot go on with .*made with other inputs"):
+    with pytest.raises(NNNormError, match=r"cannot resume .*made with other inputs"):
         encode(tmp_path, texts=[*TEXTS[:-1], "another"], resume=True)
     other = Hashes()
     other.about = {"weights_sha256": "f00"}
@@ -220,7 +220,7 @@ def test_an_output_that_cannot_be_made_is_said(tmp_path):
 def test_what_is_there_and_is_something_else_is_not_touched(tmp_path, resume):
     (tmp_path / "text_emb").mkdir()
     (tmp_path / "text_emb" / "mine.npy").write_text("mine")
-    with pytest.raises(NNNormError, match="it is there already, and holds no embeddings of"):
+    with pytest.raises(NNNormError, match="it exists, and holds no embeddings of"):
         encode(tmp_path, resume=resume)
     assert (tmp_path / "text_emb" / "mine.npy").read_text() == "mine"
     assert os.listdir(tmp_path) == ["text_emb"]

@@ -1,4 +1,4 @@
-"""The command `nnnorm encode`: images, texts and sounds in, folders of embeddings out."""
+"""The command `nnnorm encode`: turns images, texts and sounds into folders of embeddings."""
 
 import shlex
 from pathlib import Path
@@ -37,23 +37,23 @@ def encode(
     ] = None,
     audio_column: Annotated[str | None, typer.Option(help="Column of the sounds' table.")] = None,
     library: Annotated[
-        Library | None, typer.Option(help="Where it is not seen from the model's files.")
+        Library | None, typer.Option(help="Needed only if the model's files do not show it.")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Of a model on the hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")
+    ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="ALBEF's vocab.txt or BEiT-3's beit3.spm.")
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="ALBEF, BEiT-3: other than trained at.", min=1)
+        int | None, typer.Option(help="ALBEF, BEiT-3: instead of the size used in training.", min=1)
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     batch_size: Annotated[int, typer.Option(help="Items per forward pass.", min=1)] = 32,
     shard_rows: Annotated[
-        int, typer.Option(help="Rows per file: what breaking off can cost.", min=1)
+        int, typer.Option(help="Rows per file, the most that an interruption can lose.", min=1)
     ] = 1024,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Take up work that was broken off.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume interrupted work.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -94,7 +94,7 @@ def encode(
             encoder.check_modality(modality)
         plans = []
         for modality, items in wanted.items():
-            say(f"Looking at {len(items):,} {modality}")
+            say(f"Checking {len(items):,} {modality}")
             plans.append(
                 plan_encoding(
                     encoder, modality, items, output, shard_rows=shard_rows, resume=resume
@@ -107,7 +107,7 @@ def encode(
             with show_progress(f"Encoding {len(items):,} {modality}") as progress:
                 done = plan.run(batch_size=batch_size, progress=progress)
         except KeyboardInterrupt:
-            kept = "what was done is kept: go on with the same command and --resume"
+            kept = "finished work is kept: resume it with the same command and --resume"
             if not (written or plan.growing.exists()):
                 kept = "nothing was written yet"
             raise NNNormError(f"interrupted; {kept}") from None

@@ -28,10 +28,10 @@ Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
     "-o embeddings"
 )
 def dataset(
-    kind: Annotated[Kind, typer.Argument(help="What kind of file it is.")],
+    kind: Annotated[Kind, typer.Argument(help="Kind of the file.")],
     files: Annotated[
         list[Path],
-        typer.Argument(help="The file (clip-retrieval: folder); COCO's own may be several."),
+        typer.Argument(help="The file (clip-retrieval: folder); several for COCO's own."),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the lists.")],
     images: Annotated[Path | None, typer.Option(help="Folder of the pictures.")] = None,
@@ -39,7 +39,7 @@ def dataset(
         bool, typer.Option("--skip-broken", help="Leave out pictures that can't be used.")
     ] = False,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Read every picture to its end (needs Pillow).")
+        bool, typer.Option("--decode", help="Decode every picture completely (needs Pillow).")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -50,15 +50,15 @@ def dataset(
 
     if kind == "clip-retrieval" and (images or skip_broken or decode):
         raise NNNormError(
-            "clip-retrieval's folders hold embeddings, so no pictures are looked at; leave out "
+            "clip-retrieval's folders hold embeddings, so no pictures are checked; leave out "
             "--images, --skip-broken and --decode"
         )
     found = _read_dataset(kind, files, (images or Path()).resolve())
     if output.exists():
-        make_folder(output)  # before all pictures are looked at: can it be written to?
+        make_folder(output)  # fails before all pictures are checked if it can't be written to
     problems = []
     if kind != "clip-retrieval":
-        with show_progress("Looking at the pictures") as progress:
+        with show_progress("Checking pictures") as progress:
             problems = check_images(
                 found.images, skip=skip_broken, decode=decode, progress=progress
             )
@@ -98,18 +98,19 @@ def dataset(
 @app.command(epilog="Example: nnnorm reproduce --table image-retrieval --stand-in shapes")
 def reproduce(
     table: Annotated[
-        list[str] | None, typer.Option(help="Which table; several times. None lists them all.")
+        list[str] | None,
+        typer.Option(help="Table to measure; repeat for several. Without it, all are listed."),
     ] = None,
     embeddings: Annotated[
         Path | None, typer.Option(help="Folder with embeddings of the paper's models.")
     ] = None,
     encoder: Annotated[
         list[str] | None,
-        typer.Option(help="Encode what is missing there: clip=MODEL; several times."),
+        typer.Option(help="Encode what is missing there: clip=MODEL; repeatable."),
     ] = None,
     stand_in: Annotated[
         list[str] | None,
-        typer.Option(help="Other material: shapes, or flickr8k=FOLDER; several times."),
+        typer.Option(help="Other material: shapes, or flickr8k=FOLDER; repeatable."),
     ] = None,
     seed: Seed = 0,
     normalize: Normalize = None,
@@ -119,7 +120,7 @@ def reproduce(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the paper's tables, or measure some and show them beside the paper's."""
+    """List the paper's tables, or measure some and show them next to the paper's."""
     from nnnorm.io import check_writable
     from nnnorm.reproduce import (
         EmbeddingFolder,
@@ -272,7 +273,7 @@ def _write_dataset(
         pairs = found.pairs if isinstance(found, ClipRetrieval) else found
         main = output / f"{pairs.name}.json"
     if main.resolve() in [path.resolve() for path in files]:
-        raise NNNormError(f"{main} is what is read, and would be written over; choose another -o")
+        raise NNNormError(f"{main} is an input and would be overwritten; choose another -o")
     if isinstance(found, VisoGender):
         return save_visogender(found, output), {
             "n_images": len(found.images),

@@ -1,9 +1,8 @@
-"""ALBEF's two towers, computed straight from the authors' checkpoint.
+"""ALBEF's image and text towers, computed directly from the authors' checkpoint.
 
-ALBEF (Li et al., NeurIPS 2021) is in no library. Its contrastive side is a ViT for images, the BERT
-layers below the first with cross-attention for texts, and a linear projection after each first
-token. The weights are used under the authors' own names, so the state dict is the model: every line
-below says which tensors it takes.
+ALBEF (Li et al., NeurIPS 2021) is in no library. Its contrastive part is a ViT for images, the BERT
+layers below the first one with cross-attention for texts, and a linear projection of each first
+token. The weights keep the authors' names, so that the state dict is the model.
 """
 
 import re
@@ -42,7 +41,7 @@ Tensor: TypeAlias = Any
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _MAX_TOKENS = 30
 _MAX_WORDS = 30
-# Width of the published model: image layers, and text layers below the first fusion layer.
+# Width of the published model to its image layers, and text layers below the first fusion layer.
 _PUBLISHED = {768: (12, 6)}
 # Momentum copies, queues, the fusion layers and the heads of the other tasks.
 _UNUSED = (
@@ -63,10 +62,10 @@ class Albef(Encoder):
     path : Path
         The authors' ``.pth``: pre-trained, or fine-tuned for retrieval.
     vocabulary : Path, optional
-        BERT's ``vocab.txt`` (bert-base-uncased); without it, the one beside the checkpoint.
+        BERT's ``vocab.txt`` (bert-base-uncased); by default the one next to the checkpoint.
     image_size : int, optional
-        Side of the images; without it, what the checkpoint was trained at. With another size the
-        position embeddings are interpolated, as in the authors' evaluation.
+        Side of the images; by default the size used in training. For another size the position
+        embeddings are interpolated, as in the authors' evaluation.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
 
@@ -88,7 +87,7 @@ class Albef(Encoder):
         device: str = "auto",
     ) -> None:
         torch = require("torch", "encoders")
-        # Pre-trained checkpoints have `bert.` in the text tower's names, fine-tuned ones don't.
+        # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {
             re.sub(r"^text_encoder\.bert\.", "text_encoder.", key): tensor
             for key, tensor in read_checkpoint(path).items()
@@ -131,11 +130,11 @@ class Albef(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of every text, none cut, with the first one."""
+        """Return the number of tokens of every text before cutting, with special tokens."""
         return [1 + len(ids) for ids in self._tokens.ids(texts, max_words=None)]
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """First token of the ViT, projected."""
+        """Return the projected first token of the ViT."""
         torch = require("torch", "encoders")
         pixels = square_pixels(images, self._size, _MEAN, _STD)
         with torch.inference_mode():
@@ -143,7 +142,7 @@ class Albef(Encoder):
             return to_numpy(apply_linear(self._state, states[:, 0], "vision_proj"))
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """First token of the text layers, projected."""
+        """Return the projected first token of the text layers."""
         torch = require("torch", "encoders")
         rows = [
             [self._tokens.first, *ids][:_MAX_TOKENS]
@@ -154,7 +153,7 @@ class Albef(Encoder):
             return to_numpy(apply_linear(self._state, states[:, 0], "text_proj"))
 
     def _see(self, pixels: Tensor) -> Tensor:
-        """The ViT: norms before attention and MLP, one more at the end."""
+        """Run the ViT, which has norms before attention and MLP and one at the end."""
         gelu = require("torch", "encoders").nn.functional.gelu
         state, tower = self._state, "visual_encoder"
         x = embed_patches(state, pixels, f"{tower}.patch_embed.proj", f"{tower}.cls_token")
@@ -170,7 +169,7 @@ class Albef(Encoder):
         return apply_norm(state, x, f"{tower}.norm", 1e-6)
 
     def _read(self, ids: Tensor, is_real: Tensor) -> Tensor:
-        """BERT's layers: norms after attention and MLP."""
+        """Run the BERT layers, which have norms after attention and MLP."""
         gelu = require("torch", "encoders").nn.functional.gelu
         state, table = self._state, "text_encoder.embeddings"
         x = state[f"{table}.word_embeddings.weight"][ids]
@@ -193,19 +192,19 @@ class Albef(Encoder):
 
 
 def albef_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of both towers, for a checkpoint of this width.
+    """Return names and shapes of the tensors of both towers, for a checkpoint of this width.
 
     Parameters
     ----------
     state : dict of str to tensor
-        The checkpoint, `bert.` taken out of its names; only a few shapes are looked at.
+        The checkpoint, with `bert.` removed from its names; only a few shapes are used.
     name : str
-        What messages call it.
+        The name in messages.
 
     Returns
     -------
     dict of str to tuple of int
-        Of all tensors that are computed with.
+        One entry per tensor in use.
 
     Examples
     --------
@@ -271,7 +270,7 @@ def albef_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
 
 
 def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
-    """Write a caption as ALBEF was trained on it: lower case, hardly any punctuation.
+    """Clean a caption as in ALBEF's training: lower case, little punctuation.
 
     Examples
     --------
@@ -285,7 +284,7 @@ def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
 
 
 class _WordPieces:
-    """BERT's word pieces from a vocabulary file."""
+    """BERT's word-piece tokenizer, from a vocabulary file."""
 
     def __init__(self, path: Path, n_rows: int) -> None:
         tokenizers = require("tokenizers", "encoders")

@@ -1,9 +1,9 @@
-"""BEiT-3's two ways for retrieval, computed straight from the authors' checkpoint.
+"""BEiT-3's image and text branches for retrieval, computed directly from the authors' checkpoint.
 
 BEiT-3 (Wang et al., CVPR 2023) is one transformer with two sets of weights in every layer: A for
-images, B for texts. For retrieval each way ends in a head without bias over its first token. Norms
-stand before attention and MLP, and once more inside both (sub-LN). The weights are used under
-torchscale's own names, so the state dict is the model.
+images, B for texts. For retrieval each branch ends in a head without bias on its first token. Norms
+precede attention and MLP, and both have another one inside (sub-LN). The weights keep torchscale's
+names, so that the state dict is the model.
 """
 
 import re
@@ -42,12 +42,12 @@ Tensor: TypeAlias = Any
 _MEAN = _STD = (0.5, 0.5, 0.5)
 _MAX_TOKENS = 64
 _EPS = 1e-5
-# Width: layers of the published models, base and large.
+# Width to the number of layers of the published models, base and large.
 _PUBLISHED = {768: 12, 1024: 24}
 _UNUSED = ("logit_scale", r"beit3\.vision_embed\.mask_token")
-# Position tables begin with two rows that are never used, as in Fairseq.
+# Position tables begin with two unused rows, as in Fairseq.
 _SKIPPED = 2
-# XLM-R's ids: those of the sentencepiece model, one further on, with these before them.
+# XLM-R's ids are those of the sentencepiece model plus one, after these special ids.
 _FIRST, _PAD, _LAST, _UNKNOWN, _SHIFT = 0, 1, 2, 3, 1
 
 
@@ -59,10 +59,10 @@ class Beit3(Encoder):
     path : Path
         The authors' ``.pth`` with retrieval heads, base or large.
     vocabulary : Path, optional
-        Their ``beit3.spm``; without it, the one beside the checkpoint.
+        The authors' ``beit3.spm``; by default the one next to the checkpoint.
     image_size : int, optional
-        Side of the images; without it, what the checkpoint was trained at. With another size the
-        position embeddings are interpolated, as in the authors' code.
+        Side of the images; by default the size used in training. For another size the position
+        embeddings are interpolated, as in the authors' code.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
 
@@ -123,11 +123,11 @@ class Beit3(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of every text, none cut, with the first and the last."""
+        """Return the number of tokens of every text before cutting, with special tokens."""
         return [2 + len(ids) for ids in self._tokens.ids(texts)]
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """First token of way A, through the vision head."""
+        """Return the first token of branch A after the vision head."""
         torch = require("torch", "beit3")
         pixels = torch.from_numpy(square_pixels(images, self._size, _MEAN, _STD)).to(self._device)
         with torch.inference_mode():
@@ -136,7 +136,7 @@ class Beit3(Encoder):
             return to_numpy(apply_linear(self._state, self._run(x, "A", None), "vision_head"))
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """First token of way B, through the language head."""
+        """Return the first token of branch B after the language head."""
         torch = require("torch", "beit3")
         most = (self.context or _MAX_TOKENS) - 2
         rows = [[_FIRST, *ids[:most], _LAST] for ids in self._tokens.ids(texts)]
@@ -146,7 +146,7 @@ class Beit3(Encoder):
             return to_numpy(apply_linear(self._state, self._run(x, "B", is_real), "language_head"))
 
     def _run(self, x: Tensor, way: Literal["A", "B"], is_real: Tensor | None) -> Tensor:
-        """All layers, one way; the first token comes out."""
+        """Run all layers of one branch and return the first token."""
         gelu = require("torch", "beit3").nn.functional.gelu
         state, encoder = self._state, "beit3.encoder"
         x = x + state[f"{encoder}.embed_positions.{way}.weight"][_SKIPPED : _SKIPPED + x.shape[1]]
@@ -168,19 +168,19 @@ class Beit3(Encoder):
 
 
 def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors, for a checkpoint of this width.
+    """Return names and shapes of all tensors, for a checkpoint of this width.
 
     Parameters
     ----------
     state : dict of str to tensor
-        The checkpoint; only a few shapes are looked at.
+        The checkpoint; only a few shapes are used.
     name : str
-        What messages call it.
+        The name in messages.
 
     Returns
     -------
     dict of str to tuple of int
-        Of all tensors that are computed with.
+        One entry per tensor in use.
 
     Examples
     --------
@@ -234,7 +234,7 @@ def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
 
 
 class _SentencePieces:
-    """XLM-R's ids over a sentencepiece model."""
+    """XLM-R's tokenizer, from a sentencepiece model."""
 
     def __init__(self, path: Path, n_rows: int) -> None:
         sentencepiece = require("sentencepiece", "beit3")

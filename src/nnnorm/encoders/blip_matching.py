@@ -1,8 +1,8 @@
 """BLIP's image-text matching: a scorer with cross-attention, for `fit_scores`.
 
-Every pair of an image and a text goes through the text encoder together, so there are no
-embeddings, only a matrix of scores: ``n_images x n_texts`` forward passes. The paper's appendix
-finds that such scores have few hubs left. A score is the logit of "these two match"
+Every pair of an image and a text passes through the text encoder together, so that there are no
+embeddings but a matrix of scores, computed in ``n_images x n_texts`` forward passes. According to
+the paper's appendix such scores have few hubs. A score is the logit of "image and text match"
 (higher is better).
 """
 
@@ -34,7 +34,7 @@ class BlipMatcher:
 
     Examples
     --------
-    Image retrieval: the gallery are the images, so its scores with the bank are the rows.
+    In image retrieval the gallery consists of the images, which are the rows of the scores.
 
     >>> matcher = BlipMatcher(HuggingFace("Salesforce/blip-itm-base-coco"))  # doctest: +SKIP
     >>> bank = matcher.score(images, past_texts)  # doctest: +SKIP
@@ -63,9 +63,9 @@ class BlipMatcher:
         Parameters
         ----------
         images : sequence of paths or Pillow images
-            Each is seen once; its patches are kept while its texts are matched.
+            Each is encoded once; its patches are kept while its texts are matched.
         texts : sequence of str
-            Matched in batches.
+            They are matched in batches.
         batch_size : int
             Pairs per forward pass.
         progress : callable, optional
@@ -74,7 +74,7 @@ class BlipMatcher:
         Returns
         -------
         ndarray, shape (n_images, n_texts)
-            The logit of "match"; float32.
+            The logit of "match", float32.
         """
         torch = require("torch", "encoders")
         check_texts(texts)

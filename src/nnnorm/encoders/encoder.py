@@ -1,8 +1,8 @@
-"""What every encoder is: texts, images or sounds in, unit-norm float32 rows out.
+"""The base class of all encoders: texts, images or sounds in, unit-norm float32 rows out.
 
-The files beside this one each bring one library or one published checkpoint format and say only how
-a batch is embedded; batching, opening files, checking and normalising are here, once for all. Rows
-come out in the order of the inputs, whatever the batch size.
+Each of the other files adds one library or one published checkpoint format and defines only how a
+batch is embedded; batching, opening files, checks and normalisation are done here. Rows are in the
+order of the inputs for every batch size.
 """
 
 import warnings
@@ -26,23 +26,23 @@ Modality: TypeAlias = Literal["images", "texts", "audio"]
 class Encoder:
     """A model that embeds images, texts or sounds into one space.
 
-    A subclass gives the attributes, and the `embed_` methods of its modalities: one batch in, an
-    array ``(len(batch), dim)`` out, normalised or not.
+    A subclass defines the attributes, and the `embed_` methods of its modalities, which turn a
+    batch into an array ``(len(batch), dim)``, normalised or not.
 
     Attributes
     ----------
     name : str
-        The model, as it was asked for.
+        The name or path of the model.
     dim : int
-        Columns of every row.
+        Number of columns of the embeddings.
     modalities : tuple of {"images", "texts", "audio"}
-        What it can encode.
+        The supported inputs.
     context : int or None
-        The most tokens of a text it reads.
+        Maximum number of tokens of a text.
     rate : int
-        Samples per second of its sounds.
+        Sampling rate of sounds, in samples per second.
     about : mapping
-        Model, revision and preprocessing, for the sidecar of the embeddings.
+        Model, revision and preprocessing, stored next to the embeddings.
 
     Examples
     --------
@@ -65,13 +65,13 @@ class Encoder:
     def encode_images(
         self, images: Sequence[Any], *, batch_size: int = 32, progress: Progress | None = None
     ) -> FloatArray:
-        """Embed images, paths or Pillow images, into unit rows ``(n_images, dim)``."""
+        """Encode images (paths or Pillow images) as unit rows ``(n_images, dim)``."""
         return self._encode("images", images, batch_size, progress)
 
     def encode_texts(
         self, texts: Sequence[str], *, batch_size: int = 32, progress: Progress | None = None
     ) -> FloatArray:
-        """Embed texts into unit rows ``(n_texts, dim)``; what is beyond the context is cut."""
+        """Encode texts as unit rows ``(n_texts, dim)``; longer texts are cut at the context."""
         self.check_modality("texts")
         check_texts(texts)
         if n_cut := self.count_cut(texts):
@@ -85,11 +85,11 @@ class Encoder:
     def encode_audio(
         self, sounds: Sequence[Any], *, batch_size: int = 32, progress: Progress | None = None
     ) -> FloatArray:
-        """Embed sounds, paths or mono arrays at `rate`, into unit rows ``(n_sounds, dim)``."""
+        """Encode sounds (paths or mono arrays at `rate`) as unit rows ``(n_sounds, dim)``."""
         return self._encode("audio", sounds, batch_size, progress)
 
     def encode_batch(self, modality: Modality, batch: Sequence[Any]) -> FloatArray:
-        """Open and embed one batch, and bring its rows to unit norm."""
+        """Open and embed one batch, and normalise its rows."""
         try:
             if modality == "images":
                 rows = self.embed_images([open_image(image) for image in batch])
@@ -97,7 +97,7 @@ class Encoder:
                 rows = self.embed_texts(list(batch))
             else:
                 rows = self.embed_audio([read_sound(sound, self.rate) for sound in batch])
-        except (MemoryError, RuntimeError) as error:  # torch has its own, a RuntimeError
+        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
             if not isinstance(error, MemoryError) and "out of memory" not in str(error):
                 raise
             raise NNNormError(
@@ -113,7 +113,7 @@ class Encoder:
         return unit
 
     def check_modality(self, modality: Modality) -> None:
-        """Raise unless this model can encode such things."""
+        """Raise unless this model supports the modality."""
         if modality not in self.modalities:
             raise NNNormError(
                 f"{self.name} encodes {' and '.join(self.modalities)}, not {modality}; "
@@ -121,13 +121,13 @@ class Encoder:
             )
 
     def count_cut(self, texts: Sequence[str]) -> int:
-        """How many texts are longer than the model's context."""
+        """Count the texts that are longer than the context of the model."""
         if self.context is None:
             return 0
         return sum(length > self.context for length in self.token_counts(texts))
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of every text, none cut, with those that the model adds."""
+        """Return the number of tokens of every text before cutting, with special tokens."""
         raise NotImplementedError
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
@@ -158,7 +158,7 @@ class Encoder:
 
 
 def check_texts(texts: Sequence[str]) -> None:
-    """Raise unless all are strings with something in them.
+    """Raise unless all are strings that are not blank.
 
     Examples
     --------
@@ -180,7 +180,7 @@ def check_texts(texts: Sequence[str]) -> None:
 
 
 def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
-    """Divide rows by their norms, in float64, or say which row can't be.
+    """Divide rows by their norms, in float64; raise for a row that has no direction.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """transformers: CLIP, SigLIP, SigLIP 2, ALIGN, AltCLIP, CLAP and BLIP's contrastive heads.
 
-A folder as `save_pretrained` writes it, or a name on the hub. Images go through the model's own
-processor in its Pillow form (torchvision is not needed). What differs between models is said once,
-in `_KINDS` and in three methods: SigLIP's texts are padded to the full length it was trained with,
-BLIP's towers are projected from their first tokens, CLAP hears the first seconds of a sound.
+A model is a folder written by `save_pretrained`, or a name on the hub. Images are prepared by the
+model's own processor in its Pillow form (torchvision is not needed). Differences between models are
+in `_KINDS` and in three methods: SigLIP's texts are padded to the full length used in training,
+BLIP's towers are projected from their first tokens, CLAP uses the first seconds of a sound.
 """
 
 import json
@@ -33,7 +33,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 class _Kind(NamedTuple):
     architecture: str
     modalities: tuple[Modality, ...] = ("images", "texts")
-    # Positions that a text can't use: XLM-R and RoBERTa begin to count behind the padding's id.
+    # XLM-R and RoBERTa count positions from after the id of the padding, so that some are unused.
     has_shifted_positions: bool = False
 
 
@@ -46,7 +46,7 @@ _KINDS = {
     "siglip": _Kind("SiglipModel"),
     "siglip2": _Kind("Siglip2Model"),
 }
-# Buffers that older checkpoints store and today's models compute.
+# Buffers that older checkpoints store and current models compute.
 _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
 
@@ -56,7 +56,7 @@ class HuggingFace(Encoder):
     Parameters
     ----------
     model : str
-        A folder, or a name on the hub.
+        A folder or a name on the hub.
     revision : str, optional
         Branch, tag or commit, for a name on the hub.
     device : str
@@ -118,14 +118,14 @@ class HuggingFace(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of every text, none cut, with those that the tokenizer adds."""
+        """Return the number of tokens of every text before cutting, with special tokens."""
         if not texts:
             return []
         found = self._tokenizer(self._written(texts), truncation=False, verbose=False)
         return [len(ids) for ids in found["input_ids"]]
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """Tokenise, pad as the model was trained, run the text tower."""
+        """Tokenise, pad as in training, and run the text tower."""
         torch = require("torch", "encoders")
         inputs = dict(self.tokenize(texts))
         with torch.inference_mode():
@@ -135,7 +135,7 @@ class HuggingFace(Encoder):
             return to_numpy(_features(self._model.get_text_features(**inputs)))
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Run the model's own processor, then the image tower."""
+        """Run the model's own processor and the image tower."""
         torch = require("torch", "encoders")
         inputs = self.process_images(images)
         with torch.inference_mode():
@@ -145,9 +145,9 @@ class HuggingFace(Encoder):
             return to_numpy(_features(self._model.get_image_features(**inputs)))
 
     def embed_audio(self, sounds: list[FloatArray]) -> npt.NDArray[Any]:
-        """Take the first seconds, then the model's own features, then the audio tower."""
+        """Run the model's own feature extractor on the first seconds, and the audio tower."""
         torch = require("torch", "encoders")
-        # The library cuts a longer sound at a place drawn at random.
+        # The library crops a longer sound at a random position.
         cut = [sound[: self._sounds.nb_max_samples] for sound in sounds]
         inputs = self._sounds(cut, sampling_rate=self.rate, return_tensors="pt")
         inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
@@ -155,7 +155,7 @@ class HuggingFace(Encoder):
             return to_numpy(_features(self._model.get_audio_features(**inputs)))
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
-        """Token ids (and mask), on the device."""
+        """Return token ids (and mask) on the device."""
         found = self._tokenizer(
             self._written(texts),
             padding=self._padding,
@@ -168,13 +168,13 @@ class HuggingFace(Encoder):
         return {name: found[name].to(self._device) for name in names}
 
     def process_images(self, images: list[Any]) -> dict[str, Tensor]:
-        """Pixels (and masks), on the device."""
+        """Return pixels (and masks) on the device."""
         found = self._images(images=images, return_tensors="pt")
         return {name: tensor.to(self._device) for name, tensor in found.items()}
 
     @property
     def model(self) -> Any:
-        """The library's own model."""
+        """The model of the library."""
         return self._model
 
     @property
@@ -187,7 +187,7 @@ class HuggingFace(Encoder):
 
     @property
     def _lowers(self) -> bool:
-        """SigLIP 2 was trained on lower case; not all of its tokenizers see to that."""
+        """Whether to lower texts: SigLIP 2 needs it, and some of its tokenizers do not do it."""
         asked = self._tokenizer.init_kwargs.get("do_lower_case", False)
         return self._type == "siglip2" or (self._type == "siglip" and bool(asked))
 
@@ -208,10 +208,9 @@ class HuggingFace(Encoder):
 
 
 def load_pretrained(model: str, architecture: str, revision: str | None = None) -> Any:
-    """Load a model of the transformers library, in float32, with all its weights or not at all.
+    """Load a model of the transformers library in float32, with all of its weights.
 
-    The library fills what a checkpoint lacks with random numbers and says so in a log; here that is
-    an error.
+    The library replaces missing weights by random numbers and only logs it; here this is an error.
 
     Examples
     --------
@@ -226,11 +225,13 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
                 model,
                 revision=revision,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # the library's own error does not name them
+                ignore_mismatched_sizes=True,  # the error of the library does not name them
             )
     except (MemoryError, ImportError):
         raise
-    except Exception as error:  # the library, the hub and safetensors each raise their own kind
+    except (
+        Exception
+    ) as error:  # the library, the hub and safetensors each raise their own kind of error
         raise NNNormError(
             f"model {model} can't be loaded as {architecture} ({first_line(error)}); "
             "is the folder whole, and do its weights belong to its config.json?"
@@ -262,7 +263,7 @@ def _read_config(model: str, revision: str | None) -> Any:
         raise NNNormError(f"{model} is no model folder: it has no config.json")
     try:
         with quiet_loading():
-            # Without that word the library may ask at the terminal whether to run a model's code.
+            # By default the library may ask at the terminal whether to run code of the model.
             config = transformers.AutoConfig.from_pretrained(
                 model, revision=revision, trust_remote_code=False
             )
@@ -295,13 +296,13 @@ def _load_part(model: str, auto_class: str, revision: str | None, **options: Any
 
 
 def _pillow_backend() -> dict[str, Any]:
-    """Ask for the processor without torchvision: version 5 says it otherwise than version 4."""
+    """Return the option for a processor without torchvision, for versions 4 and 5."""
     version = require("transformers", "encoders").__version__
     return {"use_fast": False} if version.startswith("4.") else {"backend": "pil"}
 
 
 def _features(found: Any) -> Tensor:
-    """The projected rows: version 4 gave a tensor, version 5 an output object."""
+    """Return the projected rows: a tensor in version 4, an output object in version 5."""
     return found if hasattr(found, "shape") else found.pooler_output
 
 

@@ -1,8 +1,8 @@
-"""Images through Pillow: opened with care, and made ready for a model.
+"""Images, opened safely with Pillow and prepared for a model.
 
-An image is judged by its header before it is decoded: more pixels than `MAX_PIXELS` is taken for a
-decompression bomb and refused. Pixels come as the models were trained on them: RGB, as stored (the
-EXIF orientation is not applied, as in the models' own code).
+The header of an image is checked before it is decoded: an image of more than `MAX_PIXELS` is
+refused as a decompression bomb. Pixels are RGB as stored; the EXIF orientation is not applied, as
+in the original code of the models.
 """
 
 import os
@@ -21,22 +21,21 @@ __all__ = ["MAX_PIXELS", "check_images", "open_image", "square_pixels"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
-# Twice what Pillow warns of: 537 MB once decoded.
+# Twice the limit of Pillow's warning: 537 MB once decoded.
 MAX_PIXELS = 178_956_970
 
 
 def open_image(source: Any) -> Any:
-    """Open an image, whole and in RGB, from a path or a Pillow image.
+    """Open and decode an image in RGB, from a path or a Pillow image.
 
     Parameters
     ----------
     source : str, PathLike or PIL.Image.Image
-        What to open.
 
     Returns
     -------
     PIL.Image.Image
-        In mode RGB, decoded.
+        Decoded, in mode RGB.
 
     Examples
     --------
@@ -54,12 +53,12 @@ def open_image(source: Any) -> Any:
             return _to_rgb(image, f"image {source}")
     except NNNormError:
         raise
-    except Exception as error:  # each of Pillow's readers raises its own kind
+    except Exception as error:  # each of Pillow's readers raises its own kind of error
         raise _unreadable(source, error) from error
 
 
 def check_images(paths: Sequence[Any]) -> None:
-    """Look at the headers of all images, before long work; name the first that can't be used.
+    """Check the headers of all images before long work; raise for the first that can't be used.
 
     Examples
     --------
@@ -83,7 +82,7 @@ def check_images(paths: Sequence[Any]) -> None:
 def square_pixels(
     images: Sequence[Any], size: int, mean: Sequence[float], std: Sequence[float]
 ) -> FloatArray:
-    """Resize to a square (bicubic, without regard to the sides' ratio), scale, normalise.
+    """Resize images to a square (bicubic, ignoring the aspect ratio), scale and normalise them.
 
     Parameters
     ----------
@@ -121,7 +120,7 @@ def _opened(path: Path) -> Any:
     if not path.is_file():
         raise NNNormError(f"image {path}: it is a folder or a device; expected an image file")
     with warnings.catch_warnings():
-        # Pillow warns of large images; between its warning and its error we decide by our limit.
+        # Pillow warns about large images; MAX_PIXELS decides instead.
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
         try:
             image = pillow.open(path)
@@ -143,12 +142,12 @@ def _to_rgb(image: Any, name: str) -> Any:
         raise NNNormError(_bomb(name, f"{width} x {height} pixels"))
     _check_depth(image, name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of palettes with transparency, and of odd metadata
+        warnings.simplefilter("ignore")  # about palettes with transparency, and unusual metadata
         return image.convert("RGB")
 
 
 def _check_depth(image: Any, name: str) -> None:
-    if image.mode[0] in "IF":  # Pillow would clip their values, and leave most of them white
+    if image.mode[0] in "IF":  # Pillow would clip their values, which makes most of them white
         raise NNNormError(
             f"{name} has more than 8 bits per channel (Pillow's mode {image.mode}); "
             "save it as 8-bit RGB or grey first"

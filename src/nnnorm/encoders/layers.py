@@ -1,7 +1,7 @@
-"""The few layers of a transformer, computed from a state dict under the authors' own names.
+"""The layers of a transformer, computed from a state dict with the authors' own names.
 
-No modules: a checkpoint is a mapping of names to tensors, and each function says by its key which
-of them it takes. Heads are 64 wide, as in all models computed here.
+There are no modules: a checkpoint is a mapping of names to tensors, and each function gets the key
+of the tensors that it uses. Heads are 64 wide, as in all models computed here.
 """
 
 from collections.abc import MutableMapping
@@ -33,7 +33,7 @@ HEAD = 64
 
 
 def linear_shapes(shapes: Shapes, key: str, n_in: int, n_out: int) -> None:
-    """Add weight and bias of a linear layer.
+    """Add the shapes of weight and bias of a linear layer.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def linear_shapes(shapes: Shapes, key: str, n_in: int, n_out: int) -> None:
 
 
 def norm_shapes(shapes: Shapes, key: str, width: int) -> None:
-    """Add weight and bias of a layer norm.
+    """Add the shapes of weight and bias of a layer norm.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def norm_shapes(shapes: Shapes, key: str, width: int) -> None:
 
 
 def apply_linear(state: State, x: Tensor, key: str) -> Tensor:
-    """``x·Wᵀ + b``, or without ``b`` where there is none.
+    """Compute ``x·Wᵀ + b``, or ``x·Wᵀ`` if there is no bias.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def apply_linear(state: State, x: Tensor, key: str) -> Tensor:
 
 
 def apply_norm(state: State, x: Tensor, key: str, eps: float) -> Tensor:
-    """Layer norm over the last dimension.
+    """Compute the layer norm over the last dimension.
 
     Examples
     --------
@@ -87,19 +87,19 @@ def apply_norm(state: State, x: Tensor, key: str, eps: float) -> Tensor:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, is_real: Tensor | None = None) -> Tensor:
-    """Scaled dot-product attention in heads of 64.
+    """Compute scaled dot-product attention with heads of width 64.
 
     Parameters
     ----------
     query, key, value : tensor, shape (n, length, width)
-        Already projected.
+        Projected inputs.
     is_real : tensor of bool, shape (n, length), optional
-        Which tokens are no padding.
+        Whether a token is not padding.
 
     Returns
     -------
     tensor, shape (n, length, width)
-        Heads side by side, not yet projected.
+        Concatenated heads, not yet projected.
 
     Examples
     --------
@@ -122,7 +122,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, is_real: Tensor | None = N
 
 
 def embed_patches(state: State, pixels: Tensor, key: str, first: str) -> Tensor:
-    """Cut images into patches, project each, and put the first token before them.
+    """Split images into patches, project them, and prepend the first token.
 
     Examples
     --------
@@ -142,7 +142,7 @@ def embed_patches(state: State, pixels: Tensor, key: str, first: str) -> Tensor:
 
 
 def pad_rows(rows: list[list[int]], pad: int, device: str) -> tuple[Tensor, Tensor]:
-    """Token ids of one length, and which of them are no padding.
+    """Pad token ids to one length; also return which of them are not padding.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def pad_rows(rows: list[list[int]], pad: int, device: str) -> tuple[Tensor, Tens
 
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """Bring a tensor to numpy in float32, from any device.
+    """Convert a tensor of any device to a float32 numpy array.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Which encoder a model's name, folder or file asks for.
+"""Selection of the encoder for a model name, folder or file.
 
-`load_encoder` looks before it loads: a checkpoint file is told by the names of its tensors, a
-folder by the files in it, anything else is a name on the hub. Nothing is guessed by file name.
+`load_encoder` recognises a checkpoint by the names of its tensors and a folder by its files; any
+other name refers to the hub. File names do not matter.
 """
 
 from pathlib import Path
@@ -26,29 +26,29 @@ def load_encoder(
     image_size: int | None = None,
     device: str = "auto",
 ) -> Encoder:
-    """Load the model that turns images, texts or sounds into embeddings.
+    """Load a model that turns images, texts or sounds into embeddings.
 
     Parameters
     ----------
     model : str or Path
         A folder of transformers or sentence-transformers; a checkpoint file of ALBEF or BEiT-3 (or
-        a folder with one, and its vocabulary); a name on the hub; for OpenCLIP
+        a folder with one and its vocabulary); a name on the hub; for OpenCLIP
         ``ARCHITECTURE/WEIGHTS`` with ``library="open-clip"``.
     library : {"transformers", "sentence-transformers", "open-clip", "albef", "beit3"}, optional
-        Only where it is not seen from the files.
+        Needed only if the files do not show it.
     revision : str, optional
         Branch, tag or commit, for a name on the hub.
     tokenizer : str or Path, optional
-        ALBEF's ``vocab.txt`` or BEiT-3's ``beit3.spm``, where it is not beside the checkpoint.
+        ALBEF's ``vocab.txt`` or BEiT-3's ``beit3.spm``, if it is not next to the checkpoint.
     image_size : int, optional
-        For ALBEF and BEiT-3, instead of the size they were trained at.
+        For ALBEF and BEiT-3, instead of the size used in training.
     device : str
-        ``"auto"`` (a GPU where there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+        ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
 
     Returns
     -------
     Encoder
-        With ``encode_images``, ``encode_texts`` or ``encode_audio``.
+        It has ``encode_images``, ``encode_texts`` or ``encode_audio``.
 
     Examples
     --------

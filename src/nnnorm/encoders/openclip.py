@@ -1,8 +1,8 @@
 """OpenCLIP: the models of the open_clip library.
 
-Apart from the others because it brings torchvision (`pip install 'nnnorm[open-clip]'`). A model is
-named `ARCHITECTURE/WEIGHTS`, such as `ViT-B-32/laion2b_s34b_b79k`, where the weights may be a file,
-or `hf-hub:OWNER/NAME`.
+An extra of its own because it depends on torchvision (`pip install 'nnnorm[open-clip]'`). A model
+is named `ARCHITECTURE/WEIGHTS`, such as `ViT-B-32/laion2b_s34b_b79k`, where the weights may be a
+file, or `hf-hub:OWNER/NAME`.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,9 @@ class OpenClip(Encoder):
             self._tokenizer = library.get_tokenizer(architecture)
         except (MemoryError, ImportError):
             raise
-        except Exception as error:  # the library, the hub and torch each raise their own kind
+        except (
+            Exception
+        ) as error:  # the library, the hub and torch each raise their own kind of error
             raise NNNormError(
                 f"model {model} can't be loaded by open_clip ({first_line(error)}); "
                 "see open_clip.list_pretrained() for the names"
@@ -69,7 +71,7 @@ class OpenClip(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of every text, none cut, with the first and the last."""
+        """Return the number of tokens of every text before cutting, with special tokens."""
         inner = getattr(self._tokenizer, "tokenizer", None)  # of transformers, in some models
         if inner is not None:
             return [len(inner(text, truncation=False)["input_ids"]) for text in texts]
@@ -90,7 +92,7 @@ class OpenClip(Encoder):
 
 
 def split_name(model: str) -> tuple[str, str | None]:
-    """Architecture and weights of a model's name.
+    """Split the name of a model into architecture and weights.
 
     Examples
     --------

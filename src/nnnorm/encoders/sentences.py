@@ -1,8 +1,8 @@
-"""sentence-transformers: text models, and CLIP folders that take images too.
+"""sentence-transformers: text models, and CLIP models that also accept images.
 
-A folder with `modules.json`, or a name on the hub. The library's own `encode` does the work, with
-the model's default prompt where it has one; rows are brought to unit norm here, whether or not the
-model has a module that does so.
+A model is a folder with `modules.json`, or a name on the hub. The library's own `encode` is used,
+with the default prompt of the model if it has one; rows are always normalised, also if the model
+has no module for it.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class SentenceEncoder(Encoder):
     Parameters
     ----------
     model : str
-        A folder, or a name on the hub.
+        A folder or a name on the hub.
     revision : str, optional
         Branch, tag or commit, for a name on the hub.
     device : str
@@ -56,7 +56,9 @@ class SentenceEncoder(Encoder):
                 )
         except (MemoryError, ImportError):
             raise
-        except Exception as error:  # the library, the hub and safetensors each raise their own kind
+        except (
+            Exception
+        ) as error:  # the library, the hub and safetensors each raise their own kind of error
             raise NNNormError(
                 f"model {model} can't be loaded by sentence-transformers ({first_line(error)}); "
                 "expected a folder with modules.json, or a name on the hub"
@@ -67,7 +69,7 @@ class SentenceEncoder(Encoder):
         self.name = model
         self.modalities = _modalities(self._model)
         tokenizer = self._model.tokenizer
-        # A CLIP folder's "tokenizer" may be a processor, with the tokenizer inside.
+        # The "tokenizer" of a CLIP model may be a processor that contains the tokenizer.
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         check_vocabulary(self._tokenizer, model)
         most = self._model.max_seq_length or getattr(self._tokenizer, "model_max_length", None)
@@ -92,18 +94,18 @@ class SentenceEncoder(Encoder):
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of every text, none cut, with those that the tokenizer adds."""
+        """Return the number of tokens of every text before cutting, with special tokens."""
         if not texts:
             return []
         found = self._tokenizer(list(texts), truncation=False, verbose=False)
         return [len(ids) for ids in found["input_ids"]]
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """Let the library encode one batch."""
+        """Encode one batch with the library."""
         return self._run(texts)
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Let the library encode one batch."""
+        """Encode one batch with the library."""
         return self._run(images)
 
     def _run(self, batch: list[Any]) -> npt.NDArray[Any]:
@@ -114,7 +116,7 @@ class SentenceEncoder(Encoder):
 
 
 def _check_weights(module: Any, folder: Path) -> None:
-    """Raise where the folder lacks weights: the library fills them with random numbers."""
+    """Raise if weights are missing, which the library replaces by random numbers."""
     inner: Any = getattr(module, "auto_model", None) or getattr(module, "model", None)
     places = [folder, *sorted(folder.glob("0_*"))]
     place = next((path for path in places if (path / "config.json").is_file()), None)
@@ -123,9 +125,12 @@ def _check_weights(module: Any, folder: Path) -> None:
     try:
         with quiet_loading():
             _, info = type(inner).from_pretrained(place, output_loading_info=True)
-    except (OSError, ValueError):  # an adapter or another format, which the library has loaded
+    except (
+        OSError,
+        ValueError,
+    ):  # an adapter or another format, which the library has loaded itself
         return
-    # A pooler is BERT's own, for other tasks; these models pool by themselves.
+    # BERT's pooler is for other tasks; these models have their own pooling.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise NNNormError(
             f"model {folder} lacks {len(missing)} of the weights of {type(inner).__name__}: "
@@ -134,7 +139,7 @@ def _check_weights(module: Any, folder: Path) -> None:
 
 
 def _modalities(model: Any) -> tuple[Modality, ...]:
-    """What it takes: later versions of the library say it, earlier ones had CLIP and texts."""
+    """Return the supported inputs, which earlier versions of the library do not list."""
     named = getattr(model, "modalities", None)
     if named is None:
         named = ["text", "image"] if type(model[0]).__name__ == "CLIPModel" else ["text"]

@@ -1,11 +1,11 @@
-"""Embeddings on disk, shard by shard, so that long work can be broken off and taken up again.
+"""Embeddings written to disk in shards, so that long work can be interrupted and resumed.
 
-    OUT/img_emb.partial/    while it grows: shards that are done, about.json, items.jsonl
-    OUT/img_emb/            once it is whole: img_emb_00000.npy, …, about.json, items.jsonl
+    OUT/img_emb.partial/    in progress: finished shards, about.json, items.jsonl
+    OUT/img_emb/            complete: img_emb_00000.npy, …, about.json, items.jsonl
 
-The folder gets its own name in one step at the end, so half a set of embeddings is never taken for
-a whole one. Every shard is encoded by itself, so one that is taken up again comes out bit for bit
-as if it had never been broken off (with the same batch size; another changes the last bits).
+The folder gets its final name in one step at the end, so that incomplete embeddings can't be
+mistaken for complete ones. Every shard is encoded independently, so that resumed work gives the
+same result bit for bit (with the same batch size; another one changes the last bits).
 """
 
 import hashlib
@@ -31,7 +31,7 @@ __all__ = ["Encoded", "Plan", "encode_to_folder", "plan_encoding"]
 
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _ITEMS = "about.json", "items.jsonl"
-# What must be the same for shards to belong together; the rest of the sidecar follows from these.
+# Entries that must agree for work to be resumed; the others follow from these.
 _MUST_AGREE = {
     "revision": "another revision",
     "weights_sha256": "other weights",
@@ -43,16 +43,16 @@ _MUST_AGREE = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """What was written, and where.
+    """The result of `encode_to_folder`.
 
     Attributes
     ----------
     folder : Path
         Embeddings, for `open_embeddings`.
     about : dict
-        What the sidecar ``about.json`` says.
+        The content of ``about.json``.
     n_resumed : int
-        Rows that were there already.
+        Number of rows that existed already.
     """
 
     folder: Path
@@ -71,32 +71,30 @@ def encode_to_folder(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Encoded:
-    """Encode a list of images, texts or sounds into a folder of shards with a sidecar.
+    """Encode a list of images, texts or sounds into a folder of shards.
 
     Parameters
     ----------
     encoder : Encoder
-        From `load_encoder`, or your own.
+        From `load_encoder`, or a subclass of your own.
     modality : {"images", "texts", "audio"}
-        Which of its towers.
     items : sequence of paths or of texts
         One row each, in this order.
     output : str or PathLike
-        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is made; made itself, with
-        those above it.
+        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is created; it is created
+        with its parents if needed.
     batch_size : int
         Items per forward pass.
     shard_rows : int
-        Rows per file: what breaking off can cost at most.
+        Rows per file, which is the most that an interruption can lose.
     resume : bool
-        Take up work that was broken off; nothing to do if it is whole.
+        Resume interrupted work; complete embeddings are left as they are.
     progress : callable, optional
         Called with ``(rows done, rows in all)``.
 
     Returns
     -------
     Encoded
-        Folder and sidecar.
 
     Examples
     --------
@@ -123,9 +121,9 @@ def plan_encoding(
     shard_rows: int = 1024,
     resume: bool = False,
 ) -> "Plan":
-    """Look at everything before anything is written; `Plan.run` then does the work.
+    """Check all inputs before anything is written; `Plan.run` then encodes them.
 
-    Parameters are those of `encode_to_folder`, which does both at once.
+    The parameters are those of `encode_to_folder`, which does both.
 
     Examples
     --------
@@ -150,7 +148,7 @@ def plan_encoding(
 
 @dataclass(frozen=True)
 class Plan:
-    """Checked work: what is to be encoded, and into which folder. Made by `plan_encoding`."""
+    """Checked inputs, and the folder into which they are encoded. Made by `plan_encoding`."""
 
     encoder: Encoder
     modality: Modality
@@ -160,22 +158,22 @@ class Plan:
     about: dict[str, Any]
 
     def run(self, *, batch_size: int = 32, progress: Progress | None = None) -> Encoded:
-        """Encode what is not there yet, and give the folder its name."""
+        """Encode the missing shards, and give the folder its final name."""
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
         if self.folder.exists():
             return Encoded(self.folder, self.about, len(self.items))
         made = [] if self.growing.exists() else _begin(self.growing, self.about, self.items)
-        for stray in self.growing.glob(".nnnorm-*.tmp"):  # what a killed process was writing
+        for stray in self.growing.glob(".nnnorm-*.tmp"):  # unfinished files of a killed process
             stray.unlink()
         n_resumed = self._fill(batch_size, progress, made)
         os.rename(self.growing, self.folder)
         return Encoded(self.folder, self.about, n_resumed)
 
     def _fill(self, batch_size: int, progress: Progress | None, made: Sequence[Path]) -> int:
-        """Encode the shards that are not there yet; returns how many rows were.
+        """Encode the missing shards; return the number of rows that existed already.
 
-        Broken off before the first shard is done, it leaves nothing: no folder of `made` either.
+        An interruption before the first shard is complete leaves nothing, and removes `made`.
         """
         shard_rows, n_rows = int(self.about["shard_rows"]), len(self.items)
         n_resumed = n_written = 0
@@ -207,7 +205,7 @@ class Plan:
 def _describe(
     encoder: Encoder, modality: Modality, items: Sequence[Any], shard_rows: int
 ) -> dict[str, Any]:
-    """What the sidecar says; nothing of when, or in how many runs, the work was done."""
+    """Return the content of about.json, which is independent of time and number of runs."""
     from nnnorm.version import __version__
 
     about: dict[str, Any] = {"model": encoder.name, "normalisation": "unit norm, by nnnorm"}
@@ -224,56 +222,56 @@ def _describe(
         check_sounds(items)
     for item in items:
         line = str(item)
-        if modality != "texts":  # a file that changed under its name is another file
+        if modality != "texts":  # a changed file of the same name is another input
             line += f" {Path(item).stat().st_size}" if Path(item).is_file() else " missing"
         digest.update(json.dumps(line).encode() + b"\n")
     about["items_sha256"] = digest.hexdigest()
     about["nnnorm"] = __version__
-    # As JSON gives it back, so that it can be compared.
+    # Converted as JSON does, so that it can be compared.
     restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
     return restored
 
 
 def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """The sidecar of what is there already, if it may be gone on with."""
+    """Return the about.json of existing embeddings, if they can be resumed."""
     is_whole = folder.suffix != ".partial"
     if not (folder / _ABOUT).is_file():
         raise NNNormError(
-            f"cannot write {folder}: it is there already, and holds no embeddings of "
+            f"cannot write {folder}: it exists, and holds no embeddings of "
             "`nnnorm encode`; choose another output"
         )
     if not resume:
-        what = "there are embeddings already" if is_whole else "work was broken off there"
+        what = "there are embeddings already" if is_whole else "interrupted work is there"
         raise NNNormError(
-            f"cannot write {folder}: {what}; go on with --resume, choose another output, "
+            f"cannot write {folder}: {what}; resume it with --resume, choose another output, "
             "or remove it"
         )
     try:
         found: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise NNNormError(
-            f"cannot go on with {folder}: its {_ABOUT} can't be read; remove the folder"
+            f"cannot resume {folder}: its {_ABOUT} can't be read; remove the folder"
         ) from error
     must_agree = dict(_MUST_AGREE)
-    if about.get("weights_sha256") is None:  # else a folder may have been moved
+    if about.get("weights_sha256") is None:  # with a hash, the model may have been moved
         must_agree["model"] = "another model"
     for key, words in must_agree.items():
         if found.get(key) != about.get(key):
             ours, theirs = (str(part.get(key))[:60] for part in (about, found))
             raise NNNormError(
-                f"cannot go on with {folder}: it was made with {words} ({key} {theirs}; now "
+                f"cannot resume {folder}: it was made with {words} ({key} {theirs}; now "
                 f"{ours}); choose another output, or remove it"
             )
     return found
 
 
 def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> list[Path]:
-    """Make the growing folder, whole or not at all: it appears with its sidecar inside.
+    """Create the folder of the work in progress, together with its about.json or not at all.
 
-    Returns the folders above it that were made for it, the innermost first.
+    Return the parent folders that were created for it, innermost first.
     """
     names = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in items)
-    lines = names.encode("utf-8", "surrogateescape")  # a file's name may be any bytes
+    lines = names.encode("utf-8", "surrogateescape")  # a file name may hold any bytes
     starting = growing.with_suffix(".starting")
     made = [folder for folder in growing.parents if not folder.exists()]
     try:
@@ -292,7 +290,7 @@ def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> list[P
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders that were made in vain; one that holds something by now stays."""
+    """Remove the folders that are empty."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()

@@ -1,7 +1,7 @@
-"""Sounds out of files: mono, float32, at the rate a model wants.
+"""Sounds from files: mono, float32, at the sampling rate of a model.
 
-Needs soundfile and scipy (`pip install 'nnnorm[audio]'`): WAV, FLAC, OGG and MP3. Channels are
-averaged; another rate is resampled with a polyphase filter.
+Needs soundfile and scipy (`pip install 'nnnorm[audio]'`), which read WAV, FLAC, OGG and MP3.
+Channels are averaged; other rates are resampled with a polyphase filter.
 """
 
 import os
@@ -28,12 +28,11 @@ def read_sound(source: Any, rate: int) -> FloatArray:
     source : str, PathLike or ndarray
         A file, or samples of shape ``(n_samples,)`` that are already at `rate`.
     rate : int
-        Samples per second to come out.
+        Sampling rate of the result, in samples per second.
 
     Returns
     -------
     ndarray, shape (n_samples,)
-        Mono.
 
     Examples
     --------
@@ -59,7 +58,7 @@ def read_sound(source: Any, rate: int) -> FloatArray:
 
 
 def check_sounds(paths: Sequence[Any]) -> None:
-    """Look at the headers of all sounds, before long work; name the first that can't be used.
+    """Check the headers of all sounds before long work; raise for the first that can't be used.
 
     Examples
     --------

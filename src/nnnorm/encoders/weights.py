@@ -1,8 +1,8 @@
-"""What the torch encoders share: the device, and checkpoints read with care.
+"""Shared by the torch encoders: the device, and safe reading of checkpoints.
 
-A checkpoint is read as tensors only (`weights_only`, or safetensors): nothing in it is run. Its
-keys and shapes are compared with those that the model needs before anything is computed; a missing
-or unknown key is named, and the checkpoint refused.
+A checkpoint is read as tensors only (`weights_only`, or safetensors), and no code in it is run. Its
+keys and shapes are compared with those that the model needs before anything is computed; a
+checkpoint with a missing or unknown key is refused, and the key is named.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _SHOWN = 3
 
 
 def pick_device(device: str) -> str:
-    """Give the device to compute on; ``"auto"`` is a GPU where there is one.
+    """Return the device to compute on; ``"auto"`` is a GPU if there is one.
 
     Examples
     --------
@@ -57,8 +57,8 @@ def pick_device(device: str) -> str:
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read a state dict from ``.pth``, ``.pt``, ``.bin`` or ``.safetensors``, as tensors only.
 
-    Authors put it under ``model`` or ``module``, beside an optimiser and the arguments of the run;
-    it is found there, and the rest is left.
+    A state dict may be stored under ``model`` or ``module``, next to an optimiser and the arguments
+    of the training run, which are ignored.
 
     Examples
     --------
@@ -73,13 +73,15 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             found = require("safetensors.torch", "encoders").load_file(path)
         else:
-            # A run's arguments are a Namespace of plain values: the one object that is let through.
+            # The arguments of a run are a Namespace of plain values, the only object allowed.
             with torch.serialization.safe_globals([argparse.Namespace]):
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
-    except Exception as error:  # pickle, zipfile, torch and safetensors each raise their own kind
-        # Without their words: torch's own advise to load it in the way that runs what is in it.
+    except (
+        Exception
+    ) as error:  # pickle, zipfile, torch and safetensors each raise their own kind of error
+        # Not quoted: torch's message advises a way of loading that runs code of the file.
         raise NNNormError(
             f"checkpoint {path} can't be read as tensors; is it cut short, or another kind of "
             "file? One that holds other objects is never unpickled: save its state dict alone"
@@ -137,12 +139,12 @@ def check_keys(
 
 
 def resize_positions(positions: Tensor, n_extra: int, side: int) -> Tensor:
-    """Bring a table of position embeddings to another grid, bicubic, as the authors' code does.
+    """Resize a table of position embeddings to another grid (bicubic, as in the authors' code).
 
     Parameters
     ----------
     positions : tensor, shape (n_extra + grid * grid, width)
-        The first `n_extra` rows belong to no patch and stay.
+        The first `n_extra` rows belong to no patch and are kept.
     side : int
         Patches along one side of the new grid.
 
@@ -165,7 +167,7 @@ def resize_positions(positions: Tensor, n_extra: int, side: int) -> Tensor:
 
 
 def check_vocabulary(tokenizer: Any, model: str) -> None:
-    """Raise where a tokenizer knows no words: transformers makes such a one of missing files.
+    """Raise if a tokenizer has no vocabulary, which transformers accepts if files are missing.
 
     Examples
     --------
@@ -178,7 +180,7 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: the Tokenizer of model clip knows no words: ...
     """
-    special = getattr(tokenizer, "all_special_ids", None)  # not every library's tokenizer says
+    special = getattr(tokenizer, "all_special_ids", None)  # some tokenizers lack this attribute
     if special is not None and len(tokenizer) <= len(set(special)):
         raise NNNormError(
             f"the Tokenizer of model {model} knows no words: its files (tokenizer.json, or a "
@@ -187,7 +189,7 @@ def check_vocabulary(tokenizer: Any, model: str) -> None:
 
 
 def fingerprint_files(paths: Iterable[Path]) -> str:
-    """SHA-256 over the contents of some files, in the order of their names.
+    """Return the SHA-256 of the contents of some files, in the order of their names.
 
     Examples
     --------
@@ -204,7 +206,7 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Keep transformers' bars and log lines away while it loads; what matters of them is raised.
+    """Silence the progress bars and log lines of transformers while a model is loaded.
 
     Examples
     --------

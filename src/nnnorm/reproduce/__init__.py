@@ -1,8 +1,8 @@
-"""The paper's tables, one by one: what each cell measures, what the paper prints, what we find.
+"""The paper's tables: the experiment of each cell, the printed figure, and a measured one.
 
 `paper.json` describes every cell as an experiment (model, data set, direction, bank, method,
-metric) beside the printed figure. `material.py` finds the embeddings, `standins.py` takes others in
-their place, `run.py` measures, `tables.py` shows both side by side.
+metric) with the printed figure. `material.py` finds the embeddings, `standins.py` replaces them by
+others, `run.py` measures, `tables.py` shows both figures side by side.
 """
 
 from nnnorm.reproduce.encode import encode_missing, find_missing

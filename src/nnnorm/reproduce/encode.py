@@ -1,7 +1,7 @@
-"""Embeddings that a table needs and that are not there yet, made with an encoder.
+"""Encodes the missing embeddings of a table.
 
-The lists are those that `nnnorm dataset` wrote, the result lies where `material.py` looks for it,
-and work that was broken off is taken up again.
+The inputs are the lists written by `nnnorm dataset`, the output is where `material.py` looks for
+it, and interrupted work is resumed.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ __all__ = ["encode_missing", "find_missing"]
 def find_missing(
     folder: EmbeddingFolder, tables: Sequence[PaperTable], short: str
 ) -> list[tuple[str, str]]:
-    """The data sets that some tables need of a model and that are not embedded yet.
+    """List the data sets that some tables need and that a model has not encoded yet.
 
     Parameters
     ----------
     folder : EmbeddingFolder
     tables : sequence of PaperTable
     short : str
-        The model's folder, such as "clip".
+        The folder name of the model, such as "clip".
 
     Returns
     -------
@@ -73,11 +73,11 @@ def encode_missing(
     ----------
     folder : EmbeddingFolder
     missing : sequence of (model, dataset)
-        From `find_missing`; all of one model.
+        From `find_missing`, all of one model.
     source : str
-        What `nnnorm encode` takes: a folder, a checkpoint or a name on the hub.
+        The model as in `nnnorm encode`: a folder, a checkpoint or a name on the hub.
     step : callable, optional
-        Told what is being done.
+        Called with a description of each step.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def encode_missing(
     >>> encode_missing(EmbeddingFolder(Path(tempfile.mkdtemp())), [], "no model is loaded for this")
     []
     """
-    # Read as `nnnorm encode` reads them, so that work begun by either is taken up by the other.
+    # The same lists as in `nnnorm encode`, so that either can resume the work of the other.
     lists: dict[tuple[tuple[str, str], Modality], Sequence[Path | str]] = {}
     for pair in missing:
         lists[pair, "images"] = list_files(folder.file(f"{pair[1]}-images.txt"))

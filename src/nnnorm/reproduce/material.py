@@ -1,13 +1,13 @@
-"""Where the embeddings of the paper's experiments lie, and how they become queries and banks.
+"""Embeddings of the paper's experiments: their location, and their roles as queries and banks.
 
-A folder holds what `nnnorm dataset` and `nnnorm encode` write:
+A folder holds the files written by `nnnorm dataset` and `nnnorm encode`:
 
     coco.json  flickr30k.json  visogender.tsv     pairs and splits
     clip/coco/img_emb  clip/coco/text_emb         embeddings, in the order of those files
     blip-itm/coco/test-scores.npy                 ready scores of a model that has no embeddings
 
-`Material` is the form that `run.py` works with; whatever is not there is said by `NotThere`, so
-that one missing model leaves out its cells and nothing else.
+`run.py` works with `Material`; missing files raise `NotThere`, so that a missing model leaves out
+its own cells only.
 """
 
 from collections.abc import Sequence
@@ -38,17 +38,17 @@ _TEXTS = ("texts", "texts.npy", "texts.npz", "texts.parquet", "text_emb")
 
 
 class NotThere(NNNormError):
-    """Material that an experiment needs and that was not found."""
+    """Material of an experiment that was not found."""
 
 
 class Groups(NamedTuple):
-    """A gallery in groups, and a question for each label.
+    """A gallery in groups, and a query for each label.
 
     Attributes
     ----------
     queries, gallery : array or Embeddings
     groups, labels : sequence of str
-        Of each item.
+        One per item.
     asked : sequence of str
         The label that each query asks for.
     difference : pair of str
@@ -63,13 +63,13 @@ class Groups(NamedTuple):
 
 
 class ReadyScores(NamedTuple):
-    """Scores of a model that has no embeddings, an item per row.
+    """Scores of a model without embeddings, one item per row.
 
     Attributes
     ----------
-    test : array or Embeddings, shape (n_gallery, n_queries)
+    test : array or ScoreMatrix, shape (n_gallery, n_queries)
         The right item of query i is item i.
-    references : array or Embeddings, shape (n_gallery, n_references)
+    references : array or ScoreMatrix, shape (n_gallery, n_references)
     """
 
     test: Source
@@ -77,34 +77,34 @@ class ReadyScores(NamedTuple):
 
 
 class Material(Protocol):
-    """One model's embeddings of one data set, in the roles of the paper's protocol."""
+    """Embeddings of one data set by one model, in the roles of the paper's protocol."""
 
     def task(self, direction: Direction, part: str) -> Task:
-        """Queries, gallery and truth of "test" or "validation"."""
+        """Return queries, gallery and truth of "test" or "validation"."""
 
     def bank(self, direction: Direction, bank: str, share: float) -> Source:
-        """References: queries of a training part."""
+        """Return references: queries of a training part."""
 
     def gallery_bank(self, direction: Direction, share: float) -> Source:
-        """Gallery-side items of its own training part."""
+        """Return gallery-side items of its own training part."""
 
     def groups(self) -> Groups:
-        """A gallery in groups, for the audit."""
+        """Return a gallery in groups, for the audit."""
 
     def scores(self) -> ReadyScores:
-        """Ready scores, for models with cross-attention."""
+        """Return ready scores, for models with cross-attention."""
 
 
 class EmbeddingFolder:
-    """The folder that `--embeddings` names.
+    """The folder given by `--embeddings`.
 
     Parameters
     ----------
     root : Path
-    normalize : bool
-        Divide rows by their norms; without it they must have unit norm already.
+    normalize : bool, optional
+        Divide rows by their norms; otherwise they must have unit norm.
     seed : int
-        Of the protocol.
+        Random seed of the protocol.
 
     Examples
     --------
@@ -123,15 +123,15 @@ class EmbeddingFolder:
         self.embeddings = lru_cache(maxsize=None)(self._embeddings)
 
     def open(self, model: str, dataset: str) -> "Encoded":
-        """The material of a model and a data set, whether it is there or not."""
+        """Return the material of a model and a data set, which may be missing."""
         return Encoded(self, model, dataset)
 
     def path(self, model: str, dataset: str) -> Path:
-        """The folder of a model's embeddings of a data set."""
+        """Return the folder of the embeddings of a data set by a model."""
         return self._root / load_paper().models.get(model, model) / dataset
 
     def has(self, model: str, dataset: str) -> bool:
-        """Whether the embeddings (or scores) of a model and data set are there."""
+        """Whether the embeddings (or scores) of a model and data set exist."""
         folder = self.path(model, dataset)
         if (folder / "test-scores.npy").exists():
             return True
@@ -140,11 +140,11 @@ class EmbeddingFolder:
         ) and any((self._root / f"{dataset}{suffix}").exists() for suffix in (".json", ".tsv"))
 
     def rows(self, model: str, dataset: str, side: str, rows: np.ndarray) -> Embeddings:
-        """Some rows of a model's images or texts."""
+        """Return some rows of the images or texts of a model."""
         return self.embeddings(model, dataset, side).subset(rows)
 
     def file(self, name: str) -> Path:
-        """A file of the folder, or say how it is made."""
+        """Return the path of a file, or raise an error that says how to create it."""
         path = self._root / name
         if not path.exists():
             raise NotThere(f"there is no {name} in {self._root}; `nnnorm dataset` writes it")
@@ -187,13 +187,13 @@ class EmbeddingFolder:
 
 
 class Encoded:
-    """`Material` out of an `EmbeddingFolder`."""
+    """`Material` from an `EmbeddingFolder`."""
 
     def __init__(self, folder: EmbeddingFolder, model: str, dataset: str) -> None:
         self._folder, self._model, self._dataset = folder, model, dataset
 
     def task(self, direction: Direction, part: str) -> Task:
-        """Queries, gallery and truth of a part."""
+        """Return queries, gallery and truth of a part."""
         some = self._folder.part(self._dataset, part, 0.2)
         images = self._rows(self._dataset, "images", some)
         texts = self._rows(self._dataset, "texts", some)
@@ -201,19 +201,19 @@ class Encoded:
         return Task(*sides, some.truth(direction))
 
     def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
-        """Captions (or images) of the reference part of a data set."""
+        """Return captions (or images) of the reference part of a data set."""
         side = "texts" if direction == "image" else "images"
         return self._rows(bank, side, self._folder.part(bank, "references", share))
 
     def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
-        """Images (or captions) of the reference part of its own data set."""
+        """Return images (or captions) of the reference part of its own data set."""
         side = "images" if direction == "image" else "texts"
         return self._rows(
             self._dataset, side, self._folder.part(self._dataset, "references", share)
         )
 
     def groups(self) -> Groups:
-        """VisoGender's pictures and questions."""
+        """Return VisoGender's pictures and queries."""
         about = read_visogender(self._folder.file("visogender.tsv"))
         open_side = self._folder.embeddings
         return Groups(
@@ -226,7 +226,7 @@ class Encoded:
         )
 
     def scores(self) -> ReadyScores:
-        """Score matrices of a model with cross-attention, `nnnorm`'s images in rows."""
+        """Return the score matrices of a model with cross-attention, images in rows."""
         folder = self._folder.path(self._model, self._dataset)
         found = []
         for name in ("test-scores.npy", "reference-scores.npy"):

@@ -22,7 +22,7 @@ Search = Literal["exact", "index"]
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a cell measures.
+    """The experiment of a cell.
 
     Attributes
     ----------
@@ -30,19 +30,19 @@ class Experiment:
         "recall_at_1", "gain", "setting", "seconds", "bias@6", a name of `Hubness`, …
     model, dataset : str
     direction : {"image", "text"}
-        What is retrieved.
+        The kind of item that is retrieved.
     method : str
-        Of `METHOD_NAMES`.
+        A name from `METHOD_NAMES`.
     bank : str or None
         The data set whose training part is the bank.
     share : float
-        Of that training part.
+        The share of that training part.
     params : dict or None
-        Of the method; None is tuned on the tuning images.
+        Parameters of the method; None are tuned on the tuning images.
     search : {"exact", "index"}
-        How the nearest references are found.
+        The way to find the nearest references.
     kind : {"embeddings", "scores"}
-        Whether the model gives embeddings, or only scores of pairs.
+        Whether the model has embeddings, or only scores of pairs.
     """
 
     metric: str
@@ -57,7 +57,7 @@ class Experiment:
     kind: Literal["embeddings", "scores"] = "embeddings"
 
     def as_stand_in(self, name: str) -> "Experiment":
-        """The same with other material; a bank is then its own or its other one.
+        """Return the experiment with other material, which has a bank of its own and another one.
 
         Examples
         --------
@@ -81,7 +81,7 @@ class PaperCell:
         Their headings.
     experiment : Experiment
     printed : float, tuple (α, k) or None
-        What the paper prints there; None where it only draws.
+        The printed figure; None for a plot.
     """
 
     row: str
@@ -97,15 +97,15 @@ class PaperTable:
     Attributes
     ----------
     name : str
-        What `nnnorm reproduce --table` calls it.
+        The name in `nnnorm reproduce --table`.
     number : str
-        What the paper calls it: "1", "A3", "Figure 3".
+        The number in the paper: "1", "A3", "Figure 3".
     label : str
         Its LaTeX label.
     title : str
     cells : tuple of PaperCell
     notes : tuple of str
-        Known inconsistencies, and what the paper leaves open.
+        Known inconsistencies, and details that the paper leaves open.
     """
 
     name: str
@@ -124,13 +124,13 @@ class PaperTable:
 
 @dataclass(frozen=True)
 class Paper:
-    """All tables.
+    """All tables of the paper.
 
     Attributes
     ----------
     citation, url : str
     models : dict
-        Name of each model to the name of its folder.
+        Model name to its folder name.
     tables : tuple of PaperTable
     """
 
@@ -169,7 +169,7 @@ def load_paper() -> Paper:
 
 
 def find_tables(names: Sequence[str]) -> list[PaperTable]:
-    """The tables of those names; the beginning of a name stands for all that begin so.
+    """Find tables by name; a prefix stands for all names that begin with it.
 
     Examples
     --------

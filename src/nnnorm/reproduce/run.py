@@ -47,7 +47,7 @@ _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 @dataclass(frozen=True)
 class Figure:
-    """What an experiment gave, on the paper's scale.
+    """The result of an experiment, on the paper's scale.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One cell: what was asked, what came, what the paper prints.
+    """One cell: the experiment, its result, and the printed figure.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Outcome:
     experiment : Experiment
     figure : Figure or None
     missing : str or None
-        Why there is no figure.
+        The reason why there is no figure.
     printed : float, tuple (α, k) or None
     """
 
@@ -84,7 +84,7 @@ class Outcome:
     printed: float | tuple[float, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON.
+        """Return a dictionary for JSON.
 
         Examples
         --------
@@ -102,7 +102,7 @@ def run_table(
     stand_in: str | None = None,
     step: Callable[[str], None] | None = None,
 ) -> list[Outcome]:
-    """Run all cells of a table; those whose material is missing say so.
+    """Run all cells of a table; cells without material have a reason instead of a figure.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def run_table(
         Take this in the place of every model and data set; cells that then are the same experiment
         come once, without the paper's figure.
     step : callable, optional
-        Told what is being done.
+        Called with a description of each step.
 
     Returns
     -------
@@ -147,16 +147,16 @@ def run_table(
 
 
 class Runner:
-    """Runs experiments on the material that `open_material` gives.
+    """Runs experiments on the material returned by `open_material`.
 
     Parameters
     ----------
     open_material : callable
-        Model and data set to `Material`.
+        Returns the `Material` of a model and a data set.
     grids : dict, optional
-        Instead of the paper's grids, see `tune`.
+        Grids to use instead of the paper's, see `tune`.
     seed : int
-        Of the intervals.
+        Random seed of the intervals.
 
     Examples
     --------
@@ -216,12 +216,12 @@ class Runner:
         return Figure(hubness[metric] * (100 if metric in _PER_CENT else 1))
 
     def occurrences(self, experiment: Experiment) -> Counts:
-        """How often each item comes first, for histograms."""
+        """Count how often each item is the first hit, for histograms."""
         done = self._evaluate(experiment)
         return count_occurrences(done.top1, done.n_gallery)
 
     def groups(self, experiment: Experiment) -> Audit:
-        """The audit of a gallery in groups, before and after."""
+        """Return the audit of a gallery in groups, before and after the correction."""
         return self._once(("groups", experiment.model), lambda: self._audit(experiment))
 
     def _audit(self, experiment: Experiment) -> Audit:
@@ -262,7 +262,7 @@ class Runner:
         return method.fit(gallery, self._bank(experiment), gallery_references=second)
 
     def _setting(self, experiment: Experiment) -> Mapping[str, Any]:
-        """The parameters: those given, or the best on the tuning images (none: no correction)."""
+        """Return the given parameters, or the best ones on the tuning images."""
         if experiment.params is not None:
             return experiment.params
         if experiment.bank is None:
@@ -306,7 +306,7 @@ class Runner:
     def _task(self, experiment: Experiment, part: str) -> Task:
         def read() -> Task:
             queries, gallery, truth = self._material(experiment).task(experiment.direction, part)
-            # Opened once: checks and fingerprints are made once.
+            # Opened once, so that checks and fingerprints are computed once.
             return Task(
                 open_embeddings(queries, name=f"{part} queries"),
                 open_embeddings(gallery, name=f"{part} gallery"),
@@ -350,7 +350,7 @@ def _where(experiment: Experiment) -> tuple[str, str]:
 
 
 def _key(experiment: Experiment) -> tuple[Hashable, ...]:
-    """What an evaluation depends on; the metric is not of it."""
+    """Return everything that an evaluation depends on, which excludes the metric."""
     params = tuple(sorted((experiment.params or {}).items()))
     return (
         experiment.search,
@@ -369,7 +369,7 @@ def _with(experiment: Experiment, **changes: Any) -> Experiment:
 
 
 def _without(experiment: Experiment) -> Experiment:
-    """The same without a correction, for which neither bank nor setting matter."""
+    """Return the experiment without a correction, bank and settings."""
     return _with(experiment, method="none", bank=None, share=1.0, params=None, search="exact")
 
 

@@ -1,7 +1,7 @@
-"""Seconds to compute the biases: every score, or a vector index over the references.
+"""Time to compute the biases, from all scores or with a vector index of the references.
 
-The index is that of the solver "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper.
-Building it is not counted: it is done once for a bank, the search once for a gallery.
+The index is that of the solver "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper. The
+time to build it is not counted, because a bank needs it only once.
 """
 
 import time
@@ -16,7 +16,7 @@ __all__ = ["Timed", "time_exact", "time_index"]
 
 
 class Timed(NamedTuple):
-    """A bias and the seconds that it took.
+    """A bias and the time to compute it, in seconds.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Timed(NamedTuple):
 
 
 def time_exact(gallery: Source, references: Source, *, reference_k: int, alpha: float) -> Timed:
-    """Fit NNN from every score.
+    """Fit NNN from all scores.
 
     Examples
     --------
@@ -40,7 +40,6 @@ def time_exact(gallery: Source, references: Source, *, reference_k: int, alpha: 
     items = open_embeddings(gallery, name="gallery")
     bank = open_embeddings(references, name="references")
     method = NNN(reference_k, alpha)
-    _ = items.fingerprint, bank.fingerprint  # made once per object, and not what is measured
     started = time.perf_counter()
     bias = method.fit(items, bank)
     return Timed(bias, time.perf_counter() - started)
@@ -54,7 +53,7 @@ def time_index(
     alpha: float,
     quality: int | None = None,
 ) -> Timed:
-    """Fit NNN with the solver "faiss-ivf", its index built beforehand.
+    """Fit NNN with the solver "faiss-ivf" and an index built beforehand.
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ def time_index(
     reference_k : int
     alpha : float
     quality : int, optional
-        Lists that every item looks into; by default the solver's own.
+        Number of inverted lists to probe per item; by default that of the solver.
 
     Returns
     -------

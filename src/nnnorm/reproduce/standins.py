@@ -1,7 +1,7 @@
-"""Other material in the place of the paper's: the shapes that ship, and a folder of Flickr8k.
+"""Stand-ins for the paper's material: the shapes that ship with the package, and Flickr8k.
 
-They run every experiment from end to end where the paper's models and pictures are not at hand.
-Their figures are not comparable with the paper's and are never shown beside them.
+They allow to run every experiment from end to end without the paper's models and pictures. Their
+figures are not comparable with the paper's and are never shown next to them.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ _SPLITS = {"test": "test", "validation": "val", "references": "train"}
 
 
 class _FivePerImage:
-    """What both stand-ins share: images in order, five captions each."""
+    """The common part of the stand-ins: images in order, with five captions each."""
 
     name: str
 
     def _part(self, part: str) -> tuple[Floats, Floats]:
-        """Images and captions of "test", "validation" or "references"."""
+        """Return images and captions of "test", "validation" or "references"."""
         raise NotImplementedError
 
     def _other_captions(self) -> Floats:
@@ -61,7 +61,7 @@ class _FivePerImage:
         raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
 
     def scores(self) -> ReadyScores:
-        """The dual encoder's own scores as a matrix, one caption per image."""
+        """Return the scores of the dual encoder as a matrix, with one caption per image."""
         images, captions = self._part("test")
         return ReadyScores(images @ captions[::_PER_IMAGE].T, images @ self._share(0.2)[1].T)
 
@@ -89,10 +89,10 @@ class _Shapes(_FivePerImage):
         return load_shapes().other_references
 
     def groups(self) -> Groups:
-        """Shapes for occupations and sizes for genders: five big and five small ones of each.
+        """Return shapes instead of occupations and sizes instead of genders, five of each size.
 
-        A question names a shape and no size, so a search without a leaning would bring as many
-        big as small ones.
+        A query names a shape and no size, so that an unbiased search would return as many big as
+        small ones.
         """
         shapes = load_shapes()
         chosen: list[int] = []
@@ -149,7 +149,7 @@ class _Flickr8k(_FivePerImage):
         return np.asarray(np.load(self._folder / f"{name}.npy", allow_pickle=False))
 
 
-# What a stand-in means where it is not plain.
+# Explanations of stand-ins that are not obvious.
 NOTES = {
     "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
     'big and five small ones of each, big − small), and "a star" for a question.',
@@ -161,7 +161,7 @@ STAND_INS: dict[str, Callable[..., Material]] = {"shapes": _Shapes, "flickr8k": 
 
 
 def open_stand_in(text: str) -> tuple[str, Material]:
-    """Open a stand-in by its name, and its folder where it has one: ``flickr8k=FOLDER``.
+    """Open a stand-in by its name, and its folder if it has one: ``flickr8k=FOLDER``.
 
     Examples
     --------

@@ -40,7 +40,7 @@ _DIGITS = {"kurtosis": 1, "mean_absolute_error": 1, "max": 0, "antihub_share": 1
 
 
 def describe(experiment: Experiment) -> str:
-    """What an experiment measures, in a few words, without its model and data set.
+    """Describe an experiment in a few words, without its model and data set.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def describe(experiment: Experiment) -> str:
 
 
 def tabulate_beside_paper(table: PaperTable, outcomes: Sequence[Outcome]) -> Table:
-    """Our figures beside the paper's, a row per cell that there is material for.
+    """Tabulate measured figures next to the paper's, a row per cell that was measured.
 
     Examples
     --------
@@ -99,7 +99,7 @@ def tabulate_beside_paper(table: PaperTable, outcomes: Sequence[Outcome]) -> Tab
 
 
 def tabulate_stand_ins(table: PaperTable, found: Mapping[str, Sequence[Outcome]]) -> Table:
-    """Figures of stand-ins, a column for each.
+    """Tabulate the figures of stand-ins, a column for each.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def tabulate_stand_ins(table: PaperTable, found: Mapping[str, Sequence[Outcome]]
 
 
 def list_material(table: PaperTable) -> list[tuple[str, str]]:
-    """The models and data sets that a table needs embeddings of.
+    """List the models and data sets of which a table needs embeddings.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def list_material(table: PaperTable) -> list[tuple[str, str]]:
 
 
 def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
-    """All tables of the paper: what each needs, and what of it is there.
+    """Tabulate the paper's tables: what each needs, and how much of it exists.
 
     Examples
     --------
@@ -218,7 +218,7 @@ def _difference(figure: Figure, outcome: Outcome) -> str:
 
 
 def _digits(metric: str) -> int:
-    """Decimals, as many as the paper prints."""
+    """Return the number of decimals that the paper prints."""
     if metric.startswith(("bias@", "ks_", "robin", "seconds")):
         return 3
     return _DIGITS.get(metric, 2)
