@@ -2,23 +2,157 @@
 
 Store ``[r, m]`` and ask ``[q, −α]``: an index that compares by inner product then ranks by the
 corrected score. One more coordinate makes all stored norms equal, and cosine and L2 do the same.
+`Augmentation` is this arithmetic; the functions here and the indexes of `nnnorm.index` share it.
 """
 
-from typing import Literal, TypeAlias
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.errors import NNNormError
-from nnnorm.io import Source, open_embeddings
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.io import Embeddings, Source, open_embeddings
 
-__all__ = ["Target", "augment_gallery", "augment_queries", "count_extra", "extend_rows"]
+__all__ = [
+    "Augmentation",
+    "Target",
+    "augment_gallery",
+    "augment_queries",
+    "fit_augmentation",
+    "refuse_gates",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
+# Relative rounding error of a squared norm that is not a longer item.
+_ROUNDING = 1e-6
 
 
+@dataclass(frozen=True)
+class Augmentation:
+    """Items and queries with the extra coordinates that carry the correction.
+
+    An item is stored as ``[r, scale·(m − shift)]``, a query is asked as ``[q, −weight/scale]``. For
+    cosine and L2 an item has one more coordinate, which gives every item the norm `radius`, and a
+    query has a 0 there.
+
+    Attributes
+    ----------
+    target : {"ip", "cosine", "l2"}
+        Metric of the index.
+    shift, scale : float
+    radius : float
+        Not used by "ip".
+
+    Examples
+    --------
+    >>> augmentation = Augmentation("l2", shift=2.0, radius=3.0)
+    >>> stored = augmentation.extend_items(np.float32([[0.0, 2.0]]), np.float32([3.0]))
+    >>> stored.tolist()
+    [[0.0, 2.0, 1.0, 2.0]]
+    >>> augmentation.extend_queries(np.float32([[1.0, 0.0]]), weight=0.5).tolist()
+    [[1.0, 0.0, -0.5, 0.0]]
+    >>> rows, values = augmentation.split_items(stored)
+    >>> rows.tolist(), values.tolist()
+    ([[0.0, 2.0]], [3.0])
+    """
+
+    target: Target = "ip"
+    shift: float = 0.0
+    scale: float = 1.0
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.target not in get_args(Target):
+            raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {self.target!r}")
+        if check_weight(self.scale, "scale") <= 0:
+            raise NNNormError(f"scale must be positive; got {self.scale}")
+
+    @property
+    def n_extra(self) -> int:
+        """Number of extra coordinates: one for "ip", two for "cosine" and "l2"."""
+        return 1 if self.target == "ip" else 2
+
+    def extend_items(self, rows: FloatArray, values: FloatArray) -> FloatArray:
+        """Extend rows ``(n, dim)`` by their bias ``(n,)`` to stored rows ``(n, dim + n_extra)``."""
+        kept = self._with_bias(rows, values)
+        if self.target == "ip":
+            return kept
+        squares, limit = _squares(kept), self.radius**2
+        if (squares > limit * (1 + _ROUNDING)).any():
+            row = int(squares.argmax())
+            raise NNNormError(
+                f"item {row} has the norm {math.sqrt(squares[row]):.4g} with its bias, but this "
+                f"index was built for norms up to {self.radius:.4g}; build it again with this item"
+            )
+        return np.column_stack([kept, np.sqrt((limit - squares).clip(min=0))]).astype(np.float32)
+
+    def extend_queries(self, queries: FloatArray, weight: float) -> FloatArray:
+        """Extend queries ``(n, dim)`` by the weight to ``(n, dim + n_extra)``."""
+        extra = np.zeros((len(queries), self.n_extra), dtype=np.float32)
+        extra[:, 0] = -weight / self.scale
+        return np.hstack([queries, extra])
+
+    def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""
+        if self.target == "cosine":
+            stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
+        dim = stored.shape[1] - self.n_extra
+        values = stored[:, dim] / np.float32(self.scale) + np.float32(self.shift)
+        rows = np.ascontiguousarray(stored[:, :dim], dtype=np.float32)
+        return rows, values.astype(np.float32)
+
+    def _with_bias(self, rows: FloatArray, values: FloatArray) -> FloatArray:
+        stored = self.scale * (values.astype(np.float64) - self.shift)
+        return np.column_stack([rows, stored]).astype(np.float32)
+
+
+def fit_augmentation(
+    gallery: Embeddings,
+    bias: Bias,
+    *,
+    target: Target = "ip",
+    center: bool = False,
+    scale: float = 1,
+) -> Augmentation:
+    """Choose shift and radius for a gallery, as `augment_gallery` does.
+
+    Parameters
+    ----------
+    gallery : Embeddings, shape (n_gallery, dim)
+    bias : Bias
+        Fitted on this gallery, without gates.
+    target : {"ip", "cosine", "l2"}
+    center : bool
+    scale : float
+
+    Returns
+    -------
+    Augmentation
+
+    Examples
+    --------
+    >>> gallery, bias = open_embeddings(np.eye(2)), Bias(np.array([0.0, 0.75]), 1.0, "nnn")
+    >>> fit_augmentation(gallery, bias, target="cosine")
+    Augmentation(target='cosine', shift=0.0, scale=1, radius=1.25)
+    """
+    refuse_gates(bias)
+    bias.check_gallery(gallery)
+    shift = float(bias.values.mean(dtype=np.float64)) if center else 0.0
+    plain = Augmentation(target, shift, scale)
+    if target == "ip":
+        return plain
+    squares = (
+        _squares(plain._with_bias(block, bias.values[start : start + len(block)])).max()
+        for start, block in gallery.blocks()
+    )
+    return Augmentation(target, shift, scale, radius=math.sqrt(max(squares)))
+
+
+@explain_arguments
 def augment_gallery(
     gallery: Source,
     bias: Bias,
@@ -26,6 +160,7 @@ def augment_gallery(
     target: Target = "ip",
     center: bool = False,
     scale: float = 1.0,
+    normalize: bool | None = None,
 ) -> FloatArray:
     """Extend items by their bias, for an index that is asked with `augment_queries`.
 
@@ -35,13 +170,15 @@ def augment_gallery(
     bias : Bias
         Fitted on this gallery, without gates.
     target : {"ip", "cosine", "l2"}
-        What the index compares by. "ip" adds one coordinate, ``[r, m]``; the others one more,
-        which makes all stored norms equal, so that cosine, L2 and inner product give one order.
+        Metric of the index. "ip" adds one coordinate, ``[r, m]``; the others add one more, which
+        makes all stored norms equal, so that cosine, L2 and inner product give the same order.
     center : bool
-        Store ``m − mean(m)``. Scores then come out higher by ``weight·mean(m)``, the same for all.
+        Store ``m − mean(m)``. Scores are then higher by ``weight·mean(m)``, the same for all items.
     scale : float
-        Store ``scale·m`` and ask ``−weight/scale``: a quantised index (int8, binary) wants the
-        extra coordinates of items and queries about as large as the others.
+        Store ``scale·m`` and ask ``−weight/scale``. A quantised index (int8, binary) is most
+        accurate where the extra coordinates of items and queries are about as large as the others.
+    normalize : bool, optional
+        Divide every row by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -53,78 +190,16 @@ def augment_gallery(
     >>> augment_gallery(np.eye(2), Bias(np.array([0.25, 0.5]), 1.0, "nnn")).tolist()
     [[1.0, 0.0, 0.25], [0.0, 1.0, 0.5]]
     """
-    _check_augmentable(bias, target, scale)
-    items = open_embeddings(gallery, name="gallery")
-    bias.check_gallery(items)
-    shift = float(bias.values.mean(dtype=np.float64)) if center else 0.0
-    augmented = np.empty((len(items), items.dim + count_extra(target)), dtype=np.float32)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    augmentation = fit_augmentation(items, bias, target=target, center=center, scale=scale)
+    augmented = np.empty((len(items), items.dim + augmentation.n_extra), dtype=np.float32)
     for start, block in items.blocks():
-        augmented[start : start + len(block), : items.dim] = block
-    augmented[:, items.dim] = scale * (bias.values.astype(np.float64) - shift)
-    if target != "ip":
-        squares = _squares(augmented[:, : items.dim + 1])
-        augmented[:, -1] = np.sqrt(squares.max() - squares)
+        rows = slice(start, start + len(block))
+        augmented[rows] = augmentation.extend_items(block, bias.values[rows])
     return augmented
 
 
-def extend_rows(
-    rows: FloatArray,
-    values: FloatArray,
-    *,
-    target: Target,
-    shift: float,
-    scale: float,
-    radius: float,
-) -> FloatArray:
-    """Extend some rows the way an index was built: one shift, scale and radius for all its items.
-
-    Parameters
-    ----------
-    rows : ndarray, shape (n_rows, dim)
-    values : ndarray, shape (n_rows,)
-        The items' bias.
-    target : {"ip", "cosine", "l2"}
-    shift, scale : float
-        ``scale·(m − shift)`` is stored.
-    radius : float
-        The norm that all stored rows get; not used by "ip".
-
-    Returns
-    -------
-    ndarray, shape (n_rows, dim + 1) or (n_rows, dim + 2), float32
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rows, values = np.float32([[0.0, 2.0]]), np.float32([3.0])
-    >>> extend_rows(rows, values, target="l2", shift=2.0, scale=1.0, radius=3.0).tolist()
-    [[0.0, 2.0, 1.0, 2.0]]
-    """
-    stored = scale * (values.astype(np.float64) - shift)
-    kept = np.column_stack([rows, stored]).astype(np.float32)
-    if target == "ip":
-        return kept
-    room = radius**2 - _squares(kept)
-    if (room < 0).any():
-        row = int(room.argmin())
-        raise NNNormError(
-            f"item {row} has the norm {np.sqrt(radius**2 - room[row]):.4g} with its bias, but this "
-            f"index has room for {radius:.4g}; build it anew with this item"
-        )
-    return np.column_stack([kept, np.sqrt(room)]).astype(np.float32)
-
-
-def count_extra(target: Target) -> int:
-    """How many coordinates a target adds: one for "ip", two for "cosine" and "l2".
-
-    Examples
-    --------
-    >>> count_extra("ip"), count_extra("l2")
-    (1, 2)
-    """
-    return 1 if target == "ip" else 2
-
-
+@explain_arguments
 def augment_queries(
     queries: Source,
     bias: Bias,
@@ -132,22 +207,25 @@ def augment_queries(
     weight: float | None = None,
     target: Target = "ip",
     scale: float = 1.0,
+    normalize: bool | None = None,
 ) -> FloatArray:
     """Extend queries by the weight, for an index that holds `augment_gallery`.
 
-    The weight stands on the query's side, so it changes without touching the index.
+    The weight is part of the query, so it can change without a new index.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
     bias : Bias
-        The one the gallery was extended by.
+        The bias that the gallery was extended by.
     weight : float, optional
-        Instead of the bias's own weight.
+        Replaces the weight of the bias.
     target : {"ip", "cosine", "l2"}
         As for the gallery.
     scale : float
         As for the gallery.
+    normalize : bool, optional
+        Divide every row by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -159,28 +237,29 @@ def augment_queries(
     >>> augment_queries(np.eye(2), Bias(np.array([0.25, 0.5]), 0.75, "nnn")).tolist()
     [[1.0, 0.0, -0.75], [0.0, 1.0, -0.75]]
     """
-    _check_augmentable(bias, target, scale)
-    asked = open_embeddings(queries, name="queries")
+    refuse_gates(bias)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
     if bias.dim is not None and asked.dim != bias.dim:
         raise NNNormError(
-            f"{asked.name} and the bias's gallery must share dim; got {asked.dim} and {bias.dim}. "
-            "Were they encoded by different models?"
+            f"{asked.name} and the gallery of the bias must share dim; got {asked.dim} and "
+            f"{bias.dim}. Were they encoded by different models?"
         )
     used = bias.weight if weight is None else check_weight(weight)
-    extra = np.zeros((len(asked), count_extra(target)), dtype=np.float32)
-    extra[:, 0] = -used / scale
-    return np.hstack([asked.rows(0, len(asked)), extra])
+    augmentation = Augmentation(target, scale=scale)
+    return augmentation.extend_queries(asked.rows(0, len(asked)), used)
 
 
-def _check_augmentable(bias: Bias, target: str, scale: float) -> None:
-    if target not in ("ip", "cosine", "l2"):
-        raise NNNormError(f"target must be 'ip', 'cosine' or 'l2'; got {target!r}")
-    if check_weight(scale, "scale") <= 0:
-        raise NNNormError(f"scale must be positive; got {scale}")
+def refuse_gates(bias: Bias) -> None:
+    """Raise for a bias that decides per query.
+
+    Examples
+    --------
+    >>> refuse_gates(Bias(np.array([0.25, 0.5]), 0.75, "nnn"))
+    """
     if bias.gates:
         raise NNNormError(
-            f"a gated bias ({bias.method}) decides per query and can't be stored as a dimension; "
-            "use search, or fit the method without its gate"
+            f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
+            "use nnnorm.search, or fit the method without its gate"
         )
 
 

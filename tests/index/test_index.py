@@ -10,7 +10,7 @@ import pytest
 
 import nnnorm
 from nnnorm.index import CorrectedIndex, build_index, open_index, open_store
-from nnnorm.index.store import check_ids, pad_rows
+from nnnorm.index.store import check_ids, gather_hits
 from tests.stores import CASES
 
 # The contract's norms are unequal on purpose; a test of its own is about this warning.
@@ -66,15 +66,15 @@ def exact(data, *, k=10, weight=None, ids=None, keep=None):
 
 def check(case, ranking, right):
     """The same ids where the engine is exact, else as many as stated; true scores everywhere."""
-    assert ranking.indices.shape == right.ids.shape
+    assert ranking.ids.shape == right.ids.shape
     assert (ranking.scores[:, 1:] <= ranking.scores[:, :-1]).all()
     row_of = {name: row for row, name in enumerate(right.names)}
-    rows = np.array([[row_of[name] for name in found] for found in ranking.indices.tolist()])
+    rows = np.array([[row_of[name] for name in found] for found in ranking.ids.tolist()])
     scores = np.take_along_axis(right.all_scores, rows, axis=1)
     np.testing.assert_allclose(ranking.scores, scores, atol=case.tolerance)
     if case.recall == 1:
-        assert ranking.indices.tolist() == right.ids.tolist()
-    both = zip(ranking.indices.tolist(), right.ids.tolist(), strict=True)
+        assert ranking.ids.tolist() == right.ids.tolist()
+    both = zip(ranking.ids.tolist(), right.ids.tolist(), strict=True)
     found = sum(len(set(hits) & set(best)) for hits, best in both)
     assert found / right.ids.size >= case.recall
 
@@ -84,7 +84,7 @@ def test_an_index_ranks_as_the_exact_corrected_search_does(case, store, data):
     with build_index(store(), data.gallery, data.bias, way=case.way) as index:
         ranking = index.search(data.queries, k=10)
     raw = (data.queries @ data.gallery.T).argmax(axis=1)
-    assert (ranking.indices[:, 0] != raw).mean() > 0.2  # the correction matters in these data
+    assert (ranking.ids[:, 0] != raw).mean() > 0.2  # the correction matters in these data
     check(case, ranking, exact(data))
 
 
@@ -164,7 +164,7 @@ def test_items_go_and_come_back(case, store, data):
     gone = exact(data, k=3, ids=ids).ids[:5].ravel()  # what the first queries would find
     gone = np.unique(gone)
     if not index.store.can_delete:
-        with pytest.raises(nnnorm.NNNormError, match="can't delete items; build it anew"):
+        with pytest.raises(nnnorm.NNNormError, match="can't delete items; build it again"):
             index.delete(gone)
         return
     index.delete(gone)
@@ -187,7 +187,7 @@ def test_an_index_without_items_finds_nothing(case, store, data):
     with build_index(store(), few.gallery, few.bias, way=case.way) as index:
         if index.store.can_delete:
             index.delete([0, 1, 2])
-            assert index.search(few.queries).indices.shape == (2, 0)
+            assert index.search(few.queries).ids.shape == (2, 0)
             assert len(index) == 0
 
 
@@ -236,7 +236,7 @@ def test_a_collection_that_compares_otherwise_is_refused(case, store, data):
     metric = index.recipe.metric  # what the collection was made for
     other = next((way for way in ("ip", "l2", "cosine") if way != metric), None)
     if other not in index.store.ways:
-        with pytest.raises(nnnorm.NNNormError, match=f"can't serve the way '{other}'"):
+        with pytest.raises(nnnorm.NNNormError, match=f"does not support the way '{other}'"):
             build_index(store("new"), data.gallery, data.bias, way=other)
     else:
         with pytest.raises(nnnorm.NNNormError, match=f"compares by {metric}.*needs {other}"):
@@ -252,7 +252,7 @@ def test_a_collection_that_is_missing_is_named(case, store, data):
 
 @each
 def test_duplicate_ids_are_refused_and_nothing_is_added(case, store, data):
-    with pytest.raises(nnnorm.NNNormError, match="must be unique, but 7 stands at 0 and at 299"):
+    with pytest.raises(nnnorm.NNNormError, match="unique, but 7 occurs at positions 0 and 299"):
         build_index(store(), data.gallery, data.bias, ids=[7, *range(100, 398), 7], way=case.way)
     assert store().facts() is None
     index = build_index(store(), data.gallery, data.bias, way=case.way)
@@ -304,17 +304,17 @@ def test_ids_are_whole_numbers_or_strings_one_per_item():
     assert check_ids(np.array(["a", "b"], dtype=object), 2).dtype.kind == "U"
     with pytest.raises(nnnorm.NNNormError, match="must be whole numbers or strings; got float64"):
         check_ids([0.5, 1.5], 2)
-    with pytest.raises(nnnorm.NNNormError, match=r"one per item, shape \(3,\)"):
+    with pytest.raises(nnnorm.NNNormError, match=r"one id per item, shape \(3,\)"):
         check_ids([1, 2], 3)
     with pytest.raises(nnnorm.NNNormError, match="must fit in 64 bits"):
         check_ids(np.array([2**63], dtype=np.uint64), 1)
 
 
 def test_places_that_stay_empty_have_no_score():
-    found = pad_rows([["a"], []], [[0.5], []], [[0.1], []])
+    found = gather_hits([[("a", 0.5, 0.1)], []])
     assert found.ids.tolist() == [["a"], [""]]
     assert found.scores.tolist() == [[0.5], [-np.inf]]
-    assert pad_rows([[], []], [[], []]).ids.shape == (2, 0)
+    assert gather_hits([[], []]).ids.shape == (2, 0)
 
 
 def test_a_rerank_says_how_often_it_fetched_again_and_where_it_is_not_certain():
@@ -324,7 +324,7 @@ def test_a_rerank_says_how_often_it_fetched_again_and_where_it_is_not_certain():
     assert ranking.extra_fetches > 0
     assert ranking.certain.all()
     assert ranking.n_fetched < 3000
-    assert ranking.indices.tolist() == exact(data, weight=0.2).ids.tolist()
+    assert ranking.ids.tolist() == exact(data, weight=0.2).ids.tolist()
     cut = index.search(data.queries, k=10, max_fetch=10)
     assert (cut.extra_fetches, cut.n_fetched) == (0, 10)
     assert not cut.certain.any()
@@ -343,7 +343,7 @@ def test_new_items_need_a_bias_by_the_same_method_and_room_for_their_norm():
         index.add(new.gallery, new.bias)
     long = new.gallery * np.float32([[1], [1], [3]])
     bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(long, data.references)
-    with pytest.raises(nnnorm.NNNormError, match=r"item 2 has the norm 3.* build it anew"):
+    with pytest.raises(nnnorm.NNNormError, match=r"item 2 has the norm 3.* build it again"):
         index.add(long, bias, ids=[100, 101, 102])
     assert len(index) == 50
 
@@ -361,7 +361,7 @@ def test_a_rerank_stays_certain_when_items_with_a_smaller_bias_come_in():
     index.add(*part(last), ids=last)
     ranking = index.search(data.queries)
     assert ranking.certain.all()
-    assert ranking.indices.tolist() == exact(data).ids.tolist()
+    assert ranking.ids.tolist() == exact(data).ids.tolist()
 
 
 def test_a_rerank_that_fetched_every_item_is_certain():
@@ -370,7 +370,7 @@ def test_a_rerank_that_fetched_every_item_is_certain():
     ranking = index.search(data.queries, k=10, weight=9.0, max_fetch=100)
     assert ranking.n_fetched == 100
     assert ranking.certain.all()
-    assert ranking.indices.tolist() == exact(data, weight=9.0).ids.tolist()
+    assert ranking.ids.tolist() == exact(data, weight=9.0).ids.tolist()
     assert not index.search(data.queries, k=10, weight=9.0, max_fetch=99).certain.any()
 
 
@@ -386,7 +386,7 @@ def test_a_rerank_of_norms_that_are_not_quite_one_claims_no_more_than_it_knows(m
     store.ways = (metric, "rerank")  # it would take cosine by itself
     ranking = build_index(store, data.gallery, data.bias, way="rerank").search(data.queries)
     right = exact(data).ids
-    both = zip(ranking.indices.tolist(), right.tolist(), strict=True)
+    both = zip(ranking.ids.tolist(), right.tolist(), strict=True)
     is_right = np.array([set(hits) == set(best) for hits, best in both])
     assert is_right[ranking.certain].all()
     assert is_right.all() == (spread == 0)

@@ -145,7 +145,7 @@ def test_a_given_bias_finds_its_items_by_their_ids(data, tmp_path):
     index = export_index(
         f"faiss:{tmp_path}/a.faiss", FaissStore(), bias=data.bias, ids=ids, way="ip"
     )
-    assert index.search(data.queries).indices.tolist() == exact(data, ids=ids).ids.tolist()
+    assert index.search(data.queries).ids.tolist() == exact(data, ids=ids).ids.tolist()
 
 
 def test_a_bias_of_another_gallery_is_refused(data, tmp_path):
@@ -169,7 +169,7 @@ def test_a_cosine_collection_is_normalised_as_it_does_itself(tmp_path):
     unit = data.gallery / np.linalg.norm(data.gallery, axis=1, keepdims=True)
     bias = nnnorm.NNN().fit(unit, data.references)
     right = nnnorm.search(data.queries, unit, bias, k=10).indices
-    assert index.search(data.queries).indices.tolist() == right.tolist()
+    assert index.search(data.queries).ids.tolist() == right.tolist()
 
 
 def test_bad_sources_and_targets_are_named(data, tmp_path):
@@ -211,7 +211,7 @@ def test_an_interrupted_build_is_not_mixed_with_other_ids(data, tmp_path):
     url = f"sqlite:{tmp_path}/photos.db"
     with pytest.raises(KeyboardInterrupt):
         build_index(url, data.gallery, data.bias, progress=stop)
-    with pytest.raises(nnnorm.NNNormError, match="not from an interrupted run of this"):
+    with pytest.raises(nnnorm.NNNormError, match="not from an interrupted run of the same"):
         build_index(url, data.gallery, data.bias, ids=np.arange(300) + 5)
     with build_index(url, data.gallery, data.bias) as index:
         assert len(index) == 300
@@ -241,8 +241,8 @@ def test_new_ids_of_another_kind_are_refused(url, data):
 
 def test_an_option_is_read_as_what_it_is(data, tmp_path):
     with build_index(f"sqlite:{tmp_path}/a.db?table=2024", data.gallery, data.bias) as index:
-        assert index.store.name.endswith("table 2024")
-    with pytest.raises(nnnorm.NNNormError, match="ef must be a whole number; got 'wide'"):
+        assert "table 2024 of" in index.store.name
+    with pytest.raises(nnnorm.NNNormError, match="ef must be a whole number from 1; got 'wide'"):
         build_index("faiss:?kind=hnsw&ef=wide", data.gallery, data.bias)
 
 
@@ -264,14 +264,14 @@ def test_a_bias_of_another_gallery_is_noticed_where_a_source_compares_by_cosine(
     source = case.make(tmp_path, "photos")
     kept = np.concatenate([batch.vectors for batch in source.scan()])
     ids = np.concatenate([batch.ids for batch in source.scan()])
-    # What an engine normalises can't be told from another gallery by its bits.
+    # The bits of what an engine normalises don't show whether it is another gallery.
     assert np.array_equal(kept[np.argsort(ids)], data.gallery) == source.keeps_vectors
     wider = nnnorm.Bias(data.bias.values, 0.75, "nnn", dim=15)
     with pytest.raises(nnnorm.NNNormError, match="items of dim 13, the bias was fitted on dim 15"):
         export_index(source, FaissStore(), bias=wider)
     alike = fit(other.gallery, normalize=True)
     if not source.keeps_vectors:
-        with pytest.warns(UserWarning, match="can't be told, because one of them was normal"):
+        with pytest.warns(UserWarning, match="can't be determined, because one of them"):
             export_index(source, FaissStore(), bias=alike)
         source.close()
         return
@@ -281,13 +281,13 @@ def test_a_bias_of_another_gallery_is_noticed_where_a_source_compares_by_cosine(
         export_index(source, FaissStore(), bias=fit(data.gallery))
     by_hand = data.gallery.astype(np.float64)
     by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
-    with pytest.warns(UserWarning, match="can't be told, because one of them was normalised"):
+    with pytest.warns(UserWarning, match="can't be determined, because one of them"):
         export_index(source, FaissStore(), bias=fit(by_hand))
     bias = fit(data.gallery, normalize=True)
     index = export_index(source, FaissStore(), bias=bias)
     directions = nnnorm.open_embeddings(data.gallery, normalize=True)
     right = nnnorm.search(data.queries, directions, bias, k=10).indices
-    assert index.search(data.queries).indices.tolist() == right.tolist()
+    assert index.search(data.queries).ids.tolist() == right.tolist()
     source.close()
 
 

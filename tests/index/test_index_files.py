@@ -47,7 +47,7 @@ def test_a_sqlite_file_that_someone_else_locked_is_one_sentence(data, tmp_path):
     url = f"sqlite:{tmp_path}/photos.db"
     build_index(url, data.gallery, data.bias).close()
     with open_index(url) as index:
-        index.store._connection.execute("PRAGMA busy_timeout = 0")
+        index.store.client.execute("PRAGMA busy_timeout = 0")
         other = driver.connect(tmp_path / "photos.db", isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(nnnorm.NNNormError, match="SQLite says: database is locked") as error:
@@ -112,7 +112,7 @@ def test_a_connection_that_may_only_read_is_one_sentence(data, tmp_path):
     build_index(f"sqlite:{path}", data.gallery, data.bias).close()
     store = open_store(f"sqlite:{path}")
     with open_index(store) as index:
-        store._connection.execute("PRAGMA query_only = ON")
+        store.client.execute("PRAGMA query_only = ON")
         with pytest.raises(nnnorm.NNNormError, match="SQLite says: attempt to write a readonly"):
             index.delete([0])
     own = duckdb.connect(tmp_path / "photos.duckdb")

@@ -156,7 +156,7 @@ def test_turbopuffer_has_no_product_and_gets_two_coordinates(data):
     body = payloads.collection()
     assert body["distance_metric"] == "cosine_distance"
     assert body["schema"]["vector"] == {"type": "[13]f32", "ann": True}
-    with pytest.raises(nnnorm.NNNormError, match="turbopuffer can't serve the way 'ip'"):
+    with pytest.raises(nnnorm.NNNormError, match="turbopuffer does not support the way 'ip'"):
         make_payloads("turbopuffer", "photos", data.gallery, data.bias, way="ip")
 
 
@@ -176,5 +176,5 @@ def test_bad_input_is_one_sentence(engine, data):
 
 
 def test_an_engine_without_payloads_is_named(data):
-    with pytest.raises(nnnorm.NNNormError, match="there are no payloads for 'solr'; there are for"):
+    with pytest.raises(nnnorm.NNNormError, match="no payloads for 'solr'; engine must be one of"):
         make_payloads("solr", "photos", data.gallery, data.bias)

@@ -6,6 +6,7 @@ import faiss
 import hnswlib
 import numpy as np
 import pytest
+import usearch.index
 
 import nnnorm
 from nnnorm.index import Items, build_index, open_index, open_store
@@ -62,19 +63,21 @@ def test_hnswlib_gives_nothing_at_all_where_it_finds_fewer_than_k():
     index.delete(np.arange(390))
     ranking = index.search(data.queries, k=300)
     right = exact(data, k=10, keep=np.arange(400) >= 390).ids
-    assert ranking.indices.tolist() == right.tolist()
+    assert ranking.ids.tolist() == right.tolist()
 
 
-def test_faiss_fills_empty_places_with_minus_one_and_a_huge_negative_score():
+def test_faiss_fills_empty_places_with_minus_one_and_a_huge_negative_score(tmp_path):
     data = make_data(200, 30, 8, unit=True)
-    store = FaissStore(kind="ivf", cells=50, probes=1)
+    store = FaissStore(tmp_path / "photos.faiss", kind="ivf", cells=50, probes=1)
     index = build_index(store, data.gallery, data.bias)
-    asked = nnnorm.augment_queries(data.queries, data.bias)
-    scores, labels = store._index.search(store._pad(asked), 50)
+    plain = faiss.read_index(str(tmp_path / "photos.faiss"))
+    asked = np.zeros((30, plain.d), dtype=np.float32)
+    asked[:, :9] = nnnorm.augment_queries(data.queries, data.bias)
+    scores, labels = plain.search(asked, 50)
     assert scores.min() < -3e38
     assert labels.min() == -1
     ranking = index.search(data.queries, k=50)
-    empty = ranking.indices == -1
+    empty = ranking.ids == -1
     assert empty.any()
     assert not empty.all(axis=0).any()  # columns where nothing was found for anyone are not there
     assert np.isneginf(ranking.scores[empty]).all()
@@ -90,7 +93,7 @@ def test_product_quantisation_of_an_odd_dimension_is_filled_up(tmp_path):
     assert faiss.read_index(str(path)).d == 18
     with open_index(FaissStore(path)) as index:
         assert index.store.facts().width == 17
-        assert share_found(index.search(data.queries).indices, exact(data).ids) >= 0.99
+        assert share_found(index.search(data.queries).ids, exact(data).ids) >= 0.99
         np.testing.assert_allclose(
             np.concatenate([batch.vectors for batch in index.scan()]), data.gallery, atol=1e-6
         )
@@ -121,18 +124,19 @@ def test_a_faiss_index_of_someone_else_is_read_as_it_is(factory, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "width"), [("flat", 17), ("ivf", 24), ("hnsw", 24), ("sq", 24)])
-def test_rows_of_faiss_fill_whole_32_bytes_but_in_a_flat_scan_which_reads_zeros_too(kind, width):
+def test_rows_of_faiss_fill_whole_32_bytes_but_in_a_flat_scan(kind, width, tmp_path):
     """Its 8-bit codes are compared one by one, not eight at a time, where 8 does not divide."""
     data = make_data(40, 5, 16, unit=True)
-    index = build_index(FaissStore(kind=kind), data.gallery, data.bias)
-    assert index.store._index.d == width
+    path = tmp_path / "photos.faiss"
+    index = build_index(FaissStore(path, kind=kind), data.gallery, data.bias)
+    assert faiss.read_index(str(path)).d == width
     assert index.store.facts().width == 17
 
 
 def test_faiss_hnsw_cannot_delete_and_says_so():
     data = make_data(20, 5, 8, unit=True)
     index = build_index(FaissStore(kind="hnsw"), data.gallery, data.bias)
-    with pytest.raises(nnnorm.NNNormError, match="can't delete items; build it anew without them"):
+    with pytest.raises(nnnorm.NNNormError, match="can't delete items; build it again without them"):
         index.delete([3])
 
 
@@ -146,7 +150,7 @@ def test_the_bias_is_centred_and_scaled_for_eight_bits():
     def recall_of(scale, center=True):
         store = UsearchStore(dtype="i8", ef=1000, threads=1)
         if center:
-            found = build_index(store, gallery, bias, scale=scale).search(queries).indices
+            found = build_index(store, gallery, bias, scale=scale).search(queries).ids
         else:
             rows = nnnorm.augment_gallery(gallery, bias, target="cosine", scale=scale)
             store.create(66, "cosine", strings=False, sample=Sample(1000, lambda: rows))
@@ -169,7 +173,9 @@ def test_the_bias_is_centred_and_scaled_for_eight_bits():
 
 def test_i8_of_usearch_normalises_so_only_equal_norms_serve():
     data = make_data(50, 5, 8, unit=False)
-    with pytest.raises(nnnorm.NNNormError, match="usearch can't serve the way 'ip'; it has cosine"):
+    with pytest.raises(
+        nnnorm.NNNormError, match="usearch does not support the way 'ip'; it supports cosine"
+    ):
         build_index(UsearchStore(dtype="i8"), data.gallery, data.bias, way="ip")
 
 
@@ -229,7 +235,7 @@ def test_a_second_file_that_belongs_to_another_index_is_refused(tmp_path):
         data = make_data(size, 5, 8, unit=True)
         build_index(FaissStore(tmp_path / f"{name}.faiss"), data.gallery, data.bias).close()
     (tmp_path / "a.faiss.nnnorm").write_bytes((tmp_path / "b.faiss.nnnorm").read_bytes())
-    with pytest.raises(nnnorm.NNNormError, match=r"does not belong to .*a\.faiss: it is about 30"):
+    with pytest.raises(nnnorm.NNNormError, match=r"does not belong to .*a\.faiss: it describes 30"):
         open_index(FaissStore(tmp_path / "a.faiss"))
     (tmp_path / "a.faiss.nnnorm").write_bytes(b"short")
     with pytest.raises(nnnorm.NNNormError, match=r"a\.faiss\.nnnorm can't be read"):
@@ -242,31 +248,41 @@ def test_no_item_gets_lost_while_it_is_added(store):
     data = make_data(300, 10, 64, unit=True)
     for _ in range(10):
         index = build_index(store, data.gallery, data.bias)
-        found = index.search(data.gallery, k=1, weight=0.0).indices
+        found = index.search(data.gallery, k=1, weight=0.0).ids
         np.testing.assert_array_equal(found[:, 0], np.arange(300))
 
 
-@pytest.mark.parametrize("kind", [FaissStore, HnswlibStore, UsearchStore])
+@pytest.mark.parametrize(
+    ("kind", "library", "method"),
+    [
+        (FaissStore, faiss.IndexIDMap2, "add_with_ids"),
+        (HnswlibStore, hnswlib.Index, "add_items"),
+        (UsearchStore, usearch.index.Index, "add"),
+    ],
+    ids=["faiss", "hnswlib", "usearch"],
+)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_ctrl_c_around_the_engine_s_own_work_leaves_both_files_in_agreement(kind, after, tmp_path):
+def test_ctrl_c_around_the_engine_s_own_work_leaves_both_files_in_agreement(
+    kind, library, method, after, tmp_path
+):
     data = make_data(300, 10, 8, unit=True)
     ids = [f"photo {row}" for row in range(300)]
-    broken = kind(tmp_path / "photos")
-    work = broken._add
+    work = getattr(library, method)
 
-    def add_and_break(labels, vectors):
+    def add_and_break(self, *args, **options):
         if after:
-            work(labels, vectors)
+            work(self, *args, **options)
         raise KeyboardInterrupt
 
-    broken._add = add_and_break
-    with pytest.raises(KeyboardInterrupt):
-        build_index(broken, data.gallery, data.bias, ids=ids, way="rerank")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, method, add_and_break)
+        with pytest.raises(KeyboardInterrupt):
+            build_index(kind(tmp_path / "photos"), data.gallery, data.bias, ids=ids, way="rerank")
     again = kind(tmp_path / "photos")
     assert again.facts().n_items == (300 if after else 0)
     index = build_index(again, data.gallery, data.bias, ids=ids, way="rerank")
     assert len(index) == 300
-    assert share_found(index.search(data.queries).indices, exact(data, ids=ids).ids) >= 0.99
+    assert share_found(index.search(data.queries).ids, exact(data, ids=ids).ids) >= 0.99
 
 
 def test_negative_ids_and_ids_of_another_kind_are_refused_where_labels_are_unsigned():
@@ -299,7 +315,7 @@ def test_on_photos_a_graph_over_unequal_norms_loses_items_and_equal_norms_do_not
         bias = nnnorm.NNN().fit(gallery, references)
         index = build_index(HnswlibStore(ef=64, threads=1), gallery, bias, way=way)
         right = nnnorm.search(queries, gallery, bias, k=10).indices
-        return share_found(index.search(queries).indices, right)
+        return share_found(index.search(queries).ids, right)
 
     by_cosine = recall_of(equal, "ip")
     assert by_cosine > 0.99
@@ -317,7 +333,7 @@ def test_on_photos_eight_bits_cost_the_corrected_search_what_they_cost_the_plain
     bias = nnnorm.NNN().fit(gallery, references)
     index = build_index(UsearchStore(dtype="i8", ef=500, threads=1), gallery, bias)
     right = nnnorm.search(queries, gallery, bias, k=10).indices
-    corrected = share_found(index.search(queries).indices, right)
+    corrected = share_found(index.search(queries).ids, right)
     plain = UsearchStore(dtype="i8", ef=500, threads=1)
     plain.create(gallery.shape[1], "cosine", strings=False, sample=Sample(1, lambda: gallery))
     plain.add(Items(np.arange(len(gallery)), gallery))

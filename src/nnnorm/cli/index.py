@@ -1,12 +1,11 @@
 """`nnnorm index`: build, search, verify and export corrected indexes inside engines.
 
-An engine is named by a URL: ``faiss:photos.faiss``, ``sqlite:photos.db?table=photos``,
+A URL names an engine and a collection: ``faiss:photos.faiss``, ``sqlite:photos.db?table=photos``,
 ``qdrant://localhost:6333/photos``.
 """
 
 import math
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +22,6 @@ from nnnorm.cli.app import (
     app,
     check_output,
     open_input,
-    print_facts,
     print_json,
     print_ranking,
     show_progress,
@@ -33,22 +31,24 @@ from nnnorm.index import CorrectedIndex, Way
 from nnnorm.io import Progress
 
 index_app = typer.Typer(
-    help="The corrected search inside the engine you run.",
+    help="Run the corrected search inside an existing engine.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 app.add_typer(index_app, name="index")
 
 _URL = "such as faiss:photos.faiss or sqlite:photos.db?table=photos"
-IndexUrl = Annotated[str, typer.Option("--index", help=f"The index: {_URL}.")]
+IndexUrl = Annotated[str, typer.Option("--index", help=f"URL of the index, {_URL}.")]
 IdsFile = Annotated[
-    Path | None, typer.Option(help="Ids of the gallery's rows: .npy or a .json list; else 0…n−1.")
+    Path | None,
+    typer.Option(help="Ids of the rows of the gallery: .npy or a .json list; by default 0…n−1."),
 ]
 WayOption = Annotated[
-    Way | None, typer.Option(help="How the correction is served; else the engine's best.")
+    Way | None,
+    typer.Option(help="How the correction is served; by default the best way of the engine."),
 ]
-BiasFile = Annotated[Path, typer.Option(help="A file made by `nnnorm fit`.")]
-Weight = Annotated[float | None, typer.Option(help="Instead of the bias's weight.")]
+BiasFile = Annotated[Path, typer.Option(help="Bias of the gallery, from `nnnorm fit`.")]
+Weight = Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")]
 
 
 @index_app.command(
@@ -58,10 +58,10 @@ Weight = Annotated[float | None, typer.Option(help="Instead of the bias's weight
 def build(
     gallery: Gallery,
     bias: BiasFile,
-    to: Annotated[str, typer.Option(help=f"The new index: {_URL}.")],
+    to: Annotated[str, typer.Option(help=f"URL of the new index, {_URL}.")],
     ids: IdsFile = None,
     metadata: Annotated[
-        Path | None, typer.Option(help="One JSON object per item: .jsonl, or a .json list.")
+        Path | None, typer.Option(help="Metadata, one JSON object per item: .jsonl or .json.")
     ] = None,
     way: WayOption = None,
     normalize: Normalize = None,
@@ -69,7 +69,7 @@ def build(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Put a gallery and its bias into an engine."""
+    """Build an index in an engine from a gallery and its bias."""
     from nnnorm.bias import Bias
     from nnnorm.index import build_index
 
@@ -80,7 +80,7 @@ def build(
         built = build_index(
             to, items, loaded, ids=named, metadata=described, way=way, progress=progress
         )
-    _tell(built, as_json)
+    _print_index(built, as_json, "Built the corrected index")
 
 
 @index_app.command(
@@ -90,7 +90,7 @@ def search(
     index: IndexUrl,
     queries: Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")],
     weight: Weight = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
+    k: Annotated[int, typer.Option("-k", "--k", help="Hits per query.")] = 10,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and ids as .npz.")
     ] = None,
@@ -99,7 +99,7 @@ def search(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Search a corrected index; ids are the items' own."""
+    """Search a corrected index."""
     from nnnorm.index import open_index
 
     if output is not None:
@@ -119,7 +119,7 @@ def search(
                 "extra_fetches": ranking.extra_fetches,
                 "certain": bool(ranking.certain.all()),
                 "output": str(output) if output else None,
-                "ids": ranking.indices.tolist() if output is None else None,
+                "ids": ranking.ids.tolist() if output is None else None,
                 "scores": _finite(ranking.scores) if output is None else None,
             }
         )
@@ -127,8 +127,9 @@ def search(
     print_ranking(ranking, output)
     if ranking.extra_fetches or not ranking.certain.all():
         typer.echo(
-            f"The re-rank fetched {ranking.extra_fetches} times more, up to {ranking.n_fetched} "
-            f"hits; {int((~ranking.certain).sum())} of {len(asked)} queries are not certain",
+            f"Note: the re-rank needed {ranking.extra_fetches} further requests and fetched up to "
+            f"{ranking.n_fetched:,} hits per query; the ranking of "
+            f"{int((~ranking.certain).sum()):,} of {len(asked):,} queries is not certain",
             err=True,
         )
 
@@ -141,23 +142,24 @@ def verify(
     index: IndexUrl,
     queries: Annotated[Path, typer.Option(help=f"Queries to sample from: {SOURCE}.")],
     gallery: Annotated[
-        Path | None, typer.Option(help="What the index should hold; else it is read itself.")
+        Path | None,
+        typer.Option(help="What the index should hold; by default what it holds is read from it."),
     ] = None,
-    bias: Annotated[Path | None, typer.Option(help="The bias of that gallery.")] = None,
+    bias: Annotated[Path | None, typer.Option(help="Bias of that gallery.")] = None,
     ids: IdsFile = None,
     way: Annotated[
-        Way | None, typer.Option(help="Of an index that was filled by hand (augment_gallery).")
+        Way | None, typer.Option(help="For an index filled with augment_gallery: its target.")
     ] = None,
     weight: Weight = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Items per query.", min=1)] = 10,
-    sample: Annotated[int, typer.Option(help="Queries to ask.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Of that sample.", min=0)] = 0,
+    k: Annotated[int, typer.Option("-k", "--k", help="Hits per query.", min=1)] = 10,
+    sample: Annotated[int, typer.Option(help="Number of queries to ask.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Random seed of the sample.", min=0)] = 0,
     normalize: Normalize = None,
     metric: MetricOption = "ip",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare a live index with the exact corrected search; exit code 1 where they differ."""
+    """Compare an index with the exact corrected search; exit code 1 where they differ."""
     from nnnorm.bias import Bias
     from nnnorm.index import adopt_index, open_index, verify_index
 
@@ -184,17 +186,23 @@ def verify(
             sample=sample,
             seed=seed,
         )
-        title = f"{opened.store.name}, served by {opened.recipe.way}"
+        name, served = opened.store.name, _WAYS[opened.recipe.way]
     if as_json:
         print_json(result.to_dict())
     else:
-        shown = {f"recall@{k}": result.recall, "largest score error": result.score_error}
-        rest = {"queries": result.n_queries, "items": result.n_items}
-        print_facts(title, {**shown, **rest, "extra fetches": result.extra_fetches})
+        verdict = "agrees with" if result.is_good else "differs from"
+        facts = [
+            (f"recall@{k}", f"{result.recall:.4g}"),
+            ("largest score error", f"{result.score_error:.2g}"),
+            ("queries asked", f"{result.n_queries:,}"),
+            ("items", f"{result.n_items:,}"),
+            ("correction", served),
+        ]
+        if result.extra_fetches:
+            facts.append(("further requests", f"{result.extra_fetches:,}"))
+        _print_facts(f"{name} {verdict} the exact corrected search.", facts)
         for problem in result.problems:
-            typer.echo(f"Likely: {problem}")
-        if result.is_good:
-            typer.echo("As good as the exact corrected search.")
+            typer.echo(f"Likely cause: {problem}.")
     if not result.is_good:
         raise typer.Exit(1)
 
@@ -204,20 +212,25 @@ def verify(
     "--to qdrant://localhost:6333/photos_corrected --references past_queries.npy"
 )
 def export(
-    source: Annotated[str, typer.Option("--from", help="The collection as it is; only read.")],
-    to: Annotated[str, typer.Option(help="Where the corrected copy goes.")],
+    source: Annotated[
+        str, typer.Option("--from", help="URL of the existing collection; only read.")
+    ],
+    to: Annotated[str, typer.Option(help="URL of the corrected copy.")],
     references: Annotated[
-        Path | None, typer.Option(help=f"Past queries, to fit the automatic NNN: {SOURCE}.")
+        Path | None, typer.Option(help=f"Past queries to fit the automatic NNN on: {SOURCE}.")
     ] = None,
-    bias: Annotated[Path | None, typer.Option(help="Instead: a bias of these very items.")] = None,
+    bias: Annotated[
+        Path | None, typer.Option(help="Bias of these items, instead of --references.")
+    ] = None,
     ids: Annotated[
-        Path | None, typer.Option(help="Ids of the bias's rows: .npy or a .json list; else 0…n−1.")
+        Path | None,
+        typer.Option(help="Ids of the rows of the bias: .npy or a .json list; by default 0…n−1."),
     ] = None,
     way: WayOption = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a corrected copy of a collection; started again, it goes on where it stopped."""
+    """Copy a collection with the correction; an interrupted copy continues when run again."""
     from nnnorm.bias import Bias
     from nnnorm.index import export_index
 
@@ -233,14 +246,14 @@ def export(
             way=way,
             progress=progress,
         )
-    _tell(done, as_json)
+    _print_index(done, as_json, "Wrote the corrected copy")
 
 
 # --- files in, facts out ------------------------------------------------------------------------
 
 
 def read_ids(path: Path | None) -> Any:
-    """Ids from a .npy file or a JSON list."""
+    """Read ids from a .npy file or a JSON list."""
     import numpy as np
 
     from nnnorm.io import read_json
@@ -275,28 +288,55 @@ def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
 
 @contextmanager
 def _long_work(label: str) -> Iterator[Progress | None]:
-    """A progress bar, warnings as notes on stderr, and what Ctrl-C means here."""
-    with warnings.catch_warnings(record=True) as caught, show_progress(label) as progress:
-        warnings.simplefilter("always", UserWarning)
+    """Show progress, and say after Ctrl-C that nothing is lost."""
+    with show_progress(label) as progress:
         try:
             yield progress
         except KeyboardInterrupt:
             raise NNNormError(
-                "interrupted; what is written stays: the same command goes on where it stopped"
+                "interrupted; what is written stays: the same command continues where it stopped"
             ) from None
-    for warning in caught:
-        typer.echo(f"Warning: {warning.message}", err=True)
 
 
-def _tell(index: CorrectedIndex, as_json: bool) -> None:
+_WAYS: dict[Way, str] = {
+    "ip": "one extra coordinate, inner product",
+    "cosine": "two extra coordinates, cosine",
+    "l2": "two extra coordinates, L2 distance",
+    "rerank": "hits are re-ranked by a stored number",
+    "column": "a column in the engine's own formula",
+}
+
+
+def _print_index(index: CorrectedIndex, as_json: bool, done: str) -> None:
     with index:
-        facts = {"index": index.store.name, "n_items": len(index), **index.recipe.to_dict()}
+        name, n_items, recipe = index.store.name, len(index), index.recipe
     if as_json:
-        print_json(facts)
-    else:
-        print_facts("Corrected index", facts, skip=("format", "state", "gallery", "metadata"))
+        print_json({"index": name, "n_items": n_items, **recipe.to_dict()})
+        return
+    facts = [
+        ("items", f"{n_items:,}"),
+        ("dimensions", f"{recipe.dim:,} in the embeddings, {recipe.width:,} in the index"),
+        ("correction", _WAYS[recipe.way]),
+        ("method", recipe.method),
+        ("weight (alpha)", f"{recipe.weight:.4g}"),
+        ("range of the bias", f"{recipe.lowest:.4g} to {recipe.highest:.4g}"),
+        ("norms of the items", f"{recipe.shortest:.4g} to {recipe.longest:.4g}"),
+    ]
+    _print_facts(f"{done} {name}.", facts)
+
+
+def _print_facts(sentence: str, facts: Iterable[tuple[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, value in facts:
+        table.add_row(f"  {name}", value)
+    console.print(sentence, style="bold")  # a title of the table would wrap to its width
+    console.print(table)
 
 
 def _finite(scores: Any) -> list[list[float | None]]:
-    """JSON has no infinity: a place without an item has no score."""
+    """Replace infinities, which JSON does not have, by null."""
     return [[float(f"{s:.7g}") if s > -math.inf else None for s in row] for row in scores]

@@ -1,7 +1,7 @@
-"""The corrected search inside someone else's engine, one file per library.
+"""The corrected search inside existing engines, one file per library.
 
-`build_index` puts a gallery and its bias into a collection, `open_index` finds it again, and
-`export_index` makes a corrected copy of one that is there; all take an engine's store or its URL
+`build_index` stores a gallery and its bias in a collection, `open_index` opens it again, and
+`export_index` makes a corrected copy of an existing one; all take the store of an engine or its URL
 and return a `CorrectedIndex`, which `verify_index` checks. Importing this loads no engine.
 """
 

@@ -1,7 +1,7 @@
 """The corrected search inside an engine: `build_index`, `open_index`, and what they return.
 
-All engines are served from here; an engine's own file only stores and finds (`protocol.py`). The
-weight stands on the query's side, so it changes with each search and never needs a new index.
+This serves all engines; the file of an engine only stores and finds (`store.py`). The weight is
+part of the query, so it can change with each search and never needs a new index.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.fill import check_fits, cut, fill_store
 from nnnorm.index.ranking import IndexRanking, rank, rerank
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
@@ -35,7 +35,7 @@ _MOST_FETCHED = 10_000
 class CorrectedIndex:
     """A collection in some engine that ranks by ``s(q, r) − weight·m(r)``.
 
-    Made by `build_index` or `open_index`; also a context manager that closes the engine.
+    Returned by `build_index` and `open_index`; also a context manager that closes the engine.
 
     Attributes
     ----------
@@ -58,6 +58,7 @@ class CorrectedIndex:
     def __len__(self) -> int:
         return _facts(self.store).n_items
 
+    @explain_arguments
     def search(
         self,
         queries: Source,
@@ -65,6 +66,7 @@ class CorrectedIndex:
         k: int = 10,
         weight: float | None = None,
         max_fetch: int = _MOST_FETCHED,
+        normalize: bool | None = None,
     ) -> IndexRanking:
         """Find the k best items of every query by the corrected score.
 
@@ -72,18 +74,20 @@ class CorrectedIndex:
         ----------
         queries : array or path, shape (n_queries, dim)
         k : int
-            Fewer come back where there are fewer items.
+            Number of hits per query; fewer where there are fewer items.
         weight : float, optional
-            Instead of the bias's own weight; nothing is re-indexed.
+            Replaces the weight of the bias; nothing is re-indexed.
         max_fetch : int
-            The most hits a re-rank fetches for a query; `IndexRanking.certain` tells where that
-            was too few.
+            Largest number of hits that a re-rank fetches per query; `IndexRanking.certain` is False
+            where that was too few.
+        normalize : bool, optional
+            Divide every query by its norm; see `open_embeddings`.
 
         Returns
         -------
         IndexRanking
         """
-        asked = open_embeddings(queries, name="queries")
+        asked = open_embeddings(queries, name="queries", normalize=normalize)
         if asked.dim != self.recipe.dim:
             raise NNNormError(
                 f"{asked.name} and the items of {self.store.name} must share dim; got {asked.dim} "
@@ -93,7 +97,7 @@ class CorrectedIndex:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
         most = self.store.largest_k
         if most is not None and k > most:
-            raise NNNormError(f"{self.store.engine} gives at most {most} hits; got k = {k}")
+            raise NNNormError(f"{self.store.engine} returns at most {most} hits; got k={k}")
         used = self.recipe.weight if weight is None else check_weight(weight)
         rows = asked.rows(0, len(asked))
         if self.recipe.way == "rerank":
@@ -108,6 +112,7 @@ class CorrectedIndex:
             scores = self.recipe.read_scores(found.scores, vectors, used)
         return rank(found.ids, scores, int(k))
 
+    @explain_arguments
     def add(
         self,
         gallery: Source,
@@ -115,8 +120,9 @@ class CorrectedIndex:
         *,
         ids: Any = None,
         metadata: Sequence[Metadata] | None = None,
+        normalize: bool | None = None,
     ) -> None:
-        """Add items with the bias that was fitted for them (by the same method and references).
+        """Add items with a bias that was fitted on them by the same method and references.
 
         Engines that live in memory need a `save` afterwards.
 
@@ -124,12 +130,15 @@ class CorrectedIndex:
         ----------
         gallery : array or path, shape (n_new, dim)
         bias : Bias
-            Of these items.
+            Fitted on these items.
         ids : sequence of int or str
             None of them may be in the index yet.
         metadata : sequence of mappings, optional
+            One per item.
+        normalize : bool, optional
+            Divide every row by its norm; see `open_embeddings`.
         """
-        items = open_embeddings(gallery, name="new items")
+        items = open_embeddings(gallery, name="new items", normalize=normalize)
         if items.dim != self.recipe.dim:
             raise NNNormError(
                 f"new items and those of {self.store.name} must share dim; got {items.dim} and "
@@ -139,7 +148,7 @@ class CorrectedIndex:
         if bias.method != self.recipe.method or bias.gates:
             raise NNNormError(
                 f"the items of {self.store.name} have a bias by {self.recipe.method}, the new ones "
-                f"by {bias.method}; fit these by the same method and references"
+                f"by {bias.method}; fit the new ones by the same method and references"
             )
         if ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
@@ -152,19 +161,19 @@ class CorrectedIndex:
                 "choose other ids"
             )
         batches = cut(items, bias.values, named, _check_metadata(metadata, len(items)))
-        packed = [self.recipe.pack(batch) for batch in batches]  # all fit, or none goes in
+        packed = [self.recipe.pack(batch) for batch in batches]  # all of them fit, or none is added
         self.recipe = self.recipe.widen(items, bias.values)
-        # Before the items: what is certain hangs on it.
+        # Before the items: the certainty of a re-rank depends on it.
         self.store.write_note(self.recipe.to_dict())
         for batch in packed:
             self.store.add(batch)
 
     def delete(self, ids: Any) -> None:
-        """Delete items by id; all of them must be there."""
+        """Delete items by id; all of them must exist."""
         if not self.store.can_delete:
             raise NNNormError(
-                f"{self.store.name} can't delete items; build it anew without them, or use another "
-                "kind of index"
+                f"{self.store.name} can't delete items; build it again without them, or use "
+                "another kind of index"
             )
         array = np.atleast_1d(np.asarray(ids))
         named = check_ids(array, len(array), name="the items to delete")
@@ -177,19 +186,20 @@ class CorrectedIndex:
         self.store.delete(named)
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        """All items as they were given: ids, raw vectors, bias values, metadata."""
+        """Yield all items as they were given: ids, raw vectors, bias values, metadata."""
         for items in self.store.scan(batch):
             yield self.recipe.unpack(items)
 
     def save(self) -> None:
-        """Make everything durable (engines that live in this process' memory write their file)."""
+        """Make everything durable (engines that live in memory write their file)."""
         self.store.save()
 
     def close(self) -> None:
-        """Let go of files and connections; nothing is saved by this."""
+        """Close files and connections; nothing is saved by this."""
         self.store.close()
 
 
+@explain_arguments
 def build_index(
     store: "Store | str",
     gallery: Source,
@@ -199,26 +209,29 @@ def build_index(
     metadata: Sequence[Metadata] | None = None,
     way: Way | None = None,
     scale: float | None = None,
+    normalize: bool | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
-    """Put a gallery and its bias into an engine, so that the engine ranks by the corrected score.
+    """Store a gallery and its bias in an engine, so that the engine ranks by the corrected score.
 
     Parameters
     ----------
     store : Store or str
-        An engine's collection, or its URL (``"faiss:photos.faiss"``). It must not exist yet, or be
-        empty with the right width and metric, or be what an interrupted build of the same left.
+        A collection of an engine, or its URL (``"faiss:photos.faiss"``). It must not exist yet, or
+        be empty with the right width and metric, or be the result of the same build, interrupted.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias
         Fitted on this gallery, without gates.
     ids : sequence of int or str, optional
-        0…n−1 where there are none.
+        One per item, by default 0…n−1.
     metadata : sequence of mappings, optional
-        One per item, kept with it.
+        One per item, stored with it.
     way : {"ip", "cosine", "l2", "rerank", "column"}, optional
-        How the correction is served; by itself the best that the engine has.
+        How the correction is served; by default the best way of the engine.
     scale : float, optional
-        Of the bias's coordinate; by itself 1, or what suits a quantised engine.
+        Scale of the coordinate of the bias; by default 1, or balanced for a quantised engine.
+    normalize : bool, optional
+        Divide every row by its norm; see `open_embeddings`.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -232,11 +245,11 @@ def build_index(
     >>> import numpy as np
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> index = build_index("faiss:", np.array([[1.0, 0.0], [0.6, 0.8]]), bias, ids=[70, 80])
-    >>> index.search(np.array([[0.96, 0.28]]), k=1).indices.tolist()
+    >>> index.search(np.array([[0.96, 0.28]]), k=1).ids.tolist()
     [[80]]
     """
     opened = open_store(store)
-    items = open_embeddings(gallery, name="gallery")
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
     named = check_ids(ids, len(items))
     described = _check_metadata(metadata, len(items))
     recipe = make_recipe(opened, items, bias, way=way, scale=scale)
@@ -260,7 +273,7 @@ def build_index(
 
 
 def open_index(store: "Store | str") -> CorrectedIndex:
-    """Open a collection that `build_index` or an export made.
+    """Open a collection that `build_index` or `export_index` built.
 
     Examples
     --------
@@ -274,14 +287,14 @@ def open_index(store: "Store | str") -> CorrectedIndex:
     if note is None:
         raise NNNormError(
             f"{opened.name} holds no correction (no note of nnnorm); make a corrected copy with "
-            "nnnorm index export, or build one with nnnorm index build"
+            "nnnorm index export, or build an index with nnnorm index build"
         )
     recipe = Recipe.from_dict(note, opened.name)
     check_fits(opened, facts, recipe)
     if recipe.state != "whole":
         raise NNNormError(
             f"{opened.name} was not finished ({facts.n_items} items are in it); run the same build "
-            "or export again, it goes on where it stopped"
+            "or export again, which continues where it stopped"
         )
     return CorrectedIndex(opened, recipe)
 
@@ -293,7 +306,7 @@ def _facts(store: Store) -> Facts:
     facts = store.facts()
     if facts is None:
         raise NNNormError(
-            f"there is no {store.name}; check the name, or make it with nnnorm index build"
+            f"there is no {store.name}; check the name, or build it with nnnorm index build"
         )
     return facts
 
@@ -305,7 +318,7 @@ def _check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> Sequen
 
 
 def store_has(store: Store, ids: Ids) -> str:
-    """A sentence's beginning: which ids are there already.
+    """Return the beginning of a message: which ids exist already.
 
     Examples
     --------

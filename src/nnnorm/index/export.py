@@ -1,7 +1,7 @@
-"""An existing collection, written anew with the correction built in; the source is only read.
+"""A copy of an existing collection with the correction built in; the source is only read.
 
 Two passes: the first reads all vectors (to fit the bias, or to check that a given one belongs to
-them), the second writes. Ids and metadata come along. An interrupted export goes on where it
+them), the second writes. Ids and metadata are copied. An interrupted export continues where it
 stopped when it is started again.
 """
 
@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.augmentation import refuse_gates
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.index.fill import fill_store
-from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, refuse_gates
+from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.store import Facts, Ids, Items, Sample, Store, Way, check_ids
 from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
@@ -30,6 +31,7 @@ __all__ = ["export_index"]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
+@explain_arguments
 def export_index(
     source: "Store | str",
     target: "Store | str",
@@ -38,6 +40,7 @@ def export_index(
     bias: Bias | None = None,
     ids: Any = None,
     way: Way | None = None,
+    normalize: bool | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
     """Write a corrected copy of a collection, with its ids and metadata.
@@ -45,25 +48,29 @@ def export_index(
     Parameters
     ----------
     source : Store or str
-        The collection as it is, or its URL. It is never written to. Items of a collection that
-        compares by cosine are normalised, as it does itself. One that is corrected already keeps
-        its bias unless another is given.
+        The existing collection, or its URL. It is never written to. Items of a collection that
+        compares by cosine are normalised, as the engine does. A collection that is corrected
+        already keeps its bias unless another is given.
     target : Store or str
-        Where the copy goes; empty, missing, or what an interrupted export of the same left.
+        Where the copy goes: empty, missing, or the result of the same export, interrupted.
     references : array or path, shape (n_references, dim), optional
-        Bank of past queries: the automatic NNN is fitted on it.
+        Bank of past queries, on which the automatic NNN is fitted.
     bias : Bias, optional
-        Instead of `references`: one that was fitted on these very items.
+        Instead of `references`: a bias that was fitted on these items.
     ids : sequence of int or str, optional
-        The items' ids in the order of `bias`; 0…n−1 where there are none.
+        Ids of the items in the order of `bias`, by default 0…n−1.
     way : {"ip", "cosine", "l2", "rerank", "column"}, optional
+        How the correction is served; by default the best way of the engine.
+    normalize : bool, optional
+        Divide every row of `references` by its norm; by default where the source compares by
+        cosine.
     progress : callable, optional
         Called with ``(done, total)``.
 
     Returns
     -------
     CorrectedIndex
-        The target, already saved.
+        The copy, already saved.
 
     Examples
     --------
@@ -72,7 +79,7 @@ def export_index(
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> old = build_index("faiss:", np.eye(2), bias, ids=[70, 80])
     >>> new = export_index(old.store, "sqlite:")
-    >>> new.search(np.array([[0.8, 0.6]]), k=1).indices.tolist()
+    >>> new.search(np.array([[0.8, 0.6]]), k=1).ids.tolist()
     [[80]]
     """
     old, new = open_store(source), open_store(target)
@@ -101,13 +108,12 @@ def export_index(
         copied = _read_all(old, facts, recipe, Path(folder), progress)
         names, gallery, values = copied.ids, copied.gallery, copied.values
         if references is not None:
-            bank = open_embeddings(
-                references, name="references", normalize=facts.metric == "cosine"
-            )
+            unit = facts.metric == "cosine" or normalize
+            bank = open_embeddings(references, name="references", normalize=unit)
             bias = NNN().fit(gallery, bank)
         elif bias is not None:
             bias = _in_order_of(copied, bias, ids, old)
-        elif recipe is not None:  # no bias and no recipe was refused above
+        elif recipe is not None:  # the case of neither was refused above
             bias = Bias(values, recipe.weight, recipe.method, dim=gallery.dim)
         fitted: Bias = bias  # type: ignore[assignment]
         planned = make_recipe(new, gallery, fitted, way=way)
@@ -117,7 +123,8 @@ def export_index(
                 f"{old.name} compares by l2, and its vectors have norms {planned.shortest:.3g} to "
                 f"{planned.longest:.3g}: the corrected copy ranks by inner product, which is "
                 "another order; normalise the vectors in the source where cosine was meant",
-                stacklevel=2,
+                NNNormWarning,
+                stacklevel=3,
             )
 
         def sample() -> FloatArray:
@@ -137,7 +144,7 @@ def export_index(
 
 
 class _Copied(NamedTuple):
-    """All that the first pass read, in the order of the scan."""
+    """What the first pass read, in the order of the scan."""
 
     ids: Ids
     gallery: Embeddings  # of unit norm where the source compares by cosine
@@ -147,7 +154,7 @@ class _Copied(NamedTuple):
 
 
 def _raw_items(store: Store, facts: Facts, recipe: Recipe | None) -> Iterator[Items]:
-    """Items as they were before any correction."""
+    """Yield items as they were before any correction."""
     for items in store.scan():
         plain = items if recipe is None else recipe.unpack(items)
         if recipe is None and facts.metric == "cosine":
@@ -161,7 +168,7 @@ def _raw_items(store: Store, facts: Facts, recipe: Recipe | None) -> Iterator[It
 def _read_all(
     store: Store, facts: Facts, recipe: Recipe | None, folder: Path, progress: Progress | None
 ) -> _Copied:
-    """All items, their vectors in a temporary file, so that they need no memory."""
+    """Read all items, their vectors into a temporary file to save memory."""
     dim = facts.width if recipe is None else recipe.dim
     path = folder / "gallery.npy"
     rows = np.lib.format.open_memmap(  # type: ignore[no-untyped-call,unused-ignore]
@@ -197,7 +204,7 @@ def _read_all(
 
 
 def _in_order_of(copied: _Copied, bias: Bias, ids: Any, store: Store) -> Bias:
-    """The bias with its rows in the order of the scan, once it is known to be of these items."""
+    """Check that the bias belongs to these items, and put its rows in the order of the scan."""
     refuse_gates(bias)
     names, gallery, name = copied.ids, copied.gallery, store.name
     given = check_ids(ids, len(bias), name="the bias")
@@ -220,14 +227,14 @@ def _in_order_of(copied: _Copied, bias: Bias, ids: Any, store: Store) -> Bias:
 
 
 def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], store: Store) -> None:
-    """Raise unless the bias was fitted on these vectors, as far as that can be told."""
+    """Raise unless the bias was fitted on these vectors, as far as fingerprints show it."""
     as_stored = Embeddings([copied.as_stored[order]], name=store.name)
     expected = bias.fingerprints.get("gallery")
     if not copied.gallery.normalized:
         bias.check_gallery(as_stored)
         return
     directions = Embeddings([copied.gallery.take(order)], name=store.name)
-    # Fitted on what is stored, or on its directions, normalised by us or before.
+    # Fitted on the stored vectors, or on their directions, normalised here or before.
     if expected in (None, f"{as_stored.fingerprint}:unit", directions.fingerprint):
         return
     low, high = as_stored.norm_range
@@ -239,13 +246,14 @@ def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], stor
                 f"{low:.4g} to {high:.4g}; fit it with --normalize, or give references"
             )
         return
-    # One side was normalised by someone else, or by the engine: the last bits say nothing.
+    # One side was normalised elsewhere, or by the engine: the last bits are not comparable.
     if not store.keeps_vectors or is_unit == expected.endswith(":unit"):
         warnings.warn(
-            f"whether this bias was fitted on the items of {store.name} can't be told, because "
-            "one of them was normalised elsewhere; look with nnnorm index verify, or give "
+            f"whether this bias was fitted on the items of {store.name} can't be determined, "
+            "because one of them was normalised elsewhere; check with nnnorm index verify, or give "
             "references",
-            stacklevel=4,
+            NNNormWarning,
+            stacklevel=5,
         )
         return
     raise NNNormError(
@@ -257,7 +265,7 @@ def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], stor
 def _with_values(
     batches: Iterator[Items], copied: _Copied, values: FloatArray, name: str
 ) -> Iterator[Items]:
-    """The items of the second pass as the first has read them, with their values."""
+    """Yield the items of the second pass with the vectors of the first and their values."""
     row_of = {value: row for row, value in enumerate(copied.ids.tolist())}
     for items in batches:
         try:
@@ -268,4 +276,4 @@ def _with_values(
 
 
 def _changed(name: str) -> NNNormError:
-    return NNNormError(f"{name} changed while it was read; start again when nobody writes to it")
+    return NNNormError(f"{name} changed while it was read; start again when nothing writes to it")

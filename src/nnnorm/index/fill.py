@@ -1,6 +1,7 @@
-"""Items into a store, whole or going on where an interrupted run stopped; for builds and exports.
+"""Writing items to a store, from the start or where an interrupted run stopped.
 
-What is there already is never mixed with another gallery, bias or metadata: the note tells.
+Builds and exports share this. The note shows which gallery, bias and metadata a collection holds,
+so that it is never mixed with others.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store
 from nnnorm.io import Embeddings, Progress
@@ -31,9 +32,9 @@ def fill_store(
     sample: Sample,
     progress: Progress | None = None,
 ) -> Recipe:
-    """Write raw items with their values into a store, going on where an interrupted run stopped.
+    """Write raw items with their values to a store, or continue an interrupted run.
 
-    `ids` are those of all batches. Returns the recipe as it was noted in the end.
+    `ids` are those of all batches. Returns the recipe of the finished collection.
 
     Examples
     --------
@@ -68,9 +69,9 @@ def fill_store(
                 )
             raise NNNormError(
                 f"{store.name} already has {facts.n_items} items, and not from an interrupted run "
-                "of this; choose another name, or remove it first"
+                "of the same command; choose another name, or remove it first"
             )
-        # What is in was packed by the first run's numbers, which may differ in their last bits.
+        # Items were packed with the numbers of the first run, whose last bits may differ.
         recipe = recipe if begun is None or not resumed else begun.span(recipe)
         store.write_note(recipe.to_dict())
     done = 0
@@ -83,7 +84,7 @@ def fill_store(
             if progress is not None:
                 progress(done, sample.n_items)
     except BaseException:
-        # What is in stays in, also where the engine keeps it in memory until it is saved.
+        # Keeps what was written, also where the engine holds it in memory until it is saved.
         with contextlib.suppress(NNNormError):
             store.save()
         raise
@@ -96,7 +97,7 @@ def fill_store(
 def cut(
     gallery: Embeddings, values: FloatArray, ids: Ids, metadata: Sequence[Metadata] | None
 ) -> Iterator[Items]:
-    """A gallery in batches of raw items.
+    """Cut a gallery into batches of raw items.
 
     Examples
     --------
@@ -117,7 +118,7 @@ def cut(
 
 
 def check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:
-    """Raise unless a collection is what the recipe needs.
+    """Raise unless a collection has the metric and width that the recipe needs.
 
     Examples
     --------
@@ -141,18 +142,19 @@ def check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:
 
 
 def _warn_of_graph(store: Store, recipe: Recipe) -> None:
-    """A graph of unequal norms, walked by inner product, never reaches many of its items."""
+    """Warn where the search of a graph would miss items because norms are unequal."""
     if store.is_graph and not recipe.has_equal_norms:
         warnings.warn(
             f"{store.name} walks a graph, and the gallery has norms {recipe.shortest:.3g} to "
             f"{recipe.longest:.3g}: it will miss many items; normalise the embeddings where cosine "
-            "was meant, or search more broadly (ef) and look with nnnorm index verify",
-            stacklevel=4,
+            "was meant, or increase ef and check with nnnorm index verify",
+            NNNormWarning,
+            stacklevel=5,  # the caller of build_index or export_index
         )
 
 
 def _read_begun(store: Store, recipe: Recipe) -> Recipe | None:
-    """What a run of the same left, interrupted or finished, or None if it was another."""
+    """Return the recipe of an earlier run of the same command, or None if it was another."""
     note = store.read_note()
     begun = None if note is None else Recipe.from_dict(note, store.name)
     if begun is None or not begun.is_like(
@@ -162,12 +164,12 @@ def _read_begun(store: Store, recipe: Recipe) -> Recipe | None:
     if begun.metadata != recipe.metadata and begun.state == "part":
         raise NNNormError(
             f"{store.name} holds a part of this from an interrupted run, but with other metadata; "
-            "remove it, and start anew"
+            "remove it, and start again"
         )
     return begun
 
 
 def _count_present(store: Store, ids: Ids) -> int:
-    """How many of these ids are in: all that is there, if the same build was interrupted."""
+    """Count the ids that exist: all items of the collection, after an interrupted run."""
     starts = range(0, len(ids), BATCH)
     return sum(int(store.present(ids[start : start + BATCH]).sum()) for start in starts)

@@ -1,8 +1,8 @@
-"""Ready documents for engines that are asked over HTTP: what to create, to put in, and to ask.
+"""Ready documents for engines with an HTTP interface: to create, to fill and to search.
 
 Elasticsearch, OpenSearch, Weaviate, Vespa and turbopuffer. Nothing is sent from here, and no server
-was at hand: these documents are tested as documents, not against the engines. Each class names the
-default of its engine that would spoil the correction, and asks for something else.
+was available: the documents are tested as such, not against the engines. Each class names the
+default of its engine that would break the correction, and sets something else.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.recipe import Recipe, make_recipe
 from nnnorm.index.store import BATCH, Engine, Ids, Items, Metadata, Way, check_ids, uuid_of
 from nnnorm.io import Embeddings, Source, open_embeddings
@@ -27,12 +27,12 @@ _MOST_CANDIDATES = 10_000  # of Elasticsearch and OpenSearch
 
 
 class Payloads(Engine):
-    """What to send for one corrected collection. Made by `make_payloads`.
+    """What to send for one corrected collection. Returned by `make_payloads`.
 
     Attributes
     ----------
     name : str
-        Of the collection.
+        Name of the collection.
     recipe : Recipe
         How the correction is built in.
     """
@@ -53,10 +53,10 @@ class Payloads(Engine):
 
     @abstractmethod
     def collection(self) -> Any:
-        """The body that creates the collection (Vespa: the text of its schema)."""
+        """Return the body that creates the collection (Vespa: the text of its schema)."""
 
     def documents(self) -> Iterator[dict[str, Any]]:
-        """One document per item, in the gallery's order; numbers are float32 as Python floats."""
+        """Yield one document per item, in the order of the gallery, with Python floats."""
         for start in range(0, len(self._gallery), BATCH):
             stop = min(start + BATCH, len(self._gallery))
             raw = Items(
@@ -70,9 +70,9 @@ class Payloads(Engine):
                 yield self._document(item_id, vector, known)
 
     def query(self, query: Any, *, k: int = 10, weight: float | None = None) -> dict[str, Any]:
-        """The body that asks for the k best items of one query, shape ``(dim,)``.
+        """Return the body that searches the k best items of one query, shape ``(dim,)``.
 
-        `weight` instead of the bias's own; nothing is re-indexed.
+        `weight` replaces the weight of the bias; nothing is re-indexed.
         """
         asked, used = self._ask(query, weight)
         if k < 1:
@@ -81,22 +81,22 @@ class Payloads(Engine):
         return self._query(vector, k)
 
     def read_score(self, score: float, query: Any, *, weight: float | None = None) -> float:
-        """The corrected score ``s(q, r) − weight·m(r)`` out of the engine's score or distance."""
+        """Turn the engine's score or distance into ``s(q, r) − weight·m(r)``."""
         asked, used = self._ask(query, weight)
         own = np.array([[self._unfold(float(score))]], dtype=np.float32)
         return float(self.recipe.read_scores(own, self.recipe.ask(asked, used), used)[0, 0])
 
     @abstractmethod
     def _document(self, item_id: Any, vector: list[float], metadata: dict[str, Any]) -> Any:
-        """One item."""
+        """Make the document of one item."""
 
     @abstractmethod
     def _query(self, vector: list[float], k: int) -> dict[str, Any]:
-        """One question."""
+        """Make the body of one search."""
 
     @abstractmethod
     def _unfold(self, score: float) -> float:
-        """The engine's number as inner product, cosine, or minus the squared distance."""
+        """Turn the engine's number into inner product, cosine, or minus the squared distance."""
 
     def _ask(self, query: Any, weight: float | None) -> tuple[FloatArray, float]:
         asked = np.asarray(query, dtype=np.float32)
@@ -108,7 +108,7 @@ class Payloads(Engine):
 
 
 class _Lucene(Payloads):
-    """What Elasticsearch and OpenSearch share: their documents, and how they fold scores."""
+    """What Elasticsearch and OpenSearch share: their documents, and their positive scores."""
 
     is_graph = True
 
@@ -126,9 +126,9 @@ class _Lucene(Payloads):
 
 
 class Elasticsearch(_Lucene):
-    """Its ``dot_product`` demands unit vectors, which extended ones are not; ``max_inner_product``.
+    """``max_inner_product``, because ``dot_product`` requires unit vectors, and float HNSW.
 
-    Its default index is binary (bbq) from 384 numbers on, and int8 below: float HNSW is asked for.
+    The default index is binary (bbq) from 384 dimensions on, and int8 below.
     """
 
     engine = "elasticsearch"
@@ -158,7 +158,7 @@ class Elasticsearch(_Lucene):
 
 
 class OpenSearch(_Lucene):
-    """Its ``on_disk`` mode is binary: ``in_memory`` is asked for by name."""
+    """The mode ``in_memory``, because ``on_disk`` is binary."""
 
     engine = "opensearch"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine")
@@ -192,7 +192,7 @@ class OpenSearch(_Lucene):
 
 
 class Weaviate(Payloads):
-    """Its ids are UUIDs, and a server may quantise by default: neither is left to chance."""
+    """Ids are UUIDs, and quantisation, which a server may apply by default, is switched off."""
 
     engine = "weaviate"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine")
@@ -201,7 +201,7 @@ class Weaviate(Payloads):
 
     @property
     def _class(self) -> str:
-        return self.name[:1].upper() + self.name[1:]  # as Weaviate itself writes it
+        return self.name[:1].upper() + self.name[1:]  # as Weaviate writes it
 
     def collection(self) -> dict[str, Any]:
         return {
@@ -236,7 +236,7 @@ class Weaviate(Payloads):
 
 
 class Vespa(Payloads):
-    """Its ``dotproduct`` suits a graph at any norms; the rank profile gives plain products."""
+    """``dotproduct`` supports a graph at any norms; the rank profile returns plain products."""
 
     engine = "vespa"
     ways: tuple[Way, ...] = ("ip",)
@@ -294,14 +294,14 @@ schema {self.name} {{
 
 
 class Turbopuffer(Payloads):
-    """It has no inner product: two extra coordinates, and cosine gives the corrected order."""
+    """Without inner product: two extra coordinates, and cosine gives the corrected order."""
 
     engine = "turbopuffer"
     ways: tuple[Way, ...] = ("cosine", "l2")
     similarities: ClassVar = {"cosine": "cosine_distance", "l2": "euclidean_squared"}
 
     def collection(self) -> dict[str, Any]:
-        """What goes along with the rows of each write: there is no separate creation."""
+        """Return the fields to send with the rows of each write; there is no separate creation."""
         return {
             "distance_metric": self.similarities[self.recipe.metric],
             "schema": {
@@ -329,6 +329,7 @@ _CLASSES: dict[str, type[Payloads]] = {
 }
 
 
+@explain_arguments
 def make_payloads(
     engine: PayloadEngine,
     name: str,
@@ -338,6 +339,7 @@ def make_payloads(
     ids: Any = None,
     metadata: Sequence[Metadata] | None = None,
     way: Way | None = None,
+    normalize: bool | None = None,
 ) -> Payloads:
     """Prepare what to send to an engine so that it ranks by the corrected score.
 
@@ -345,16 +347,18 @@ def make_payloads(
     ----------
     engine : {"elasticsearch", "opensearch", "weaviate", "vespa", "turbopuffer"}
     name : str
-        Of the collection.
+        Name of the collection.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias
         Fitted on this gallery, without gates.
     ids : sequence of int or str, optional
-        0…n−1 where there are none.
+        One per item, by default 0…n−1.
     metadata : sequence of mappings, optional
         One per item, ready for JSON.
     way : {"ip", "cosine", "l2"}, optional
-        By itself the best that the engine has.
+        How the correction is served; by default the best way of the engine.
+    normalize : bool, optional
+        Divide every row by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -375,9 +379,9 @@ def make_payloads(
     """
     if engine not in get_args(PayloadEngine):
         known = ", ".join(get_args(PayloadEngine))
-        raise NNNormError(f"there are no payloads for {engine!r}; there are for {known}")
+        raise NNNormError(f"there are no payloads for {engine!r}; engine must be one of {known}")
     kind = _CLASSES[engine]
-    items = open_embeddings(gallery, name="gallery")
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
     named = check_ids(ids, len(items))
     if metadata is not None and len(metadata) != len(items):
         raise NNNormError(

@@ -1,14 +1,15 @@
 """What a search of an index returns, and the re-rank with its rule of certainty."""
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from itertools import repeat
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.recipe import Recipe
-from nnnorm.index.store import Ids, Store
+from nnnorm.index.store import Hit, Ids, Store, gather_hits
 from nnnorm.ranking import Ranking
 
 __all__ = ["IndexRanking", "rank", "rerank"]
@@ -18,38 +19,45 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class IndexRanking(Ranking):
-    """A `Ranking` whose `indices` are the caller's own ids, whole numbers or strings.
+    """A `Ranking` with the ids that an index has for its items.
 
-    It has fewer columns than k where there are fewer items. A place that an approximate engine
-    left empty for one query has the score ``-inf`` and the id −1 (or an empty string).
+    There are fewer columns than k where there are fewer items. Where an approximate engine found
+    fewer items for one query than for another, the score is ``-inf`` and the id −1 (or empty).
 
     Attributes
     ----------
+    scores : ndarray, shape (n_queries, k), float32
+        Corrected scores.
+    ids : ndarray, shape (n_queries, k), int64 or str
+        Ids of the items.
+    indices : ndarray
+        The same as `ids`: an index has no other numbers for its items.
     extra_fetches : int
-        How often the engine was asked again because a re-rank was not yet certain.
+        Number of further requests because a re-rank was not yet certain.
     n_fetched : int
-        The most hits that were fetched for a query.
+        Largest number of hits that were fetched for a query.
     certain : ndarray, shape (n_queries,), bool
         False where a re-rank was cut off by `max_fetch` before the top k was certain, or where
-        norms that are not quite 1, in an engine of cosine or L2, leave it open.
+        norms that differ slightly from 1 leave it open (engines with cosine or L2).
     """
 
+    ids: Ids = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     extra_fetches: int = 0
     n_fetched: int = 0
     certain: npt.NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=bool))
 
 
 def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:
-    """Best first, without columns where nothing was found for any query.
+    """Sort hits, best first, and drop columns where nothing was found for any query.
 
     Examples
     --------
     >>> import numpy as np
-    >>> rank(np.array([[7, -1]]), np.float32([[0.5, -np.inf]]), 2).indices.tolist()
+    >>> rank(np.array([[7, -1]]), np.float32([[0.5, -np.inf]]), 2).ids.tolist()
     [[7]]
     """
     width = min(k, scores.shape[1])
-    if (scores[:, 1:] > scores[:, :-1]).any():  # cosine and L2 may tie where the product does not
+    if (scores[:, 1:] > scores[:, :-1]).any():  # cosine and L2 may tie where products do not
         order = np.argsort(-scores, axis=1, kind="stable")
         scores = np.take_along_axis(scores, order, axis=1)
         ids = np.take_along_axis(ids, order, axis=1)
@@ -57,6 +65,7 @@ def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:
         width = int(np.isfinite(scores[:, :width]).sum(axis=1).max(initial=0))
     return IndexRanking(
         scores[:, :width],
+        ids[:, :width],
         ids[:, :width],
         n_fetched=ids.shape[1],
         certain=np.ones(len(scores), dtype=bool),
@@ -66,10 +75,10 @@ def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:
 def rerank(
     store: Store, recipe: Recipe, queries: FloatArray, k: int, *, weight: float, limit: int
 ) -> IndexRanking:
-    """Fetch by raw score, correct, and fetch more until no item outside can get in.
+    """Fetch by raw score, correct, and fetch more until no other item can be among the best.
 
-    An item outside the fetched ones has at most the raw score of the last of them, and at
-    least the smallest correction that any item has. Once all items are fetched, none is outside.
+    An item that was not fetched has at most the raw score of the last fetched one, and at least
+    the smallest correction of any item.
 
     Examples
     --------
@@ -79,13 +88,13 @@ def rerank(
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> index = build_index("faiss:", np.eye(2), bias, way="rerank")
     >>> asked = np.float32([[0.8, 0.6]])
-    >>> rerank(index.store, index.recipe, asked, 1, weight=0.75, limit=2).indices.tolist()
+    >>> rerank(index.store, index.recipe, asked, 1, weight=0.75, limit=2).ids.tolist()
     [[1]]
     """
     smallest = min(weight * recipe.lowest, weight * recipe.highest)
     ids: list[Ids] = [np.empty(0)] * len(queries)
     scores: list[FloatArray] = [np.empty(0, dtype=np.float32)] * len(queries)
-    # Whether no item outside can get in, and whether those inside are told apart.
+    # Whether no other item can be among the best, and whether the order of the best is certain.
     complete, settled = np.zeros((2, len(queries)), dtype=bool)
     fetch, rounds, n_fetched = min(max(4 * k, 64), limit), 0, 0
     n_items: int | None = None
@@ -95,11 +104,11 @@ def rerank(
         values = found.values
         if values is None:
             if found.ids.size:
-                raise NNNormError(f"{store.name} gave back no bias values to re-rank with")
+                raise NNNormError(f"{store.name} returned no bias values to re-rank with")
             values = np.zeros(found.ids.shape, dtype=np.float32)
         raw = recipe.read_scores(found.scores, queries[rows], weight)
         corrected = raw - np.float32(weight) * values
-        doubt = 2 * recipe.doubt(raw)  # one item may be underrated, the other overrated
+        doubt = 2 * recipe.doubt(raw)  # of two items, one may be too low and the other too high
         for place, row in enumerate(rows):
             is_hit = np.isfinite(raw[place])
             order = np.argsort(-corrected[place][is_hit], kind="stable")
@@ -113,21 +122,22 @@ def rerank(
         rounds, n_fetched = rounds + 1, max(n_fetched, found.ids.shape[1])
         if complete.all():
             break
-        if n_items is None:  # only where it matters: some engines count slowly
+        if n_items is None:  # only where it is needed: some engines count slowly
             facts = store.facts()
             n_items = 0 if facts is None else facts.n_items
         complete |= fetch >= n_items
         if complete.all() or fetch >= limit:
             break
         fetch = min(2 * fetch, limit, n_items)
-    width = max(len(row) for row in ids)
-    kind = np.int64 if all(row.dtype.kind in "if" for row in ids) else str
-    nothing: Any = -1 if kind is np.int64 else ""
-    table = [[*row.tolist(), *[nothing] * (width - len(row))] for row in ids]
-    padded = [[*row.tolist(), *[-np.inf] * (width - len(row))] for row in scores]
+    hits: list[list[Hit]] = [
+        list(zip(own.tolist(), best.tolist(), repeat(None)))
+        for own, best in zip(ids, scores, strict=True)
+    ]
+    gathered = gather_hits(hits)
     return IndexRanking(
-        np.array(padded, dtype=np.float32).reshape(len(queries), width),
-        np.array(table, dtype=kind).reshape(len(queries), width),
+        gathered.scores,
+        gathered.ids,
+        gathered.ids,
         extra_fetches=rounds - 1,
         n_fetched=n_fetched,
         certain=complete & settled,

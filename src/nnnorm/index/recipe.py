@@ -1,7 +1,7 @@
-"""How the correction was built into a collection: `Recipe`, kept as a note beside the vectors.
+"""How the correction was built into a collection: `Recipe`, stored as a note with the vectors.
 
-With it a collection can be opened by anyone: it says what is stored, what to ask, and how the
-engine's own scores become ``s(q, r) − weight·m(r)`` again.
+With the recipe a collection can be opened without any other file: it records what is stored, what
+to ask, and how the engine's own scores become ``s(q, r) − weight·m(r)`` again.
 """
 
 import hashlib
@@ -14,54 +14,52 @@ from typing import Any, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augmentation import Target, count_extra, extend_rows
+from nnnorm.augmentation import Augmentation, Target, refuse_gates
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
 from nnnorm.index.store import Engine, Items, Metadata, StoreMetric, Way, check_way
 from nnnorm.io import Embeddings
 
-__all__ = ["MetadataPrint", "Recipe", "make_recipe", "refuse_gates"]
+__all__ = ["MetadataPrint", "Recipe", "make_recipe"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
-# Room for items that come later and are a little longer, or have a larger bias.
+# Room for later items that are a little longer or have a larger bias.
 _HEADROOM = 1.05
-_TARGETS = get_args(Target)
 # Norms that differ by more than this make graph search lose items.
 _EQUAL = 0.01
-# Norms this near to 1 are 1 but for rounding.
+# Norms this close to 1 differ from it by rounding only.
 _ROUNDING = 1e-5
-# Numbers of two fits on the same data differ by less, whatever machine or threads made them.
+# Two fits on the same data differ by less than this, on any machine and number of threads.
 _SAME = 1e-5
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is stored, and what to ask.
+    """What is stored in a collection, and what to ask.
 
     Attributes
     ----------
     dim : int
-        Of the embeddings, without extra coordinates.
+        Dimension of the embeddings, without extra coordinates.
     way : {"ip", "cosine", "l2", "rerank", "column"}
+        How the correction is served.
     metric : {"ip", "cosine", "l2"}
-        What the collection compares by.
+        Metric of the collection.
     weight : float
-        Of the bias; a search may override it.
+        Weight of the bias; a search may override it.
     method : str
-        That made the bias.
-    shift, scale : float
-        ``scale·(m − shift)`` is the extra coordinate.
-    radius : float
-        Norm of all stored vectors (ways "cosine" and "l2").
+        Name of the method that fitted the bias.
+    shift, scale, radius : float
+        The numbers of the `Augmentation`, for ways with extra coordinates.
     lowest, highest : float
-        Range of the bias over all items: when a re-rank is certain.
+        Range of the bias over all items, from which a re-rank knows when it is certain.
     shortest, longest : float
         Range of the norms of the gallery.
     gallery, metadata : str or None
-        Fingerprints of the gallery it was built from, and of what else is known of its items.
+        Fingerprints of the gallery, and of the metadata of its items.
     state : {"part", "whole"}
-        Whether all items are in.
+        Whether all items have been written.
     """
 
     dim: int
@@ -81,31 +79,33 @@ class Recipe:
     state: str = "part"
 
     @property
+    def augmentation(self) -> Augmentation | None:
+        """The extra coordinates, for ways that add some."""
+        if self.way not in get_args(Target):
+            return None
+        return Augmentation(self.way, self.shift, self.scale, self.radius)  # type: ignore[arg-type]
+
+    @property
     def width(self) -> int:
-        """Coordinates of a stored vector."""
-        return self.dim + (0 if self.target is None else count_extra(self.target))
+        """Number of coordinates of a stored vector."""
+        return self.dim + (0 if self.augmentation is None else self.augmentation.n_extra)
 
     @property
     def has_equal_norms(self) -> bool:
-        """Whether the gallery's norms are about the same, as graphs want them.
+        """Whether the norms of the gallery are about equal, as graph search needs.
 
-        The coordinate that makes stored norms equal ("l2", "cosine") does not help a graph: its
-        search is then among norms instead of meanings.
+        The coordinate that makes stored norms equal ("l2", "cosine") does not help a graph, whose
+        search then compares norms rather than directions.
         """
         return self.longest - self.shortest <= _EQUAL * self.longest
 
-    @property
-    def target(self) -> Target | None:
-        """The way, where it adds coordinates."""
-        return self.way if self.way in _TARGETS else None  # type: ignore[return-value]
-
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the note, ready for JSON."""
         return {"format": _FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, note: Mapping[str, Any], name: str) -> "Recipe":
-        """Read a note, or say what is wrong with it."""
+        """Read a note; `name` is the collection in messages."""
         if note.get("format") != _FORMAT:
             raise NNNormError(
                 f"{name} has a note of another format ({note.get('format')!r}, not {_FORMAT}); "
@@ -117,11 +117,11 @@ class Recipe:
         except TypeError as error:
             lacks = next(field.name for field in fields(cls) if field.name not in note)
             raise NNNormError(
-                f"the note of {name} lacks {lacks!r}; build the collection anew"
+                f"the note of {name} lacks {lacks!r}; build the collection again"
             ) from error
 
     def is_like(self, other: "Recipe") -> bool:
-        """Whether both are the same but for rounding: a bias fitted again may differ by that."""
+        """Whether both are equal up to rounding, as for a bias that was fitted again."""
         pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
         return all(
             math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)
@@ -131,43 +131,15 @@ class Recipe:
         )
 
     def span(self, other: "Recipe") -> "Recipe":
-        """The same, for items of the other recipe too."""
+        """Extend the range of the bias to that of the other recipe."""
         return replace(
             self,
             lowest=min(self.lowest, other.lowest),
             highest=max(self.highest, other.highest),
         )
 
-    def pack(self, items: Items) -> Items:
-        """Raw items with their values, as the store keeps them."""
-        values = items.values
-        if values is None:
-            raise NNNormError("items need their bias values; got none")
-        if self.target is None:
-            return items
-        vectors = extend_rows(
-            items.vectors,
-            values,
-            target=self.target,
-            shift=self.shift,
-            scale=self.scale,
-            radius=self.radius,
-        )
-        return Items(items.ids, vectors, None, items.metadata)
-
-    def unpack(self, items: Items) -> Items:
-        """What the store keeps, as raw items with their values."""
-        if self.target is None:
-            return items
-        stored = items.vectors
-        if self.metric == "cosine":  # some engines keep the direction alone
-            stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
-        values = stored[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
-        raw = np.ascontiguousarray(stored[:, : self.dim], dtype=np.float32)
-        return Items(items.ids, raw, values.astype(np.float32), items.metadata)
-
     def widen(self, gallery: Embeddings, values: FloatArray) -> "Recipe":
-        """The same, once these items with these values have come in."""
+        """Extend all ranges to new items with these bias values."""
         low, high = gallery.norm_range
         if self.way == "rerank":
             _check_rerank(self.metric, low, high, gallery.name)
@@ -179,19 +151,32 @@ class Recipe:
             longest=max(self.longest, high),
         )
 
+    def pack(self, items: Items) -> Items:
+        """Turn raw items with their values into what the store keeps."""
+        if items.values is None:
+            raise NNNormError("items need their bias values; got none")
+        if self.augmentation is None:
+            return items
+        vectors = self.augmentation.extend_items(items.vectors, items.values)
+        return Items(items.ids, vectors, None, items.metadata)
+
+    def unpack(self, items: Items) -> Items:
+        """Turn what the store keeps into raw items with their values."""
+        if self.augmentation is None:
+            return items
+        return Items(items.ids, *self.augmentation.split_items(items.vectors), items.metadata)
+
     def ask(self, queries: FloatArray, weight: float) -> FloatArray:
-        """Queries as the store wants them."""
-        if self.target is None:
+        """Turn queries into what the store is asked."""
+        if self.augmentation is None:
             return queries
-        extra = np.zeros((len(queries), count_extra(self.target)), dtype=np.float32)
-        extra[:, 0] = -weight / self.scale
-        return np.hstack([queries, extra])
+        return self.augmentation.extend_queries(queries, weight)
 
     def doubt(self, products: FloatArray) -> FloatArray:
-        """How far raw scores of a re-rank, ``(n_queries, n_hits)``, may be off, for each query.
+        """Bound the error of the raw scores of a re-rank, ``(n_queries, n_hits)``, per query.
 
-        Cosine and L2 don't tell an item's norm, which is taken for 1; the gallery's norms may
-        differ from that a little.
+        Cosine and L2 do not give the norm of an item, which is taken as 1; the norms of the
+        gallery may differ from that a little.
         """
         far = max(abs(self.shortest - 1), abs(self.longest - 1))
         if self.metric == "ip" or far <= _ROUNDING:
@@ -203,9 +188,9 @@ class Recipe:
         return (far * found.max(axis=1, initial=0)).astype(np.float32)
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
-        """The store's own scores back to inner products, and those to corrected scores.
+        """Turn the store's own scores into inner products, and those into corrected scores.
 
-        For ways without extra coordinates: to raw ones.
+        Ways without extra coordinates give raw scores.
         """
         products = scores.astype(np.float64)
         if self.metric != "ip":
@@ -214,26 +199,26 @@ class Recipe:
                 products = products * norms * self.radius
             else:
                 products = (norms**2 + self.radius**2 + products) / 2
-        if self.target is not None:
+        if self.augmentation is not None:
             products = products - weight * self.shift
         return products.astype(np.float32)
 
 
 class MetadataPrint:
-    """Fingerprint of what is known of items, taken in as they come.
+    """Fingerprint of the metadata of items, computed as they are read.
 
     Examples
     --------
     >>> MetadataPrint().take([{"year": 1999}, {}]).value
     '65ebd17336981be9'
-    >>> MetadataPrint().take([{}, {}]).value  # nothing is known
+    >>> MetadataPrint().take([{}, {}]).value  # no item has any
     """
 
     def __init__(self) -> None:
         self._digest, self._is_empty = hashlib.sha256(), True
 
     def take(self, metadata: Iterable[Metadata]) -> "MetadataPrint":
-        """Some more items, in their order."""
+        """Add some more items, in their order."""
         for entry in metadata:
             self._is_empty = self._is_empty and not entry
             text = json.dumps(dict(entry), sort_keys=True, default=str)
@@ -242,7 +227,7 @@ class MetadataPrint:
 
     @property
     def value(self) -> str | None:
-        """Of all that was taken in; None where no item has any."""
+        """The fingerprint; None where no item has metadata."""
         return None if self._is_empty else self._digest.hexdigest()[:16]
 
 
@@ -254,7 +239,7 @@ def make_recipe(
     way: Way | None = None,
     scale: float | None = None,
 ) -> Recipe:
-    """Choose how to serve this gallery in that store.
+    """Choose how to serve a gallery in a store.
 
     Examples
     --------
@@ -299,21 +284,6 @@ def make_recipe(
     )
 
 
-def refuse_gates(bias: Bias) -> None:
-    """Raise for a bias that decides per query.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> refuse_gates(Bias(np.array([0.25, 0.5]), 0.75, "nnn"))
-    """
-    if bias.gates:
-        raise NNNormError(
-            f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "
-            "use nnnorm.search, or fit the method without its gate"
-        )
-
-
 def _check_rerank(
     metric: StoreMetric, low: float, high: float, name: str, or_else: str = ""
 ) -> None:
@@ -333,9 +303,9 @@ def _choose_metric(store: Engine | type[Engine], way: Way) -> StoreMetric:
 
 
 def _choose_scale(values: npt.NDArray[np.float64], weight: float) -> float:
-    """Share the outlier between both sides: ``scale·std(m)`` of items, ``weight/scale`` of queries.
+    """Balance the outlier: ``scale·std(m)`` in items against ``weight/scale`` in queries.
 
-    Engines that quantise both have one step for all coordinates; the largest decides it.
+    Engines that quantise both use one step for all coordinates, which the largest one sets.
     """
     spread = float(values.std())
     return math.sqrt(abs(weight) / spread) if spread > 0 and weight != 0 else 1.0

@@ -1,11 +1,13 @@
 """What an engine must do so that the correction can run inside it: one small class, `Store`.
 
-A store holds vectors under the caller's ids and finds the nearest. It knows nothing of biases:
-`corrected.py` extends the vectors, reads the scores and re-ranks, the same for all engines. A new
-engine is one file with one subclass, one row in `urls.py`, and one row in the contract tests.
+A store holds vectors under the caller's ids and finds the nearest ones. It knows nothing about
+biases: `corrected.py` extends the vectors, reads the scores and re-ranks, the same for all engines.
+A new engine is one file with an options dataclass and a subclass, and one line in `urls.py`.
 """
 
+import inspect
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
+from nnnorm.index.options import Options, describe_parameters, make_options
 
 __all__ = [
     "BATCH",
     "Engine",
     "Facts",
     "Found",
+    "Hit",
     "Ids",
     "Items",
     "Metadata",
+    "Place",
     "Sample",
     "Store",
     "StoreMetric",
@@ -33,7 +38,8 @@ __all__ = [
     "check_kind",
     "check_positive",
     "check_way",
-    "pad_rows",
+    "gather_hits",
+    "make_items",
     "quote_name",
     "read_json_note",
     "uuid_of",
@@ -44,14 +50,17 @@ Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
 StoreMetric = Literal["ip", "cosine", "l2"]
 Way = Literal["ip", "cosine", "l2", "rerank", "column"]
 Metadata: TypeAlias = Mapping[str, Any]
+Place: TypeAlias = "str | os.PathLike[str]"
+# An id, the engine's own score or distance, and the bias where it is stored beside the vector.
+Hit: TypeAlias = tuple[Any, float, "float | None"]
 
-# How many items go to or come from an engine at once, unless the engine wants fewer.
+# Items written to or read from an engine at once, unless the engine takes fewer.
 BATCH = 1000
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is coming: how many items, and on demand some of their vectors as they are stored."""
+    """What will be stored: the number of items, and on demand some of their stored vectors."""
 
     n_items: int
     vectors: Callable[[], FloatArray]  # shape (at most 65536, width)
@@ -59,17 +68,17 @@ class Sample:
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Some items as a store takes them and gives them back.
+    """Some items as a store takes them and returns them.
 
     Attributes
     ----------
     ids : ndarray, shape (n_items,), int64 or str
     vectors : ndarray, shape (n_items, width), float32
-        With the extra coordinates, where the way of serving adds some.
+        Including the extra coordinates, where the way of serving adds some.
     values : ndarray, shape (n_items,), float32, optional
         The bias as a number beside the vector (ways "rerank" and "column").
     metadata : sequence of mappings, optional
-        What else the collection knows of each item.
+        Further fields of each item.
     """
 
     ids: Ids
@@ -80,8 +89,21 @@ class Items:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def strings(self) -> bool:
+        """Whether the ids are strings."""
+        return self.ids.dtype.kind == "U"
+
+    def value_list(self) -> list[float] | list[None]:
+        """The bias of each item, or None for each, as Python numbers."""
+        return [None] * len(self) if self.values is None else self.values.tolist()
+
+    def metadata_list(self) -> list[dict[str, Any]]:
+        """The metadata of each item, empty where there is none."""
+        return [dict(entry) for entry in self.metadata or [{}] * len(self)]
+
     def take(self, rows: npt.NDArray[Any]) -> "Items":
-        """Only the items at `rows` (positions or a mask)."""
+        """Return the items at `rows` (positions or a mask)."""
         where = np.arange(len(self))[rows]
         return Items(
             self.ids[where],
@@ -93,16 +115,16 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What an engine found, before any correction is worked out.
+    """What an engine found, before the corrected scores are computed.
 
     Attributes
     ----------
     ids : ndarray, shape (n_queries, at most k), int64 or str
     scores : ndarray, same shape, float32
-        In the store's own metric with the sign turned so that higher is better: the inner product,
-        the cosine, or minus the squared distance. ``-inf`` where nothing was found.
+        In the store's own metric, higher is better: the inner product, the cosine, or minus the
+        squared distance. ``-inf`` where nothing was found.
     values : ndarray, same shape, float32, optional
-        The items' bias, where it is stored beside the vectors.
+        Bias of the items, where it is stored beside the vectors.
     """
 
     ids: Ids
@@ -112,7 +134,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a collection says of itself: width of its vectors, metric, and how many items."""
+    """Width of the vectors of a collection, its metric, and its number of items."""
 
     width: int
     metric: StoreMetric
@@ -120,23 +142,26 @@ class Facts:
 
 
 class Engine(ABC):
-    """What an engine can do, as far as a recipe must know.
+    """The abilities of an engine, as far as a recipe depends on them.
 
     Class attributes
     ----------------
     engine : str
-        Name, as in messages and URLs.
+        Name, as in messages.
     ways : tuple of Way
-        What this engine can serve, the preferred first. "ip", "cosine" and "l2" say that it can
-        compare by that metric; "rerank" that `add` keeps `Items.values` and `search` gives them
-        back; "column" that `search_column` computes ``s − weight·value`` by itself.
-    can_delete, is_graph, is_quantized, keeps_vectors : bool
-        Whether `delete` works; whether the search walks a graph (norms must be about equal);
-        whether numbers are stored in few bits (the bias is then scaled); and whether a cosine
-        collection gives vectors back bit for bit, not their direction. An instance may set its
-        own.
+        Ways of serving that this engine supports, the preferred one first. "ip", "cosine" and "l2"
+        mean that it compares by that metric; "rerank" that `add` keeps `Items.values` and `search`
+        returns them; "column" that `search_column` computes ``s − weight·value`` in the engine.
+    can_delete : bool
+        Whether `delete` works.
+    is_graph : bool
+        Whether the search walks a graph, which needs about equal norms.
+    is_quantized : bool
+        Whether numbers are stored in few bits; the bias is then scaled.
+    keeps_vectors : bool
+        Whether a cosine collection returns vectors bit for bit rather than their direction.
     largest_k : int or None
-        The most hits that the engine gives at once.
+        Largest number of hits per query. An instance may set its own value of any of these.
     """
 
     engine: ClassVar[str]
@@ -149,32 +174,52 @@ class Engine(ABC):
 
 
 class Store(Engine):
-    """A collection of vectors in one engine. Nothing is touched before it is asked for."""
+    """A collection of vectors in one engine. Nothing is opened before it is needed.
+
+    A subclass names its options dataclass in `options_type`; its keyword arguments, its signature
+    and the list of parameters in its docstring come from there.
+    """
+
+    options_type: ClassVar[type[Options]] = Options
+    options: Options
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "options_type" in cls.__dict__:
+            place = inspect.Parameter("place", inspect.Parameter.POSITIONAL_ONLY, default="")
+            others = inspect.signature(cls.options_type).parameters.values()
+            cls.__signature__ = inspect.Signature([place, *others])  # type: ignore[attr-defined]
+            listed = describe_parameters(cls.options_type)
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or '')}\n{listed}\n"
+
+    def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
+        self.place = place
+        self.options = make_options(self.options_type, self.engine, args, options)
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What messages call it: the engine and the collection."""
+        """Name in messages: the engine and the collection."""
 
     @abstractmethod
     def facts(self) -> Facts | None:
-        """Describe the collection, or None if there is none of this name."""
+        """Describe the collection, or return None if there is none of this name."""
 
     @abstractmethod
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
-        """Make an empty collection for whole-number ids, or for strings.
+        """Create an empty collection for integer ids, or for strings.
 
-        `sample.n_items` are coming; `sample.vectors()` gives some of them to train on. Never called
-        where `facts` is not None.
+        `sample.n_items` items will follow; `sample.vectors()` gives some of them to train on. Only
+        called where `facts` is None.
         """
 
     def check_new(self, ids: Ids) -> None:
-        """Raise for ids that can't go in; asked before anything is made or written."""
+        """Raise for ids that can't be stored; called before anything is created or written."""
         return None
 
     @abstractmethod
     def add(self, items: Items) -> None:
-        """Add items whose ids are not there yet (`present` and `check_new` have been asked)."""
+        """Add items; `check_new` and `present` have shown that their ids are new and fit."""
 
     @abstractmethod
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -182,7 +227,7 @@ class Store(Engine):
 
     @abstractmethod
     def delete(self, ids: Ids) -> None:
-        """Delete items by id; all of them are there (`present` has been asked)."""
+        """Delete items by id; `present` has shown that all of them exist."""
 
     @abstractmethod
     def search(self, queries: FloatArray, k: int) -> Found:
@@ -194,29 +239,29 @@ class Store(Engine):
 
     @abstractmethod
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        """All items, in an order that is the same each time while nothing changes."""
+        """Yield all items, in an order that stays the same while nothing changes."""
 
     @abstractmethod
     def read_note(self) -> dict[str, Any] | None:
-        """The note that `write_note` left with the collection, or None."""
+        """Return the note that `write_note` stored with the collection, or None."""
 
     @abstractmethod
     def write_note(self, note: Mapping[str, Any]) -> None:
-        """Keep a small JSON note with the collection: how the correction was built in."""
+        """Store a small JSON note with the collection: how the correction was built in."""
 
     def traps(self) -> list[str]:
-        """What may be wrong with an existing collection, one sentence each, for `verify`."""
+        """List likely problems of an existing collection, one sentence each, for `verify`."""
         return []
 
     def save(self) -> None:
-        """Make everything durable, for engines that live in this process' memory."""
+        """Make everything durable, for engines that live in the memory of this process."""
 
     def close(self) -> None:
-        """Let go of files and connections; nothing is saved by this."""
+        """Close files and connections; nothing is saved by this."""
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
-    """Ids as an int64 or str array with no duplicates; 0…n−1 where there are none.
+    """Return ids as an int64 or str array without duplicates; 0…n−1 where none are given.
 
     Examples
     --------
@@ -224,7 +269,7 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     ([0, 1], ['a', 'b'])
     >>> check_ids([7, 7], 2)
     Traceback (most recent call last):
-    nnnorm.errors.NNNormError: ids must be unique, but 7 stands at 0 and at 1; ...
+    nnnorm.errors.NNNormError: ids must be unique, but 7 occurs at positions 0 and 1; ...
     """
     if ids is None:
         return np.arange(n_items, dtype=np.int64)
@@ -233,7 +278,7 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
         array = array.astype(str)
     if array.ndim != 1 or len(array) != n_items:
         raise NNNormError(
-            f"ids must be one per item, shape ({n_items},) for {name}; got shape {array.shape}"
+            f"there must be one id per item, shape ({n_items},) for {name}; got shape {array.shape}"
         )
     if array.dtype.kind not in "iuU":
         raise NNNormError(f"ids must be whole numbers or strings; got {array.dtype}")
@@ -247,14 +292,14 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
         places = np.flatnonzero(array == kinds[twice])
         whose = "" if name == "gallery" else f" of {name}"
         raise NNNormError(
-            f"ids{whose} must be unique, but {kinds[twice]} stands at {first[twice]} and at "
-            f"{places[1]}; give each item its own"
+            f"ids{whose} must be unique, but {kinds[twice]} occurs at positions {first[twice]} and "
+            f"{places[1]}; give each item an id of its own"
         )
     return array
 
 
 def check_kind(ids: Ids, *, strings: bool, name: str) -> None:
-    """Raise unless ids are of the collection's kind: strings, or whole numbers.
+    """Raise unless ids are of the kind that the collection has: strings, or whole numbers.
 
     Examples
     --------
@@ -269,20 +314,20 @@ def check_kind(ids: Ids, *, strings: bool, name: str) -> None:
 
 
 def check_positive(ids: Ids, engine: str) -> None:
-    """Raise for negative ids, where an engine's own have no sign.
+    """Raise for negative ids, for an engine whose ids are unsigned.
 
     Examples
     --------
     >>> check_positive(np.array([7, -4]), "qdrant")
     Traceback (most recent call last):
-    nnnorm.errors.NNNormError: qdrant takes no negative ids; got -4; use others
+    nnnorm.errors.NNNormError: qdrant takes no negative ids; got -4; use ids from 0
     """
     if ids.dtype.kind != "U" and len(ids) and ids.min() < 0:
-        raise NNNormError(f"{engine} takes no negative ids; got {ids.min()}; use others")
+        raise NNNormError(f"{engine} takes no negative ids; got {ids.min()}; use ids from 0")
 
 
 def read_json_note(text: Any) -> dict[str, Any] | None:
-    """A note of ours from its JSON (or a ready mapping); None for anything that someone else left.
+    """Read a note that nnnorm wrote, from JSON or a mapping; None for anything else.
 
     Examples
     --------
@@ -298,41 +343,58 @@ def read_json_note(text: Any) -> dict[str, Any] | None:
     return text if is_ours else None
 
 
-def pad_rows(
-    ids: Sequence[Sequence[Any]],
-    scores: Sequence[Sequence[float]],
-    values: Sequence[Sequence[float]] | None = None,
-) -> Found:
-    """Lists of hits, as clients return them, to arrays; shorter ones end in ``-inf``.
+def gather_hits(rows: Sequence[Sequence[Hit]], score: Callable[[float], float] = float) -> Found:
+    """Turn the hits of each query, as clients return them, into arrays.
 
-    A missing id is −1, or an empty string.
+    `score` turns the engine's own number into a score. Missing hits have the score ``-inf`` and
+    the id −1, or an empty string.
 
     Examples
     --------
-    >>> found = pad_rows([[5, 6], [7]], [[0.5, 0.25], [0.75]])
+    >>> found = gather_hits([[(5, 0.25, None), (6, 0.5, None)], [(7, 0.0, None)]], lambda d: 1 - d)
     >>> found.ids.tolist(), found.scores.tolist()
-    ([[5, 6], [7, -1]], [[0.5, 0.25], [0.75, -inf]])
+    ([[5, 6], [7, -1]], [[0.75, 0.5], [1.0, -inf]])
     """
-    width = max((len(row) for row in ids), default=0)
-    strings = any(isinstance(value, str) for row in ids for value in row)
-    nothing: Any = "" if strings else -1
-    kind = str if strings else np.int64
-    table = [[*row, *[nothing] * (width - len(row))] for row in ids]
-    shape = len(ids), width
+    strings = any(isinstance(hit[0], str) for row in rows for hit in row)
+    has_values = all(hit[2] is not None for row in rows for hit in row)
+    shape = len(rows), max((len(row) for row in rows), default=0)
 
-    def fill(rows: Sequence[Sequence[float]], rest: float) -> FloatArray:
-        padded = [[*row, *[rest] * (width - len(row))] for row in rows]
-        return np.array(padded, dtype=np.float32).reshape(shape)
+    def fill(column: int, empty: Any, kind: Any) -> npt.NDArray[Any]:
+        padded = [[hit[column] for hit in row] + [empty] * (shape[1] - len(row)) for row in rows]
+        return np.array(padded, dtype=kind).reshape(shape)
 
+    rows = [[(own, score(number), value) for own, number, value in row] for row in rows]
     return Found(
-        np.array(table, dtype=kind).reshape(shape),
-        fill(scores, -np.inf),
-        None if values is None else fill(values, 0.0),
+        fill(0, "" if strings else -1, str if strings else np.int64),
+        fill(1, -np.inf, np.float32),
+        fill(2, 0.0, np.float32) if has_values else None,
+    )
+
+
+def make_items(
+    ids: Sequence[Any],
+    vectors: Any,
+    values: Sequence[float | None],
+    metadata: Sequence[Metadata],
+) -> Items:
+    """Make `Items` of what a client returns; values and metadata may be missing.
+
+    Examples
+    --------
+    >>> items = make_items([7, 8], [[0.0], [1.0]], [0.5, None], [{}, {}])
+    >>> items.ids.tolist(), items.values, items.metadata
+    ([7, 8], None, None)
+    """
+    return Items(
+        np.array(ids),
+        np.array(vectors, dtype=np.float32),
+        None if any(value is None for value in values) else np.array(values, dtype=np.float32),
+        list(metadata) if any(metadata) else None,
     )
 
 
 def quote_name(name: str) -> str:
-    """A table's or column's name as SQL wants it.
+    """Quote the name of a table or column for SQL.
 
     Examples
     --------
@@ -343,7 +405,7 @@ def quote_name(name: str) -> str:
 
 
 def uuid_of(name: str) -> str:
-    """The id for an engine that only has UUIDs: always the same for a name; a UUID stays itself.
+    """Return the UUID of an id, for engines that only have those; a UUID stays itself.
 
     Examples
     --------
@@ -360,7 +422,7 @@ def uuid_of(name: str) -> str:
 
 
 def check_way(way: str, store: Engine | type[Engine]) -> Way:
-    """Return `way`, or say which ones this engine has.
+    """Return `way`, or raise with the ways that this engine supports.
 
     Examples
     --------
@@ -372,6 +434,6 @@ def check_way(way: str, store: Engine | type[Engine]) -> Way:
         raise NNNormError(f"way must be one of {', '.join(get_args(Way))}; got {way!r}")
     if way not in store.ways:
         raise NNNormError(
-            f"{store.engine} can't serve the way {way!r}; it has {', '.join(store.ways)}"
+            f"{store.engine} does not support the way {way!r}; it supports {', '.join(store.ways)}"
         )
     return way

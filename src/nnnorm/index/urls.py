@@ -1,21 +1,19 @@
-"""Which engines there are, and how a URL names one: ``engine:place?option=value``.
+"""The engines, and how a URL names one: ``engine:place?option=value``.
 
-``faiss:photos.faiss?kind=hnsw``, ``sqlite:///data/photos.db?table=photos``. What stands after the
-engine is its own affair (a path, a server and a collection); options become keyword arguments.
+``faiss:photos.faiss?kind=hnsw``, ``sqlite:///data/photos.db?table=photos``. The place is a path, or
+a server and a collection; the options are those of the engine's options dataclass.
 """
 
 import importlib
-import inspect
-from typing import Any
 from urllib.parse import parse_qsl
 
 from nnnorm.errors import NNNormError
+from nnnorm.index.options import parse_options
 from nnnorm.index.store import Store
 
-__all__ = ["ENGINES", "open_store"]
+__all__ = ["ENGINES", "load_engine", "open_store"]
 
-# Scheme: module and class. The class is called with the place (what stands between the scheme and
-# the question mark) and the options, or has a `from_url(place, **options)` of its own.
+# Scheme of the URL: module and class.
 ENGINES = {
     "faiss": ("nnnorm.index.stores.faiss", "FaissStore"),
     "hnswlib": ("nnnorm.index.stores.hnswlib", "HnswlibStore"),
@@ -31,8 +29,30 @@ ENGINES = {
 }
 
 
+def load_engine(scheme: str) -> type[Store]:
+    """Import the store class of a scheme; the engine's own library is not imported yet.
+
+    Examples
+    --------
+    >>> load_engine("faiss").engine
+    'faiss'
+    """
+    module, name = ENGINES[scheme]
+    kind: type[Store] = getattr(importlib.import_module(module), name)
+    return kind
+
+
 def open_store(url: "str | Store") -> Store:
     """Make the store that a URL names; nothing is created or connected yet.
+
+    Parameters
+    ----------
+    url : str or Store
+        A store is returned as it is.
+
+    Returns
+    -------
+    Store
 
     Examples
     --------
@@ -53,32 +73,5 @@ def open_store(url: "str | Store") -> Store:
     place, _, query = rest.partition("?")
     if place.startswith("///"):  # scheme:///absolute/path
         place = place[2:]
-    module, name = ENGINES[scheme]
-    kind = getattr(importlib.import_module(module), name)
-    make = getattr(kind, "from_url", kind)
-    options = dict(parse_qsl(query))
-    parameters = inspect.signature(make).parameters
-    allowed = list(parameters)[1:]
-    unknown = [key for key in options if key not in allowed]
-    if unknown:
-        raise NNNormError(
-            f"{scheme} has no option {unknown[0]!r}; it has {', '.join(allowed) or 'none'}"
-        )
-    return make(
-        place, **{key: _read(key, text, parameters[key].default) for key, text in options.items()}
-    )
-
-
-def _read(key: str, text: str, default: Any) -> Any:
-    """An option as what its default is: a table may be called 2024, but a breadth is a number."""
-    if isinstance(default, bool):
-        known = {"true": True, "1": True, "false": False, "0": False}
-        if text.lower() in known:
-            return known[text.lower()]
-        raise NNNormError(f"the option {key} must be true or false; got {text!r}")
-    if isinstance(default, int):
-        try:
-            return int(text)
-        except ValueError:
-            raise NNNormError(f"the option {key} must be a whole number; got {text!r}") from None
-    return text
+    kind = load_engine(scheme)
+    return kind(place, **parse_options(kind.options_type, dict(parse_qsl(query))))

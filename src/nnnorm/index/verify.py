@@ -1,7 +1,7 @@
-"""A live index against the exact corrected search, and the likely trap where they differ.
+"""Comparison of a live index with the exact corrected search, and likely causes of a difference.
 
-Some queries are asked of the index and of the exact search. The ids give recall@k, the scores of
-what was found give the error; from the two it is usually plain what went wrong.
+The same queries go to the index and to the exact search. The ids give recall@k, the scores of the
+hits give the error; together they usually show what went wrong.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.augmentation import fit_augmentation
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex, IndexRanking
 from nnnorm.index.recipe import make_recipe
 from nnnorm.index.store import Ids, Store, Way, check_ids
@@ -38,9 +39,9 @@ class Verification:
         Largest difference between a score of the index and the exact score of the same item.
     n_queries, n_items, k : int
     extra_fetches : int
-        Of a re-rank.
+        Number of further requests of a re-rank.
     problems : tuple of str
-        Likely traps, a sentence each; empty where all is well.
+        Likely causes of a difference, one sentence each; empty where there is none.
     """
 
     recall: float
@@ -53,14 +54,15 @@ class Verification:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no problem."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return the result, ready for JSON."""
         return {**asdict(self), "problems": list(self.problems), "is_good": self.is_good}
 
 
+@explain_arguments
 def verify_index(
     index: CorrectedIndex,
     queries: Source,
@@ -72,25 +74,29 @@ def verify_index(
     weight: float | None = None,
     sample: int = 200,
     seed: int = 0,
+    normalize: bool | None = None,
 ) -> Verification:
-    """Ask some queries of a live index and of the exact corrected search, and compare.
+    """Compare a live index with the exact corrected search on some queries.
 
     Parameters
     ----------
     index : CorrectedIndex
     queries : array or path, shape (n_queries, dim)
     gallery, bias : array or path, and Bias; optional
-        What the index should hold. Without them the index itself is read, which tells nothing
-        about numbers that it stores in few bits.
+        What the index should hold. Without them the index itself is read, which does not show
+        the error of numbers that it stores in few bits.
     ids : sequence of int or str, optional
-        Of the gallery's rows; 0…n−1 where there are none.
+        Ids of the rows of the gallery, by default 0…n−1.
     k : int
+        Number of hits per query.
     weight : float, optional
-        Instead of the bias's own weight.
+        Replaces the weight of the bias.
     sample : int
-        How many of the queries to ask.
+        Number of queries to ask, chosen at random.
     seed : int
-        Of that sample.
+        Random seed.
+    normalize : bool, optional
+        Divide every row of the queries and the gallery by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -107,14 +113,14 @@ def verify_index(
     """
     if (gallery is None) != (bias is None):
         raise NNNormError("gallery and bias go together; give both or neither")
-    asked = open_embeddings(queries, name="queries")
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(asked), min(sample, len(asked)), replace=False))
     some = asked.take(rows)
     if gallery is None or bias is None:
         names, items, expected = _read_index(index)
     else:
-        items, expected = open_embeddings(gallery, name="gallery"), bias
+        items, expected = open_embeddings(gallery, name="gallery", normalize=normalize), bias
         expected.check_gallery(items)
         names = check_ids(ids, len(items))
     used = index.recipe.weight if weight is None else weight
@@ -122,12 +128,12 @@ def verify_index(
     found = index.search(some, k=k, weight=used)
     row_of = {name: row for row, name in enumerate(names.tolist())}
     found_rows = np.array(
-        [[row_of.get(name, -1) for name in row] for row in found.indices.tolist()], dtype=np.int64
+        [[row_of.get(name, -1) for name in row] for row in found.ids.tolist()], dtype=np.int64
     ).reshape(len(some), -1)
     known = (found_rows >= 0) & np.isfinite(found.scores)
     raw, values = _score(some, items, expected, found_rows)
     scale = float(np.ptp(right.scores)) or 1.0
-    # Of items that score the same (copies), any is as right as the one the exact search took.
+    # Of items with the same score (copies), any is as right as the one in the exact ranking.
     is_right = known & (raw - used * values >= right.scores[:, -1:] - 1e-6 * scale)
     difference = np.where(known, np.abs(found.scores - (raw - used * values)), 0.0)
     result = Verification(
@@ -148,12 +154,30 @@ def verify_index(
     return replace(result, problems=tuple(problems))
 
 
+@explain_arguments
 def adopt_index(
-    store: "Store | str", gallery: Source, bias: Bias, *, way: Way | None = None
+    store: "Store | str",
+    gallery: Source,
+    bias: Bias,
+    *,
+    way: Way | None = None,
+    normalize: bool | None = None,
 ) -> CorrectedIndex:
-    """Take a collection that someone filled with `augment_gallery` for one of ours, to verify it.
+    """Open a collection that was filled with the rows of `augment_gallery`; nothing is written.
 
-    Nothing is written.
+    Parameters
+    ----------
+    store : Store or str
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias
+    way : {"ip", "cosine", "l2"}, optional
+        The `target` of `augment_gallery`; by default the best way of the engine.
+    normalize : bool, optional
+        Divide every row by its norm; see `open_embeddings`.
+
+    Returns
+    -------
+    CorrectedIndex
 
     Examples
     --------
@@ -165,17 +189,13 @@ def adopt_index(
     >>> store, rows = FaissStore(), augment_gallery(np.eye(2), bias)
     >>> store.create(3, "ip", strings=False, sample=Sample(2, lambda: rows))
     >>> store.add(Items(np.arange(2), rows))
-    >>> adopt_index(store, np.eye(2), bias).search(np.array([[0.8, 0.6]]), k=1).indices.tolist()
+    >>> adopt_index(store, np.eye(2), bias).search(np.array([[0.8, 0.6]]), k=1).ids.tolist()
     [[1]]
     """
     opened = open_store(store)
-    items = open_embeddings(gallery, name="gallery")
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
     recipe = make_recipe(opened, items, bias, way=way)
-    squares = np.concatenate(
-        [(block.astype(np.float64) ** 2).sum(1) for _, block in items.blocks()]
-    )
-    radius = float(np.sqrt((squares + bias.values.astype(np.float64) ** 2).max()))
-    if recipe.way in ("rerank", "column"):
+    if recipe.augmentation is None:
         raise NNNormError(f"a collection without a note can't be of the way {recipe.way!r}")
     facts = opened.facts()
     if facts is None:
@@ -185,7 +205,8 @@ def adopt_index(
             f"{opened.name} holds vectors of {facts.width} numbers, but items of dim {items.dim} "
             f"with their correction have {recipe.width} for the way {recipe.way!r}"
         )
-    plain = replace(recipe, shift=0.0, scale=1.0, radius=radius if recipe.way != "ip" else 1.0)
+    used = fit_augmentation(items, bias, target=recipe.augmentation.target)
+    plain = replace(recipe, shift=used.shift, scale=used.scale, radius=used.radius)
     return CorrectedIndex(opened, plain)
 
 
@@ -198,10 +219,10 @@ def _about_items(
     problems = []
     strangers = (rows < 0) & np.isfinite(found.scores)
     if strangers.any():
-        name = found.indices[strangers][0]
+        name = found.ids[strangers][0]
         problems.append(
             f"{strangers.sum()} of the hits are no items of the gallery (such as the id {name}): "
-            "the index holds other items, or ids of another order; give --ids or build it anew"
+            "the index holds other items, or ids in another order; give --ids or build it again"
         )
     there = len(index)
     if there != n_items:
@@ -221,7 +242,7 @@ def _about_scores(
     error: float,
     scale: float,
 ) -> list[str]:
-    """The mistake that would explain the scores that came back."""
+    """Find the mistake that explains the returned scores."""
     if error <= _GOOD_SCORE * scale or not known.any():
         return []
     problems = index.store.traps()
@@ -230,17 +251,17 @@ def _about_scores(
     recipe = index.recipe
     if recipe.way == "rerank" and recipe.doubt(raw).any():
         return [
-            f"the re-rank takes all norms for 1, and they are {recipe.shortest:.4g} to "
+            f"the re-rank assumes unit norm, and norms are {recipe.shortest:.4g} to "
             f"{recipe.longest:.4g}: normalise the embeddings (bias and queries too)"
         ]
     got, right = found.scores[known], (raw - weight * values)[known]
     close = 0.02 * scale
     guesses = {
-        "scores are the uncorrected ones: the bias's coordinate is missing, or is asked with 0": (
+        "scores are uncorrected: the coordinate of the bias is missing, or the query has 0 there": (
             raw[known]
         ),
-        "scores are distances, 1 − product: turn them round": 1 - right,
-        "scores have the wrong sign: the engine gives minus the product": -right,
+        "scores are distances, 1 − product: subtract them from 1": 1 - right,
+        "scores have the wrong sign: the engine returns minus the product": -right,
     }
     for sentence, guess in guesses.items():
         if np.abs(got - guess).max() < close:
@@ -252,8 +273,8 @@ def _about_scores(
             "(a cosine collection filled for inner products), or holds another gallery"
         ]
     return [
-        f"scores are off by up to {error:.2g}: numbers are stored in few bits; ask for float32, or "
-        "re-score what is found (refine)"
+        f"scores are wrong by up to {error:.2g}: numbers are stored in few bits; store float32, or "
+        "re-score the hits (refine)"
     ]
 
 
@@ -266,19 +287,19 @@ def _about_recall(
     if not found.certain.all():
         return [
             f"the re-rank was cut off for {(~found.certain).sum()} of {result.n_queries} queries "
-            f"after {found.n_fetched} hits: allow more (max_fetch), or use an extra coordinate"
+            f"after {found.n_fetched} hits: increase max_fetch, or use a way with extra coordinates"
         ]
     if problems := store.traps():
         return problems
     if store.is_graph and not recipe.has_equal_norms:
         return [
             f"the index walks a graph over unequal norms ({recipe.shortest:.3g} to "
-            f"{recipe.longest:.3g}): normalise the embeddings where cosine was meant, or search "
-            "more broadly (ef)"
+            f"{recipe.longest:.3g}): normalise the embeddings where cosine was meant, or "
+            "increase ef"
         ]
     if store.is_quantized:
-        return ["numbers are stored in few bits: re-score what is found (refine), or use float32"]
-    return ["the approximate search is too narrow: raise its breadth (ef, probes, candidates)"]
+        return ["numbers are stored in few bits: re-score the hits (refine), or use float32"]
+    return ["the approximate search is too narrow: increase ef, probes or candidates"]
 
 
 def _read_index(index: CorrectedIndex) -> tuple[Ids, Embeddings, Bias]:
@@ -295,7 +316,7 @@ def _read_index(index: CorrectedIndex) -> tuple[Ids, Embeddings, Bias]:
 def _score(
     queries: FloatArray, items: Embeddings, bias: Bias, rows: npt.NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray]:
-    """Raw scores and bias values of found rows; whatever where the row is −1."""
+    """Compute raw scores and bias values of hits; any number where the row is −1."""
     kept = np.unique(rows)
     kept = kept[kept >= 0]
     if len(kept) == 0:

@@ -1,3 +1,3 @@
-"""One file per engine; each imports its library when a collection is opened."""
+"""One file per engine, which imports its library when a collection is opened."""
 
 __all__: list[str] = []

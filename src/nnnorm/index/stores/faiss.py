@@ -1,26 +1,46 @@
-"""Faiss (`pip install 'nnnorm[faiss]'`): Flat, IVF, HNSW, scalar- and product-quantised.
+"""Faiss (`pip install 'nnnorm[faiss]'`): flat, IVF, HNSW, scalar- and product-quantised indexes.
 
-Labels are the caller's ids (`IndexIDMap2`, or IVF's own). Product quantisation wants a dimension
-that its parts divide, which one extra coordinate spoils: zeros fill it up, also where it is only
-faster so. HNSW can't delete.
+Labels are the caller's ids (`IndexIDMap2`, or IVF's own). Product quantisation needs a dimension
+that its parts divide, which one extra coordinate breaks: rows are padded with zeros, also where
+that is only faster. HNSW can't delete.
 """
 
-import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.store import Sample, StoreMetric, Way
+from nnnorm.index.options import Options, ef, ef_construction, links, option
+from nnnorm.index.store import Place, Sample, StoreMetric, Way
 from nnnorm.index.stores.local import LocalStore
 
-__all__ = ["FaissKind", "FaissStore"]
+__all__ = ["FaissOptions", "FaissStore"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Labels: TypeAlias = npt.NDArray[np.int64]
-FaissKind = Literal["flat", "ivf", "hnsw", "sq", "pq"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaissOptions(Options):
+    """Options of Faiss."""
+
+    kind: Literal["flat", "ivf", "hnsw", "sq", "pq"] = option(
+        "flat", "Index type; `sq` stores 8 bits per number, `pq` 8 bits per `part` numbers."
+    )
+    links: int = links(32)
+    ef_construction: int = ef_construction()
+    ef: int = ef()
+    cells: int = option(0, "Number of inverted lists of `ivf`; 0 means 4·√n.")
+    probes: int = option(0, "Inverted lists of `ivf` probed per query; 0 means an eighth of them.")
+    part: int = option(2, "Numbers per byte of `pq`.", at_least=1)
+    refine: int = option(
+        0,
+        "For `sq` and `pq`: fetch this many times k by the codes and score those by float32 "
+        "vectors, which are stored too; 0 stores the codes only.",
+    )
 
 
 class FaissStore(LocalStore):
@@ -28,70 +48,40 @@ class FaissStore(LocalStore):
 
     Parameters
     ----------
-    path : str or PathLike, optional
+    place : str or PathLike, optional
         A file that `faiss.write_index` wrote, or that `save` will write.
-    kind : {"flat", "ivf", "hnsw", "sq", "pq"}
-        Of a new index. "sq" stores 8 bits per number, "pq" 8 bits per two numbers.
-    links : int
-        Of each item, for "hnsw".
-    ef_construction, ef : int
-        Breadth of "hnsw" while building and searching.
-    cells : int
-        Of "ivf"; 0 takes 4·sqrt(n).
-    probes : int
-        Cells that a search of "ivf" looks into; 0 takes an eighth of them.
-    part : int
-        Coordinates per byte of "pq".
-    refine : int
-        Of a quantised kind: fetch so many times k by the codes and score those by float32 vectors,
-        which are stored too. 0 keeps the codes alone.
     """
 
     engine = "faiss"
     ways: tuple[Way, ...] = ("ip", "l2", "rerank")
+    options_type = FaissOptions
+    options: FaissOptions
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        kind: FaissKind = "flat",
-        links: int = 32,
-        ef_construction: int = 100,
-        ef: int = 128,
-        cells: int = 0,
-        probes: int = 0,
-        part: int = 2,
-        refine: int = 0,
-    ) -> None:
-        if kind not in get_args(FaissKind):
-            raise NNNormError(f"kind must be one of {', '.join(get_args(FaissKind))}; got {kind!r}")
-        super().__init__(path)
-        self._kind: FaissKind = kind
-        self._links, self._ef_construction, self._ef = links, ef_construction, ef
-        self._cells, self._probes, self._part = cells, probes, part
-        self._refine = refine
-        self._set_flags(kind)
+    def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
+        super().__init__(place, *args, **options)
+        self._refine = self.options.refine
+        self._set_kind(self.options.kind)
 
-    def _set_flags(self, kind: FaissKind) -> None:
+    def _set_kind(self, kind: str) -> None:
         self._kind = kind
-        self.can_delete = kind != "hnsw" and not self._refine  # Faiss offers no more
+        self.can_delete = kind != "hnsw" and not self._refine  # Faiss has no removal there
         self.is_graph = kind == "hnsw"
         self.is_quantized = kind in ("sq", "pq")
 
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         faiss = require("faiss", "faiss")
         by = faiss.METRIC_INNER_PRODUCT if metric == "ip" else faiss.METRIC_L2
-        # Scalar quantisers are quick with whole eights only. A flat scan reads every number, zeros
-        # as well: 257 take 1 % longer than 256, 264 take 4 %.
-        multiple = {"pq": self._part, "flat": 1}.get(self._kind, 8)
+        # Scalar quantisers are fast only with multiples of 8. A flat scan reads zeros too: 257
+        # numbers take 1 % longer than 256, 264 take 4 %.
+        multiple = {"pq": self.options.part, "flat": 1}.get(self._kind, 8)
         self._settings = {"padding": -width % multiple}
         total = width + self._padding
         if self._kind == "hnsw":
-            bare = faiss.IndexHNSWFlat(total, self._links, by)
-            bare.hnsw.efConstruction = self._ef_construction
+            bare = faiss.IndexHNSWFlat(total, self.options.links, by)
+            bare.hnsw.efConstruction = self.options.ef_construction
         elif self._kind == "ivf":
             n_items = sample.n_items
-            cells = self._cells or max(1, min(int(4 * n_items**0.5), n_items // 39))
+            cells = self.options.cells or max(1, min(int(4 * n_items**0.5), n_items // 39))
             quantizer = faiss.IndexFlat(total, by)
             bare = faiss.IndexIVFFlat(quantizer, total, cells, by)
             bare.cp.min_points_per_centroid = 1
@@ -99,7 +89,7 @@ class FaissStore(LocalStore):
         elif self._kind == "sq":
             bare = faiss.IndexScalarQuantizer(total, faiss.ScalarQuantizer.QT_8bit, by)
         elif self._kind == "pq":
-            bare = faiss.IndexPQ(total, total // self._part, 8, by)
+            bare = faiss.IndexPQ(total, total // self.options.part, 8, by)
             bare.pq.cp.min_points_per_centroid = 1
         else:
             bare = faiss.IndexFlat(total, by)
@@ -120,13 +110,13 @@ class FaissStore(LocalStore):
             self._refine = self._refine or int(inside.k_factor)
         if isinstance(bare, faiss.IndexIVF):
             bare.set_direct_map_type(faiss.DirectMap.Hashtable)
-        kinds: list[tuple[FaissKind, Any]] = [
+        kinds: list[tuple[str, Any]] = [
             ("hnsw", faiss.IndexHNSW),
             ("ivf", faiss.IndexIVF),
             ("sq", faiss.IndexScalarQuantizer),
             ("pq", faiss.IndexPQ),
         ]
-        self._set_flags(next((name for name, kind in kinds if isinstance(bare, kind)), "flat"))
+        self._set_kind(next((name for name, kind in kinds if isinstance(bare, kind)), "flat"))
         return index
 
     def _dump(self, path: Path) -> None:
@@ -137,8 +127,8 @@ class FaissStore(LocalStore):
         metrics: dict[int, StoreMetric] = {faiss.METRIC_INNER_PRODUCT: "ip", faiss.METRIC_L2: "l2"}
         if self._index.metric_type not in metrics:
             raise NNNormError(
-                f"{self.name} compares by Faiss' metric {self._index.metric_type}; expected inner "
-                "product or L2"
+                f"{self.name} compares by the Faiss metric {self._index.metric_type}; expected "
+                "inner product or L2"
             )
         return self._index.d - self._padding, metrics[self._index.metric_type]
 
@@ -156,7 +146,7 @@ class FaissStore(LocalStore):
                 ]
                 or [np.arange(0)]
             )
-        return np.arange(self._index.ntotal)  # someone else's index, without ids
+        return np.arange(self._index.ntotal)  # an index that others wrote without ids
 
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
         self._index.add_with_ids(self._pad(vectors), labels)
@@ -167,9 +157,9 @@ class FaissStore(LocalStore):
     def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         bare = self._bare(self._index)
         if self._kind == "hnsw":
-            bare.hnsw.efSearch = max(self._ef, k)
+            bare.hnsw.efSearch = max(self.options.ef, k)
         elif self._kind == "ivf":
-            bare.nprobe = self._probes or -(-bare.nlist // 8)
+            bare.nprobe = self.options.probes or -(-bare.nlist // 8)
         if self._refine and self.is_quantized:
             self._inside(self._index).k_factor = self._refine
         scores, labels = self._index.search(self._pad(queries), k)
@@ -178,7 +168,7 @@ class FaissStore(LocalStore):
     def _vectors(self, labels: Labels) -> FloatArray:
         index, places = self._index, labels
         id_map_2 = require("faiss", "faiss").IndexIDMap2
-        if hasattr(index, "id_map") and not isinstance(index, id_map_2):  # IndexIDMap, of others
+        if hasattr(index, "id_map") and not isinstance(index, id_map_2):  # written by others
             order = np.argsort(self._labels())
             places = order[np.searchsorted(self._labels(), labels, sorter=order)]
             index = self._inside(index)
@@ -187,12 +177,12 @@ class FaissStore(LocalStore):
 
     @staticmethod
     def _inside(index: Any) -> Any:
-        """What stands under the ids."""
+        """The index under the id map."""
         downcast = require("faiss", "faiss").downcast_index
         return downcast(index.index) if hasattr(index, "id_map") else index
 
     def _bare(self, index: Any) -> Any:
-        """What stands under the ids and the refinement."""
+        """The index under the id map and the refinement."""
         faiss = require("faiss", "faiss")
         inside = self._inside(index)
         refined = isinstance(inside, faiss.IndexRefine)

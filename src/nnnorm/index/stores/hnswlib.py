@@ -1,24 +1,39 @@
 """hnswlib (`pip install 'nnnorm[hnswlib]'`): a graph in memory and in one file.
 
-It returns ``1 − product`` and calls that a distance; scores here are products again. Its file says
-neither dimension nor metric: ours beside it does, or the options `dim` and `metric` do.
+hnswlib returns ``1 − product`` as a distance; scores here are products again. Its file contains
+neither dimension nor metric: the file beside it does, or the options `dim` and `metric` do.
 """
 
-import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
+from nnnorm.index.options import Options, ef, ef_construction, links, option
 from nnnorm.index.store import Sample, StoreMetric
 from nnnorm.index.stores.local import LocalStore
 
-__all__ = ["HnswlibStore"]
+__all__ = ["HnswlibOptions", "HnswlibStore"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Labels: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HnswlibOptions(Options):
+    """Options of hnswlib."""
+
+    links: int = links(32)
+    ef_construction: int = ef_construction()
+    ef: int = ef()
+    threads: int = option(0, "Number of threads; 0 uses all cores, 1 builds reproducibly.")
+    dim: int = option(0, "Dimension of a file that nnnorm did not write.")
+    metric: Literal["ip", "cosine", "l2"] = option(
+        "ip", "Metric of a file that nnnorm did not write."
+    )
 
 
 class HnswlibStore(LocalStore):
@@ -26,56 +41,39 @@ class HnswlibStore(LocalStore):
 
     Parameters
     ----------
-    path : str or PathLike, optional
+    place : str or PathLike, optional
         A file that `save_index` wrote, or that `save` will write.
-    links : int
-        Of each item (hnswlib's M).
-    ef_construction, ef : int
-        Breadth of the search while building and searching.
-    threads : int
-        0 takes all cores; 1 builds the same index each time.
-    dim, metric : int and {"ip", "cosine", "l2"}
-        Of a file that nnnorm did not write.
     """
 
     engine = "hnswlib"
     ways = ("ip", "l2", "rerank")
     is_graph = True
     keeps_vectors = False
+    options_type = HnswlibOptions
+    options: HnswlibOptions
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        links: int = 32,
-        ef_construction: int = 100,
-        ef: int = 128,
-        threads: int = 0,
-        dim: int = 0,
-        metric: StoreMetric = "ip",
-    ) -> None:
-        super().__init__(path)
-        if metric not in get_args(StoreMetric):
-            raise NNNormError(f"metric must be 'ip', 'cosine' or 'l2'; got {metric!r}")
-        self._links, self._ef_construction, self._ef = links, ef_construction, ef
-        self._threads = threads or -1
-        self._given = {"dim": dim, "metric": metric}
+    @property
+    def _threads(self) -> int:
+        return self.options.threads or -1
 
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         self._settings = {"dim": width, "metric": metric, "deleted": []}
         self._index = require("hnswlib", "hnswlib").Index(space=metric, dim=width)
         self._index.init_index(
-            max_elements=sample.n_items, M=self._links, ef_construction=self._ef_construction
+            max_elements=sample.n_items,
+            M=self.options.links,
+            ef_construction=self.options.ef_construction,
         )
 
     def _load(self, path: Path) -> Any:
         if not self._settings:
-            if not self._given["dim"]:
+            dim, metric = self.options.dim, self.options.metric
+            if not dim:
                 raise NNNormError(
-                    f"{path} does not say its dimension and metric (hnswlib keeps neither); add "
-                    "them, as in hnswlib:photos.hnsw?dim=512&metric=cosine"
+                    f"{path} does not contain its dimension and metric (hnswlib keeps neither); "
+                    "add them, as in hnswlib:photos.hnsw?dim=512&metric=cosine"
                 )
-            self._settings = {**self._given, "deleted": []}
+            self._settings = {"dim": dim, "metric": metric, "deleted": []}
         index = require("hnswlib", "hnswlib").Index(
             space=self._settings["metric"], dim=self._settings["dim"]
         )
@@ -111,12 +109,12 @@ class HnswlibStore(LocalStore):
     def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         n_items = self._index.get_current_count()
         found = k
-        for ef in (max(self._ef, k), n_items):
-            self._index.set_ef(ef)
+        for breadth in (max(self.options.ef, k), n_items):
+            self._index.set_ef(breadth)
             try:
                 labels, distances = self._index.knn_query(queries, k, num_threads=self._threads)
                 break
-            except RuntimeError:  # it found fewer than k, and then it gives nothing at all
+            except RuntimeError:  # hnswlib raises where it finds fewer than k
                 continue
         else:
             labels, distances, found = self._search_fewer(queries, k)

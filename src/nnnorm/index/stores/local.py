@@ -1,12 +1,11 @@
-"""What engines share that live in this process' memory and in one file: Faiss, hnswlib, usearch.
+"""What engines share that live in the memory of the process and in one file: Faiss and others.
 
-They know whole-number labels and vectors, nothing else. Names, bias values, metadata and the note
-go into a second file beside theirs, ``photos.faiss.nnnorm``. Whole-number ids are the labels
-themselves, so that other programs find them in the engine's own file.
+They have integer labels and vectors, nothing else. String ids, bias values, metadata and the note
+go into a second file beside theirs, ``photos.faiss.nnnorm``. Integer ids are the labels themselves,
+so that other programs find them in the engine's own file.
 """
 
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from nnnorm.index.store import (
     Found,
     Ids,
     Items,
+    Place,
     Sample,
     Store,
     StoreMetric,
@@ -38,16 +38,11 @@ _FORMAT = "nnnorm.sidecar/1"
 
 
 class LocalStore(Store):
-    """An engine in memory, with a file of its own and one of ours beside it.
+    """An engine in memory, saved in its own file and a second one where there is a path."""
 
-    Parameters
-    ----------
-    path : str or PathLike, optional
-        The engine's file; without one nothing can be saved.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self._path = None if path is None or str(path) == "" else Path(path)
+    def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
+        super().__init__(place, *args, **options)
+        self._path = Path(place) if str(place) else None
         self._index: Any = None
         self._forget()
 
@@ -61,15 +56,15 @@ class LocalStore(Store):
         self._settings: dict[str, Any] = {}
         self._sorted: tuple[Labels, FloatArray] | None = None
 
-    # --- what an engine says ---
+    # --- what an engine adds ---
 
     @abstractmethod
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
-        """Make an empty index."""
+        """Create an empty index."""
 
     @abstractmethod
     def _load(self, path: Path) -> Any:
-        """Read the engine's file; the engine's own errors are re-told by the caller."""
+        """Read the engine's file; the caller translates its errors."""
 
     @abstractmethod
     def _dump(self, path: Path) -> None:
@@ -77,11 +72,11 @@ class LocalStore(Store):
 
     @abstractmethod
     def _describe(self) -> tuple[int, StoreMetric]:
-        """Width and metric of the loaded index."""
+        """Return width and metric of the loaded index."""
 
     @abstractmethod
     def _labels(self) -> Labels:
-        """All labels of the loaded index."""
+        """Return all labels of the loaded index."""
 
     @abstractmethod
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
@@ -89,15 +84,15 @@ class LocalStore(Store):
 
     @abstractmethod
     def _remove(self, labels: Labels) -> None:
-        """Take labels out."""
+        """Remove labels."""
 
     @abstractmethod
     def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
-        """Labels and scores (higher is better) with k columns; label −1 where nothing was found."""
+        """Find labels and scores (higher is better), k columns; label −1 where there is no hit."""
 
     @abstractmethod
     def _vectors(self, labels: Labels) -> FloatArray:
-        """The stored vectors of these labels."""
+        """Return the stored vectors of these labels."""
 
     # --- what all of them do ---
 
@@ -124,15 +119,14 @@ class LocalStore(Store):
     def add(self, items: Items) -> None:
         self._open()
         labels = self._new_labels(items)
-        # Known before they are in: Ctrl-C comes right after the engine is done, and `save` can
-        # forget what did not get in, but not learn what it never heard of.
+        # Registered before they are added: after a Ctrl-C, `save` can drop what was not added,
+        # but can't know of items that were never registered.
         listed = labels.tolist()
         self._live.update(listed)
         if items.values is not None:
             self._values.update(zip(listed, items.values.tolist(), strict=True))
         if items.metadata is not None:
-            described = (dict(entry) for entry in items.metadata)
-            self._metadata.update(zip(listed, described, strict=True))
+            self._metadata.update(zip(listed, items.metadata_list(), strict=True))
         self._sorted = None
         self._add(labels, np.ascontiguousarray(items.vectors))
 
@@ -140,7 +134,7 @@ class LocalStore(Store):
         self._open()
         if ids.dtype.kind == "U":
             return np.array([name in self._labels_of for name in ids.tolist()], dtype=bool)
-        if self._names:  # this collection's ids are strings
+        if self._names:  # the ids of this collection are strings
             return np.zeros(len(ids), dtype=bool)
         return np.array([label in self._live for label in ids.tolist()], dtype=bool)
 
@@ -157,7 +151,7 @@ class LocalStore(Store):
             nothing = np.empty((len(queries), 0))
             return Found(nothing.astype(np.int64), nothing.astype(np.float32))
         labels, scores = self._search(np.ascontiguousarray(queries), k)
-        # Faiss, for one, fills empty places with the label −1 and the score −3.4e38.
+        # Faiss, for example, fills empty places with the label −1 and the score −3.4e38.
         if (missing := labels < 0).any():
             scores = np.where(missing, np.float32(-np.inf), scores)
         scores = scores.astype(np.float32, copy=False)
@@ -188,7 +182,7 @@ class LocalStore(Store):
         self._note = dict(note)
 
     def save(self) -> None:
-        """Write both files, each whole or not at all; a store without a path keeps to memory."""
+        """Write both files, each whole or not at all; a store without a path writes nothing."""
         if self._path is None:
             return
         from safetensors.numpy import save
@@ -218,7 +212,7 @@ class LocalStore(Store):
         self._index = None
         self._forget()
 
-    # --- zeros that make a width whole for an engine: `_create` sets how many ---
+    # --- zeros that pad rows to a width that suits the engine; `_create` sets how many ---
 
     @property
     def _padding(self) -> int:
@@ -253,18 +247,18 @@ class LocalStore(Store):
                 raise
             raise NNNormError(
                 f"{self._path} can't be read as an index of {self.engine} ({first_line(error)}); "
-                "is it cut short, or another kind of file?"
+                "is it truncated, or another kind of file?"
             ) from error
         if kept is not None and kept != self._live:
             n_items, n_kept = len(self._live), len(kept)
             self.close()
             raise NNNormError(
-                f"{beside} does not belong to {self._path}: it is about {n_kept} items, not about "
-                f"the {n_items} there are; restore both files together, or build the index anew"
+                f"{beside} does not belong to {self._path}: it describes {n_kept} items, not the "
+                f"{n_items} that are there; restore both files together, or build the index again"
             )
 
     def _read_sidecar(self, path: Path) -> set[int]:
-        """Take in all that stands beside the engine's file, and return its labels."""
+        """Read everything in the second file, and return its labels."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -288,12 +282,12 @@ class LocalStore(Store):
             self.close()
             raise NNNormError(
                 f"{path} can't be read ({first_line(error)}); restore it together with "
-                f"{self._path}, or build the index anew"
+                f"{self._path}, or build the index again"
             ) from error
         return set(labels)
 
     def _new_labels(self, items: Items) -> Labels:
-        """Labels for new items: whole-number ids are their own, names get the next free ones."""
+        """Return labels for new items: integer ids themselves, the next free ones for names."""
         if items.ids.dtype.kind != "U":
             return items.ids
         first = max(self._live, default=-1) + 1
@@ -319,7 +313,7 @@ class LocalStore(Store):
         return np.array([self._labels_of[name] for name in ids.tolist()], dtype=np.int64)
 
     def _values_of(self, labels: Labels) -> FloatArray:
-        """Bias values of labels of any shape; 0 for the label −1."""
+        """Return the bias of labels of any shape; 0 for the label −1."""
         if self._sorted is None:
             keys = np.array(sorted(self._values), dtype=np.int64)
             kept = np.array([self._values[key] for key in keys.tolist()], dtype=np.float32)

@@ -1,11 +1,11 @@
 """What Qdrant's client and its embedded engine share: points with an id, a vector and a payload.
 
-A point's id is a whole number or a UUID; other names become a UUID and stay in the payload. Cosine
-collections keep the direction of a vector alone, whatever they are given.
+The id of a point is an unsigned integer or a UUID; other names become a UUID and are kept in the
+payload. Cosine collections keep the direction of a vector only.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,35 +18,42 @@ from nnnorm.index.store import (
     Found,
     Ids,
     Items,
-    Store,
     StoreMetric,
     Way,
     check_kind,
     check_positive,
-    pad_rows,
+    gather_hits,
+    make_items,
     uuid_of,
 )
+from nnnorm.index.stores.database import BIAS, DatabaseStore
 
-__all__ = ["BIAS", "DISTANCES", "NAME", "Described", "Point", "PointStore"]
+__all__ = ["DISTANCES", "PAYLOAD", "Described", "Point", "PointStore", "Shared"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-BIAS, NAME = "nnnorm_bias", "nnnorm_id"
+_NAME = "nnnorm_id"
+PAYLOAD = [BIAS, _NAME]  # what a search needs of it
 DISTANCES: dict[StoreMetric, str] = {"ip": "Dot", "cosine": "Cosine", "l2": "Euclid"}
 
 
 class Point(NamedTuple):
-    """One point as it goes in or comes out; a hit has a score, an item a vector."""
+    """One point; a hit has a score, an item has a vector."""
 
     id: int | str
     vector: list[float]
     payload: Mapping[str, Any]
     score: float = 0.0
 
+    @property
+    def own(self) -> int | str:
+        """The caller's id."""
+        return self.payload.get(_NAME, self.id)
+
 
 class Described(NamedTuple):
-    """Width and distance of the vectors, how many points, and how their numbers are stored.
+    """Width and distance of the vectors, number of points, and how numbers are stored.
 
-    `codes` names a quantisation or a kind of number of few bits; it is empty for plain float32.
+    `codes` names a quantisation or a type of few bits; it is empty for plain float32.
     """
 
     width: int
@@ -55,25 +62,48 @@ class Described(NamedTuple):
     codes: str = ""
 
 
-class PointStore(Store):
-    """A Qdrant collection, through whichever library."""
+class Shared:
+    """Clients that can be open once per folder, shared by the stores of that folder."""
+
+    def __init__(self) -> None:
+        self._users: dict[str, tuple[Any, int]] = {}
+
+    def take(self, folder: str, make: Callable[[], Any]) -> Any:
+        """Return the client of a folder, made if there is none yet."""
+        client, users = self._users.get(folder, (None, 0))
+        client = make() if client is None else client
+        self._users[folder] = client, users + 1
+        return client
+
+    def release(self, folder: str) -> bool:
+        """Give one back, and return whether it was the last."""
+        client, users = self._users.pop(folder)
+        if users > 1:
+            self._users[folder] = client, users - 1
+        return users == 1
+
+    def close(self) -> None:
+        """Close whatever is still open."""
+        while self._users:
+            self._users.popitem()[1][0].close()
+
+
+class PointStore(DatabaseStore):
+    """A Qdrant collection, through one of the two libraries."""
 
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     keeps_vectors = False
+    _using: str = ""  # name of the vector, once looked up
 
-    # --- what a library says ---
+    # --- what a library adds ---
 
     @abstractmethod
     def _describe(self) -> Described | None:
-        """The collection, or None if there is none."""
+        """Describe the collection, or return None if there is none."""
 
     @abstractmethod
     def _upsert(self, points: Sequence[Point]) -> None:
-        """Put points in."""
-
-    @abstractmethod
-    def _known(self, ids: list[Any]) -> set[Any]:
-        """Which of these point ids exist."""
+        """Write points."""
 
     @abstractmethod
     def _erase(self, ids: list[Any]) -> None:
@@ -81,11 +111,11 @@ class PointStore(Store):
 
     @abstractmethod
     def _query(self, queries: FloatArray, k: int) -> list[list[Point]]:
-        """Hits with Qdrant's own scores and our part of the payload."""
+        """Find hits, with Qdrant's own scores and `PAYLOAD`."""
 
     @abstractmethod
     def _scroll(self, batch: int, offset: Any) -> tuple[list[Point], Any]:
-        """Some points from `offset` on, and the next offset or None."""
+        """Return some points from `offset` on, and the next offset or None."""
 
     # --- what both do ---
 
@@ -102,90 +132,89 @@ class PointStore(Store):
         return Facts(described.width, metrics[described.distance], described.n_points)
 
     def check_new(self, ids: Ids) -> None:
-        """Qdrant would take numbers beside names, but a ranking has ids of one kind."""
+        """Raise for ids of another kind: Qdrant accepts both, but a ranking has ids of one kind."""
         check_positive(ids, self.engine)
-        if self.facts() is None:
-            return
-        for point in self._scroll(1, None)[0]:
-            strings = isinstance(point.payload.get(NAME, point.id), str)
-            check_kind(ids, strings=strings, name=self.name)
+        if self.facts() is not None and self._scroll(1, None)[0]:
+            check_kind(ids, strings=self._has_string_ids(), name=self.name)
 
     def traps(self) -> list[str]:
         described = self._describe()
         if described is None or not described.codes:
             return []
         return [
-            f"its vectors are stored in few bits ({described.codes}), and the bias's coordinate is "
-            "an outlier for those: make a copy without, or search with rescoring and oversampling"
+            f"its vectors are stored in few bits ({described.codes}), and the coordinate of the "
+            "bias is an outlier for those: copy it without, or search with rescoring and "
+            "oversampling"
         ]
 
     def add(self, items: Items) -> None:
         points = []
-        for row, (own, vector) in enumerate(
-            zip(items.ids.tolist(), items.vectors.tolist(), strict=True)
+        for own, vector, payload, value in zip(
+            items.ids.tolist(),
+            items.vectors.tolist(),
+            items.metadata_list(),
+            items.value_list(),
+            strict=True,
         ):
-            payload = {} if items.metadata is None else dict(items.metadata[row])
-            if items.values is not None:
-                payload[BIAS] = float(items.values[row])
-            if isinstance(own, str) and uuid_of(own) != own:
-                payload[NAME] = own
+            if value is not None:
+                payload[BIAS] = value
+            if _point_id(own) != own:
+                payload[_NAME] = own
             points.append(Point(_point_id(own), vector, payload))
         self._upsert(points)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        asked = [_point_id(own) for own in ids.tolist()]
-        known = self._known([one for one in asked if isinstance(one, str) or one >= 0])
-        return np.array([one in known for one in asked], dtype=bool)
+        points = [_point_id(own) for own in ids.tolist()]
+        valid = [point for point in points if isinstance(point, str) or point >= 0]
+        found = self._find_ids(np.array(valid, dtype=object))
+        return np.array([point in found for point in points], dtype=bool)
 
     def delete(self, ids: Ids) -> None:
         self._erase([_point_id(own) for own in ids.tolist()])
 
     def search(self, queries: FloatArray, k: int) -> Found:
-        is_l2 = self._metric() == "l2"
-        hits = self._query(queries, k)
-        has_values = all(BIAS in hit.payload for row in hits for hit in row)
-        return pad_rows(
-            [[hit.payload.get(NAME, hit.id) for hit in row] for row in hits],
-            [[-(hit.score**2) if is_l2 else hit.score for hit in row] for row in hits],
-            [[hit.payload[BIAS] for hit in row] for row in hits] if has_values else None,
-        )
+        metric = self._found(self.facts()).metric
+        rows = [
+            [(hit.own, hit.score, hit.payload.get(BIAS)) for hit in row]
+            for row in self._query(queries, k)
+        ]
+        return gather_hits(rows, lambda score: -(score**2) if metric == "l2" else score)
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        self._metric()  # also finds out which vector is meant
+        self._found(self.facts())  # this also looks up the name of the vector
         offset = None
         while True:
             points, offset = self._scroll(batch, offset)
             for kind in (int, str):  # one collection may have both
-                some = [p for p in points if isinstance(p.payload.get(NAME, p.id), kind)]
+                some = [point for point in points if isinstance(point.own, kind)]
                 if some:
                     yield self._items(some)
             if offset is None:
                 return
 
     def _items(self, points: list[Point]) -> Items:
-        ids = np.array([point.payload.get(NAME, point.id) for point in points])
-        if ids.dtype.kind not in "iU":
-            raise NNNormError(f"ids must fit in 64 bits with a sign; {self.name} has larger ones")
-        values = [point.payload.get(BIAS) for point in points]
-        known = [
-            {key: value for key, value in point.payload.items() if key not in (BIAS, NAME)}
-            for point in points
-        ]
-        return Items(
-            ids,
-            np.array([point.vector for point in points], dtype=np.float32),
-            None if None in values else np.array(values, dtype=np.float32),
-            known if any(known) else None,
+        items = make_items(
+            [point.own for point in points],
+            [point.vector for point in points],
+            [point.payload.get(BIAS) for point in points],
+            [{k: v for k, v in point.payload.items() if k not in PAYLOAD} for point in points],
         )
+        if items.ids.dtype.kind not in "iU":
+            raise NNNormError(f"ids must fit in 64 bits with a sign; {self.name} has larger ones")
+        return items
 
-    def _metric(self) -> StoreMetric:
-        facts = self.facts()
-        if facts is None:
-            raise NNNormError(f"there is no {self.name}; check the name, or build it first")
-        return facts.metric
+    def _has_string_ids(self) -> bool:
+        return any(isinstance(point.own, str) for point in self._scroll(1, None)[0])
+
+    def _name_vector(self, vector: Any) -> Any:
+        """A vector as the library takes it, under its name where it has one."""
+        return {self._using: vector} if self._using else vector
+
+    def _pick_vector(self, vectors: Any) -> Any:
+        return vectors[self._using] if self._using else vectors
 
     def _choose_vector(self, names: Sequence[str], asked: str) -> str:
-        """Of a collection with named vectors, the one asked for or the only one."""
+        """Choose one of several named vectors: the one asked for, or the only one."""
         if asked in names:
             return asked
         if asked or len(names) != 1:

@@ -1,22 +1,21 @@
 """sqlite-vec (`pip install 'nnnorm[sqlite-vec]'`): exact search in one SQLite file.
 
-It knows no inner product, so two extra coordinates make all norms equal, and its cosine or L2
+It has no inner product, so two extra coordinates make all norms equal, and its cosine or L2
 gives the corrected order. It returns Euclidean distances and ``1 − cosine``.
 """
 
 import json
-import os
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.options import TableOptions
 from nnnorm.index.store import (
     BATCH,
     Facts,
@@ -24,229 +23,186 @@ from nnnorm.index.store import (
     Ids,
     Items,
     Sample,
-    Store,
     StoreMetric,
-    check_kind,
-    pad_rows,
+    gather_hits,
+    make_items,
     quote_name,
-    read_json_note,
 )
+from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
 __all__ = ["SqliteVecStore"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-_BIAS, _METADATA = "nnnorm_bias", "metadata"
 
 
-class SqliteVecStore(Store):
+class _Definition(NamedTuple):
+    """What the statement that created a table says: its columns, width, metric and kind of ids."""
+
+    key: str
+    vector: str
+    width: int
+    metric: StoreMetric
+    strings: bool
+
+
+class SqliteVecStore(DatabaseStore):
     """A `vec0` table in a SQLite file, or in memory.
 
     Parameters
     ----------
-    path : str or PathLike
-        The database file; nothing for one in memory.
-    table : str
+    place : str or PathLike
+        The database file; nothing for a database in memory.
     """
 
-    engine = "sqlite-vec"
+    engine, product, noun = "sqlite-vec", "SQLite", "table"
     ways = ("cosine", "l2", "rerank")
     largest_k = 4096
-
-    def __init__(self, path: str | os.PathLike[str] = "", *, table: str = "items") -> None:
-        self._path = Path(path) if str(path) else None
-        self._table = table
-        self._open: Any = None
-        self._error: type[Exception] = sqlite3.Error
+    options_type = TableOptions
+    _error: type[Exception] = sqlite3.Error
 
     @property
-    def name(self) -> str:
-        return f"sqlite-vec {self._path or 'in memory'} table {self._table}"
+    def _table(self) -> str:
+        return quote_name(self.collection)
 
-    @property
-    def _connection(self) -> Any:
-        if self._open is None:
-            extension = require("sqlite_vec", "sqlite-vec")
-            # Many builds of Python leave out what loads an extension; sqlean.py has it.
-            can_load = hasattr(sqlite3.Connection, "enable_load_extension")
-            driver: Any = sqlite3 if can_load else require("sqlean", "sqlite-vec")
-            opened = None
-            try:
-                opened = driver.connect(str(self._path) if self._path else ":memory:")
-                opened.enable_load_extension(True)
-                extension.load(opened)
-                opened.enable_load_extension(False)
-                opened.execute("SELECT count(*) FROM sqlite_master")
-            except driver.Error as error:
-                if opened is not None:
-                    opened.close()
-                raise NNNormError(
-                    f"{self._path} can't be opened by SQLite ({first_line(error)}); check the "
-                    "path, and whether it is another kind of file"
-                ) from error
-            self._open, self._error = opened, driver.Error
-        return self._open
+    def facts(self) -> Facts | None:
+        definition = self._define()
+        if definition is None:
+            return None
+        ((n_items,),) = self._run(f"SELECT count(*) FROM {self._table}")
+        return Facts(definition.width, definition.metric, n_items)
 
-    def _definition(self) -> tuple[str, str, int, StoreMetric] | None:
-        """Names of the id and vector columns, width and metric, from the table's own words."""
-        if self._open is None and (self._path is None or not self._path.exists()):
+    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
+        with self._translating(), self.client as client:
+            client.execute(
+                f"CREATE VIRTUAL TABLE {self._table} USING vec0("
+                f"id {'text' if strings else 'integer'} primary key, "
+                f"embedding float[{width}] distance_metric={'L2' if metric == 'l2' else metric}, "
+                f"+{BIAS} float, +{METADATA} text)"
+            )
+
+    def add(self, items: Items) -> None:
+        table = self._found(self._define())
+        rows = zip(
+            items.ids.tolist(),
+            (row.tobytes() for row in items.vectors.astype("<f4")),
+            items.value_list(),
+            map(json.dumps, items.metadata_list()),
+            strict=True,
+        )
+        columns = f"{table.key}, {table.vector}, {BIAS}, {METADATA}"
+        statement = f"INSERT INTO {self._table} ({columns}) VALUES (?, ?, ?, ?)"
+        with self._translating(), self.client as client:
+            client.executemany(statement, rows)
+
+    def delete(self, ids: Ids) -> None:
+        statement = f"DELETE FROM {self._table} WHERE {self._found(self._define()).key} = ?"
+        with self._translating(), self.client as client:
+            client.executemany(statement, ((own,) for own in ids.tolist()))
+
+    def search(self, queries: FloatArray, k: int) -> Found:
+        table = self._found(self._define())
+        bias = BIAS if BIAS in self._columns() else "NULL"
+        statement = (
+            f"SELECT {table.key}, distance, {bias} FROM {self._table} "
+            f"WHERE {table.vector} MATCH ? AND k = ?"
+        )
+        rows = [self._run(statement, (np.ascontiguousarray(row).tobytes(), k)) for row in queries]
+        return gather_hits(rows, lambda d: 1 - d if table.metric == "cosine" else -(d**2))
+
+    def scan(self, batch: int = BATCH) -> Iterator[Items]:
+        table, names = self._found(self._define()), self._columns()
+        # One column holds all metadata only in a table that nnnorm created.
+        ours = [name if name in names and BIAS in names else "NULL" for name in (BIAS, METADATA)]
+        others = [name for name in names if name not in (table.key, table.vector, *ours)]
+        listed = ", ".join([table.key, table.vector, *ours, *map(quote_name, others)])
+        keys = self._run(f"SELECT {table.key} FROM {self._table}")
+        statement = f"SELECT {listed} FROM {self._table} WHERE {table.key} = ?"
+        for start in range(0, len(keys), batch):
+            # One by one: a cursor left open would lock a target in the same file.
+            rows = [row for key in keys[start : start + batch] for row in self._run(statement, key)]
+            if len(rows) != len(keys[start : start + batch]):
+                raise NNNormError(f"{self.name} changed while it was read; start again")
+            ids, vectors, values, known, *rest = zip(*rows, strict=True)
+            described = [
+                {**json.loads(entry or "{}"), **dict(zip(others, more, strict=True))}
+                for entry, *more in zip(known, *rest, strict=True)
+            ]
+            decoded = np.frombuffer(b"".join(vectors), dtype="<f4").reshape(len(rows), table.width)
+            yield make_items(ids, decoded, values, described)
+
+    # --- what the table says ---
+
+    def _define(self) -> _Definition | None:
+        if self._client is None and not (self.address and Path(self.address).exists()):
             return None
-        row = self._one("SELECT sql FROM sqlite_master WHERE name = ?", (self._table,))
-        if row is None:
+        rows = self._run("SELECT sql FROM sqlite_master WHERE name = ?", (self.collection,))
+        if not rows:
             return None
-        vector = re.search(r"(\w+)\s+(?:float|f32)\[(\d+)\]([^,)]*)", row[0], re.IGNORECASE)
-        key = re.search(r"(\w+)\s+(?:integer|text)\s+primary\s+key", row[0], re.IGNORECASE)
-        if vector is None or " vec0" not in row[0]:
+        text = rows[0][0]
+        vector = re.search(r"(\w+)\s+(?:float|f32)\[(\d+)\]([^,)]*)", text, re.IGNORECASE)
+        key = re.search(r"(\w+)\s+(integer|text)\s+primary\s+key", text, re.IGNORECASE)
+        if vector is None or " vec0" not in text:
             raise NNNormError(
-                f"{self.name} is no vec0 table with a float vector; it was made by: {row[0]}"
+                f"{self.name} is no vec0 table with a float vector; it was created by: {text}"
             )
         words = vector.group(3).lower()
         if "l1" in words:
             raise NNNormError(f"{self.name} compares by L1; expected cosine or L2")
         metric: StoreMetric = "cosine" if "cosine" in words else "l2"
-        return (key.group(1) if key else "rowid"), vector.group(1), int(vector.group(2)), metric
-
-    def _known(self) -> tuple[str, str, int, StoreMetric]:
-        definition = self._definition()
-        if definition is None:
-            raise NNNormError(f"there is no {self.name}; build it first")
-        return definition
-
-    def facts(self) -> Facts | None:
-        definition = self._definition()
-        if definition is None:
-            return None
-        query = f"SELECT count(*) FROM {quote_name(self._table)}"
-        (n_items,) = self._one(query)
-        return Facts(definition[2], definition[3], n_items)
-
-    def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
-        with self._telling(), self._connection as connection:
-            connection.execute(
-                f"CREATE VIRTUAL TABLE {quote_name(self._table)} USING vec0("
-                f"id {'text' if strings else 'integer'} primary key, "
-                f"embedding float[{width}] distance_metric={'L2' if metric == 'l2' else metric}, "
-                f"+{_BIAS} float, +{_METADATA} text)"
-            )
-
-    def add(self, items: Items) -> None:
-        key, vector, _, _ = self._known()
-        check_kind(items.ids, strings=self._has_strings(), name=self.name)
-        values = [None] * len(items) if items.values is None else items.values.tolist()
-        described = [json.dumps(dict(entry)) for entry in items.metadata or [{}] * len(items)]
-        blobs = (row.tobytes() for row in items.vectors.astype("<f4"))
-        rows = zip(items.ids.tolist(), blobs, values, described, strict=True)
-        query = f"INSERT INTO {quote_name(self._table)} ({key}, {vector}, {_BIAS}, {_METADATA}) "
-        with self._telling(), self._connection as connection:
-            connection.executemany(query + "VALUES (?, ?, ?, ?)", rows)
-
-    def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        key = self._known()[0]
-        if (ids.dtype.kind == "U") != self._has_strings():
-            return np.zeros(len(ids), dtype=bool)
-        query = f"SELECT 1 FROM {quote_name(self._table)} WHERE {key} = ?"
-        found = (self._one(query, (name,)) for name in ids.tolist())
-        return np.array([row is not None for row in found], dtype=bool)
-
-    def delete(self, ids: Ids) -> None:
-        key = self._known()[0]
-        query = f"DELETE FROM {quote_name(self._table)} WHERE {key} = ?"
-        with self._telling(), self._connection as connection:
-            connection.executemany(query, ((name,) for name in ids.tolist()))
-
-    def search(self, queries: FloatArray, k: int) -> Found:
-        key, vector, _, metric = self._known()
-        bias = _BIAS if _BIAS in self._columns() else "NULL"
-        query = (
-            f"SELECT {key}, distance, {bias} FROM {quote_name(self._table)} "
-            f"WHERE {vector} MATCH ? AND k = ?"
-        )
-        rows = [self._run(query, (np.ascontiguousarray(row).tobytes(), k)) for row in queries]
-        has_values = all(hit[2] is not None for row in rows for hit in row)
-
-        def score(distance: float) -> float:
-            return 1 - distance if metric == "cosine" else -(distance**2)
-
-        return pad_rows(
-            [[hit[0] for hit in row] for row in rows],
-            [[score(hit[1]) for hit in row] for row in rows],
-            [[hit[2] for hit in row] for row in rows] if has_values else None,
-        )
-
-    def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        key, vector, width, _ = self._known()
-        others = [name for name in self._columns() if name not in (key, vector, _BIAS, _METADATA)]
-        ours = [name if name in self._columns() else "NULL" for name in (_BIAS, _METADATA)]
-        if ours == ["NULL", _METADATA]:  # someone else's own column
-            ours[1], others = "NULL", [*others, _METADATA]
-        listed = ", ".join([key, vector, *ours, *map(quote_name, others)])
-        table = quote_name(self._table)
-        keys = self._run(f"SELECT {key} FROM {table}")
-        query = f"SELECT {listed} FROM {table} WHERE {key} = ?"
-        for start in range(0, len(keys), batch):
-            # One by one: a cursor left open would lock a target in the same file.
-            rows = [self._one(query, one) for one in keys[start : start + batch]]
-            if None in rows:
-                raise NNNormError(f"{self.name} changed while it was read; start again")
-            vectors = np.frombuffer(b"".join(row[1] for row in rows), dtype=np.float32)
-            values = [row[2] for row in rows]
-            metadata = [
-                {**json.loads(row[3] or "{}"), **dict(zip(others, row[4:], strict=True))}
-                for row in rows
-            ]
-            yield Items(
-                np.array([row[0] for row in rows]),
-                vectors.reshape(len(rows), width),
-                None if None in values else np.array(values, dtype=np.float32),
-                metadata,
-            )
-
-    def read_note(self) -> dict[str, Any] | None:
-        table = f"{self._table}_nnnorm"
-        columns = self._run(f"PRAGMA table_info({quote_name(table)})")
-        if [column[1] for column in columns] != ["one", "note"]:  # none, or someone else's
-            return None
-        row = self._one(f"SELECT note FROM {quote_name(table)}")
-        return None if row is None else read_json_note(row[0])
-
-    def write_note(self, note: Mapping[str, Any]) -> None:
-        table = quote_name(f"{self._table}_nnnorm")
-        with self._telling(), self._connection as connection:
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {table} (one INTEGER PRIMARY KEY, note TEXT NOT NULL)"
-            )
-            connection.execute(
-                f"INSERT OR REPLACE INTO {table} VALUES (1, ?)", (json.dumps(dict(note)),)
-            )
-
-    def close(self) -> None:
-        if self._open is not None:
-            self._open.close()
-            self._open = None
-
-    def _run(self, query: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        connection = self._connection
-        with self._telling():
-            return connection.execute(query, values).fetchall()
-
-    def _one(self, query: str, values: tuple[Any, ...] = ()) -> Any:
-        """The first row, or None."""
-        return next(iter(self._run(query, values)), None)
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """SQLite's errors in one sentence."""
-        try:
-            yield
-        except (sqlite3.Error, self._error) as error:
-            raise NNNormError(f"{self.name}: SQLite says: {first_line(error)}") from error
-
-    def _has_strings(self) -> bool:
-        """Whether ids are text; a `vec0` table without a key of its own has row numbers."""
-        query = "SELECT sql FROM sqlite_master WHERE name = ?"
-        (made_by,) = self._one(query, (self._table,))
-        return re.search(r"\w+\s+text\s+primary\s+key", made_by, re.IGNORECASE) is not None
+        own, strings = ("rowid", False) if key is None else (key[1], key[2].lower() == "text")
+        return _Definition(own, vector.group(1), int(vector.group(2)), metric, strings)
 
     def _columns(self) -> list[str]:
         """Columns of the table, without those that `vec0` hides."""
-        rows = self._run(f"PRAGMA table_info({quote_name(self._table)})")
+        rows = self._run(f"PRAGMA table_info({self._table})")
         return [row[1] for row in rows if row[1] not in ("distance", "k")]
+
+    def _has_string_ids(self) -> bool:
+        return self._found(self._define()).strings
+
+    def _find_ids(self, ids: Ids) -> set[Any]:
+        key = self._found(self._define()).key
+        statement = f"SELECT {key} FROM {self._table} WHERE {key} = ?"
+        return {row[0] for own in ids.tolist() for row in self._run(statement, (own,))}
+
+    def _read_note(self) -> Any:
+        table = quote_name(f"{self.collection}_nnnorm")
+        columns = self._run(f"PRAGMA table_info({table})")
+        if [column[1] for column in columns] != ["one", "note"]:  # none, or another table
+            return None
+        return next((row[0] for row in self._run(f"SELECT note FROM {table}")), None)
+
+    def _write_note(self, note: dict[str, Any]) -> None:
+        table = quote_name(f"{self.collection}_nnnorm")
+        with self.client as client:
+            client.execute(
+                f"CREATE TABLE IF NOT EXISTS {table} (one INTEGER PRIMARY KEY, note TEXT NOT NULL)"
+            )
+            client.execute(f"INSERT OR REPLACE INTO {table} VALUES (1, ?)", (json.dumps(note),))
+
+    # --- the connection ---
+
+    def _connect(self) -> Any:
+        extension = require("sqlite_vec", "sqlite-vec")
+        # Many builds of Python can't load an extension; sqlean.py can.
+        can_load = hasattr(sqlite3.Connection, "enable_load_extension")
+        driver: Any = sqlite3 if can_load else require("sqlean", "sqlite-vec")
+        self._error = driver.Error
+        opened = driver.connect(self.address or ":memory:")
+        try:
+            opened.enable_load_extension(True)
+            extension.load(opened)
+            opened.enable_load_extension(False)
+            opened.execute("SELECT count(*) FROM sqlite_master")
+        except driver.Error:
+            opened.close()
+            raise
+        return opened
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (sqlite3.Error, self._error)
+
+    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        client = self.client
+        with self._translating():
+            return client.execute(statement, values).fetchall()
