@@ -1,72 +1,99 @@
+import contextlib
 import os
+import re
 import signal
+import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-from nnnorm.encoders import load_encoder
 from tests import tiny
 
-# Models are built by the tests; a name on the hub must not be looked for in the network.
-os.environ["HF_HUB_OFFLINE"] = "1"
+# The caller's terminal, locale, proxies and database settings decide no test. Models are built by
+# the tests; a name on the hub must not be looked for in the network.
+FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
+for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
+    del os.environ[variable]
+os.environ |= {"COLUMNS": "80", "TERM": "xterm", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
 
-# Whoever runs the tests in the background ignores Ctrl-C, and so would the programs they start.
+# A process that was started in the background ignores Ctrl-C, and so would those that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples on every run, and no deadline: machines differ.
-settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
+# The same examples on every run, and no limits of time: machines differ, and may be busy.
+settings.register_profile(
+    "steady",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("steady")
 
 REAL_DATA = Path(os.environ.get("NNNORM_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
-# What `make test-fast` leaves out by name: databases, models, the whole demo, long comparisons.
-SLOW = (
-    "src/nnnorm/demo",
-    "src/nnnorm/encoders",
-    "src/nnnorm/index",
-    "tests/encoders/test_albef.py",
-    "tests/means/test_approximate.py",
-    "tests/encoders/test_beit3.py",
-    "tests/encoders/test_blip_matching.py",
-    "tests/cli/test_core.py::test_the_demo",
-    "tests/cli/test_cli_encode.py",
-    "tests/cli/test_cli_index.py",
-    "tests/cli/test_cli_reproduce.py",
-    "tests/test_docs.py::test_the_python_of_a_page_runs",
-    "tests/reproduce/test_encode.py",
-    "tests/means/test_dispatch.py",
-    "tests/encoders/test_huggingface.py",
-    "tests/encoders/test_images.py",
-    "tests/index/",
-    "tests/encoders/test_load.py",
-    "tests/report/test_plots.py",
-    "tests/test_readme.py",
-    "tests/test_real_data.py",
-    "tests/reproduce/test_run.py",
-    "tests/means/test_pruned.py",
-    "tests/encoders/test_sentences.py",
-    "tests/reproduce/test_standins.py",
-    "tests/study/test_sweep.py",
-    "tests/study/test_tuning.py",
-)
+# Doctests carry no marks: those of these rooms load models, or run the whole demo.
+SLOW_DOCTESTS = ("src/nnnorm/demo/", "src/nnnorm/encoders/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Return the number of cores that may be used, at most 8 and one for every 2 GB of memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
+    workers = max(1, min(cores or 1, 8, memory // 2**31 or 8))
+    if workers < (cores or 1):  # products of all workers share the cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
+    return workers
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Importing the slow files alone takes a while."""
-    if config.option.markexpr == "not slow":
-        here = collection_path.as_posix()
-        return any(name in here for name in SLOW if "::" not in name) or None
-    return None
+    """Where slow tests are left out, don't even import a file that is slow as a whole."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return bool(re.search(r"^pytestmark = .*pytest\.mark\.slow", text, re.MULTILINE)) or None
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.nodeid.startswith(SLOW):
+        if item.nodeid.startswith(SLOW_DOCTESTS):
             item.add_marker(pytest.mark.slow)
+
+
+def threads_and_children():
+    """Threads that would keep this process alive, but for our pool's, and its child processes."""
+    threads = {
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and not thread.name.startswith("nnnorm")
+    }
+    children = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            children |= set(path.read_text().split())
+    return threads | children
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(request):
+    """Fail a test that leaves a thread or a process running."""
+    before = threads_and_children()
+    yield
+    left = threads_and_children() - before
+    assert not left, f"left running: {left}"
+
+
+@pytest.fixture(autouse=True)
+def doctests_write_into_a_folder_of_their_own(request, monkeypatch):
+    if isinstance(request.node, pytest.DoctestItem):
+        folder = request.getfixturevalue("tmp_path")
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
 @pytest.fixture
@@ -129,6 +156,8 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_model):
     """The same, loaded; don't change it."""
+    from nnnorm.encoders import load_encoder
+
     loaded = {}
 
     def encoder_of(kind):

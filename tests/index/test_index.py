@@ -11,6 +11,7 @@ import pytest
 import nnnorm
 from nnnorm.index import CorrectedIndex, build_index, open_index, open_store
 from nnnorm.index.store import check_ids, pad_rows
+from tests.servers import clear_memory
 from tests.stores import CASES
 
 # The contract's norms are unequal on purpose; a test of its own is about this warning.
@@ -52,6 +53,7 @@ def store(case, tmp_path):
     yield make
     for one in opened:
         one.close()
+    clear_memory()
 
 
 def exact(data, *, k=10, weight=None, ids=None, keep=None):
@@ -72,8 +74,10 @@ def check(case, ranking, right):
     rows = np.array([[row_of[name] for name in found] for found in ranking.indices.tolist()])
     scores = np.take_along_axis(right.all_scores, rows, axis=1)
     np.testing.assert_allclose(ranking.scores, scores, atol=case.tolerance)
-    if case.recall == 1:
-        assert ranking.indices.tolist() == right.ids.tolist()
+    if case.recall == 1:  # the last bits of a score differ between processors
+        best = -np.sort(-right.all_scores, axis=1)[:, : rows.shape[1]]
+        np.testing.assert_allclose(scores, best, atol=2e-6)
+        return
     both = zip(ranking.indices.tolist(), right.ids.tolist(), strict=True)
     found = sum(len(set(hits) & set(best)) for hits, best in both)
     assert found / right.ids.size >= case.recall
