@@ -5,6 +5,8 @@ import pytest
 
 from nnnorm import NNN, search
 
+pytestmark = pytest.mark.slow
+
 IMAGE_OF_CAPTION = np.repeat(np.arange(1000), 5)
 
 

@@ -14,6 +14,8 @@ import nnnorm
 from nnnorm.cli import app
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["clip", "siglip", "blip", "albef", "beit3", "clap"]
 N = 24
 
@@ -119,7 +121,6 @@ def break_off(arguments, how):
     return process
 
 
-@pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on(workplace, tiny_model):
     tiny.draw_images(workplace / "many", n=40)
     arguments = ["encode", str(tiny_model("clip")), "--images", "many", "--device", "cpu"]
@@ -130,7 +131,6 @@ def test_interrupted_it_says_how_to_go_on(workplace, tiny_model):
     assert "Traceback" not in process.errors
 
 
-@pytest.mark.slow
 def test_killed_half_way_and_resumed_every_byte_is_the_same(workplace, tiny_model):
     """A real SIGKILL of a real process, once some shards are on disk."""
     tiny.draw_images(workplace / "many", n=40)

@@ -179,6 +179,7 @@ def test_the_version_is_printed():
     assert run("--version").stdout.strip() == nnnorm.__version__
 
 
+@pytest.mark.slow
 def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
     folder = tmp_path / "new" / "folder"
     told = run("demo", "--output", str(folder))
@@ -218,6 +219,7 @@ def test_the_demo_prints_all_figures_as_json(tmp_path):
     assert right == [e["helped"] for e in printed["examples"]]
 
 
+@pytest.mark.slow
 def test_the_demo_says_how_to_get_plots_where_there_are_none(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -10,6 +10,9 @@ from nnnorm.encoders.albef import Albef, albef_shapes, clean_caption
 from nnnorm.encoders.images import open_image, square_pixels
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
+
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 

@@ -10,6 +10,8 @@ from nnnorm.encoders.beit3 import Beit3, beit3_shapes
 from nnnorm.encoders.images import open_image, square_pixels
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 HALF = (0.5, 0.5, 0.5)
 
 

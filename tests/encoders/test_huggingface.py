@@ -15,6 +15,8 @@ from nnnorm.encoders.images import open_image
 from nnnorm.encoders.sounds import read_sound
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["clip", "siglip", "siglip2", "align", "altclip"]
 # In words of the tokenizer's, and of different lengths.
 TEXTS = [*tiny.TEXTS, "star", "the big red circle above the small blue square"]

@@ -12,11 +12,11 @@ import nnnorm
 from nnnorm.index import CorrectedIndex, build_index, open_index, open_store
 from nnnorm.index.store import check_ids, pad_rows
 from tests.servers import clear_memory
-from tests.stores import CASES
+from tests.stores import CASES, parametrize
 
 # The contract's norms are unequal on purpose; a test of its own is about this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
-each = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.way}")
+each = parametrize(CASES)
 
 
 def make_data(n_gallery, n_queries, dim, *, unit, seed=0):
@@ -92,6 +92,7 @@ def test_an_index_ranks_as_the_exact_corrected_search_does(case, store, data):
     check(case, ranking, exact(data))
 
 
+@pytest.mark.slow
 @each
 def test_a_larger_gallery_keeps_its_recall(case, store):
     larger = make_data(2000, 100, 33, unit=case.unit, seed=1)

@@ -35,7 +35,7 @@ from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 from tests.index.test_index import check, exact, make_data
 from tests.servers import clear_memory, in_memory, postgres, unique
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")]
 EXACT = SimpleNamespace(recall=1, tolerance=1e-5)
 NAMES = [f"shelf {row}/photo.jpg" for row in range(60)]
 

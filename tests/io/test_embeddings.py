@@ -657,6 +657,7 @@ def test_a_torch_tensor_of_integers_is_refused():
     )
 
 
+@pytest.mark.slow
 def test_a_dlpack_tensor_of_a_kind_numpy_lacks_is_refused():
     assert_unreadable(refusal(OnlyDLPack(torch_tensor(VALUES, "bfloat16"))), "OnlyDLPack")
 

@@ -10,6 +10,8 @@ from nnnorm.means.inverted_lists import Lists, best_lists
 from nnnorm.scoring.blocks import Products
 from nnnorm.scoring.topk import top_means
 
+pytestmark = pytest.mark.slow
+
 
 def topics(n_items, n_references, dim=48, seed=0):
     """Rows of two levels of topics whose directions matter less and less, as in real embeddings."""
@@ -282,7 +284,6 @@ def test_quality_is_a_whole_number(problem, quality):
         approximate_means(gallery, references, 64, quality=quality)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["image", "text"])
 def test_on_flickr8k_the_default_answers_as_well_as_the_exact_bias(flickr8k, direction):
     owner = np.repeat(np.arange(1000), 5)
