@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PARALLEL := -n auto --dist worksteal # one worker per core; tests/conftest.py says how many at most
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-fast lint bench extras clean
@@ -10,10 +11,10 @@ demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
 
 test: lint ## everything: lint, types, the whole suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
-test-fast: $(VENV)/dev ## the suite without slow tests, under a minute
-	$(BIN)/python -m pytest -q -m "not slow" -n auto
+test-fast: $(VENV)/dev ## the core of every room, without slow tests: under a minute
+	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 lint: $(VENV)/dev ## ruff and mypy
 	$(BIN)/ruff check .

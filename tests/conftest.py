@@ -1,72 +1,13 @@
 import os
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
-from nnnorm.encoders import load_encoder
 from tests import tiny
 
-# Models are built by the tests; a name on the hub must not be looked for in the network.
-os.environ["HF_HUB_OFFLINE"] = "1"
-
-# Whoever runs the tests in the background ignores Ctrl-C, and so would the programs they start.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# The same examples on every run, and no deadline: machines differ.
-settings.register_profile("steady", derandomize=True, deadline=None, print_blob=True)
-settings.load_profile("steady")
-
 REAL_DATA = Path(os.environ.get("NNNORM_REAL_DATA", Path(__file__).parents[2] / "shared" / "data"))
-
-
-# What `make test-fast` leaves out by name: databases, models, the whole demo, long comparisons.
-SLOW = (
-    "src/nnnorm/demo",
-    "src/nnnorm/encoders",
-    "src/nnnorm/index",
-    "tests/encoders/test_albef.py",
-    "tests/means/test_approximate.py",
-    "tests/encoders/test_beit3.py",
-    "tests/encoders/test_blip_matching.py",
-    "tests/cli/test_core.py::test_the_demo",
-    "tests/cli/test_cli_encode.py",
-    "tests/cli/test_cli_index.py",
-    "tests/cli/test_cli_reproduce.py",
-    "tests/test_docs.py::test_the_python_of_a_page_runs",
-    "tests/reproduce/test_encode.py",
-    "tests/means/test_dispatch.py",
-    "tests/encoders/test_huggingface.py",
-    "tests/encoders/test_images.py",
-    "tests/index/",
-    "tests/encoders/test_load.py",
-    "tests/report/test_plots.py",
-    "tests/test_readme.py",
-    "tests/test_real_data.py",
-    "tests/reproduce/test_run.py",
-    "tests/means/test_pruned.py",
-    "tests/encoders/test_sentences.py",
-    "tests/reproduce/test_standins.py",
-    "tests/study/test_sweep.py",
-    "tests/study/test_tuning.py",
-)
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Importing the slow files alone takes a while."""
-    if config.option.markexpr == "not slow":
-        here = collection_path.as_posix()
-        return any(name in here for name in SLOW if "::" not in name) or None
-    return None
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.nodeid.startswith(SLOW):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
@@ -129,6 +70,8 @@ def tiny_model(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tiny_encoder(tiny_model):
     """The same, loaded; don't change it."""
+    from nnnorm.encoders import load_encoder
+
     loaded = {}
 
     def encoder_of(kind):

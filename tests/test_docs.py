@@ -92,6 +92,7 @@ def test_every_engine_has_a_page_that_its_table_links_to():
         assert f"({module.rpartition('.')[2].replace('_', '-')}.md)" in table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,8 @@ import pytest
 
 import nnnorm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def nnn():

@@ -7,6 +7,8 @@ import pytest
 
 from nnnorm.demo.run import run_demo
 
+pytestmark = pytest.mark.slow
+
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 

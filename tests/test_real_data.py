@@ -5,6 +5,8 @@ import pytest
 
 from nnnorm import NNN, search
 
+pytestmark = pytest.mark.slow
+
 IMAGE_OF_CAPTION = np.repeat(np.arange(1000), 5)
 
 
@@ -38,7 +40,9 @@ def test_flickr8k_image_retrieval(flickr8k, method, bank, expected, hubness):
         recalls(ranking, IMAGE_OF_CAPTION, np.arange(1000)), expected, atol=0.05
     )
     if hubness:
-        np.testing.assert_allclose(n1_statistics(ranking, 1000), hubness, atol=0.05)
+        *shape, most = n1_statistics(ranking, 1000)
+        np.testing.assert_allclose(shape, hubness[:2], atol=0.05)
+        assert most == pytest.approx(hubness[2], abs=1)  # a tie may go the other way elsewhere
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_the_automatic_choice_helps_on_flickr8k(flickr8k):
     bias = NNN().fit(gallery, flickr8k.caption["train"])
     ranking = search(queries, gallery, bias)
     assert recalls(ranking, IMAGE_OF_CAPTION, np.arange(1000))[0] == pytest.approx(21.54, abs=0.05)
-    assert n1_statistics(ranking, 1000)[2] == 21
+    assert n1_statistics(ranking, 1000)[2] == pytest.approx(21, abs=1)
 
 
 def test_a_gentle_setting_helps_with_a_foreign_bank(flickr8k):

@@ -10,6 +10,8 @@ from nnnorm.encoders.beit3 import Beit3, beit3_shapes
 from nnnorm.encoders.images import open_image, square_pixels
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -117,10 +119,10 @@ def test_each_way_uses_its_own_weights_alone(changed, tiny_encoder, pictures):
     before = tiny_encoder("beit3")
     images, texts = before.encode_images(pictures), before.encode_texts(tiny.TEXTS)
     after = Beit3(changed(disturb("B", "language")), device="cpu")
-    np.testing.assert_array_equal(after.encode_images(pictures), images)
+    np.testing.assert_allclose(after.encode_images(pictures), images, atol=1e-6)
     assert np.abs(after.encode_texts(tiny.TEXTS) - texts).max() > 0.01
     after = Beit3(changed(disturb("A", "vision")), device="cpu")
-    np.testing.assert_array_equal(after.encode_texts(tiny.TEXTS), texts)
+    np.testing.assert_allclose(after.encode_texts(tiny.TEXTS), texts, atol=1e-6)
     assert np.abs(after.encode_images(pictures) - images).max() > 0.01
 
 

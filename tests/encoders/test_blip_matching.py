@@ -10,6 +10,8 @@ from nnnorm.encoders.blip_matching import BlipMatcher
 from nnnorm.encoders.images import open_image
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def matcher(tiny_encoder):

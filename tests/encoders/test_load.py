@@ -9,6 +9,8 @@ from nnnorm.encoders.albef import Albef
 from nnnorm.encoders.beit3 import Beit3
 from nnnorm.encoders.huggingface import HuggingFace
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("kind", "expected"), [("clip", HuggingFace), ("albef", Albef), ("beit3", Beit3)]

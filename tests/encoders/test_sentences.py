@@ -14,6 +14,8 @@ from nnnorm.encoders import encode_to_folder, load_encoder
 from nnnorm.encoders.sentences import SentenceEncoder
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def minilm():

@@ -16,6 +16,8 @@ from nnnorm.encoders.weights import (
     resize_positions,
 )
 
+pytestmark = pytest.mark.slow
+
 STATE = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2)}
 
 

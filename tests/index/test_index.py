@@ -11,11 +11,12 @@ import pytest
 import nnnorm
 from nnnorm.index import CorrectedIndex, build_index, open_index, open_store
 from nnnorm.index.store import check_ids, gather_hits
-from tests.stores import CASES
+from tests.servers import clear_memory
+from tests.stores import CASES, parametrize
 
 # The contract's norms are unequal on purpose; a test of its own is about this warning.
 pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
-each = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.way}")
+each = parametrize(CASES)
 
 
 def make_data(n_gallery, n_queries, dim, *, unit, seed=0):
@@ -52,6 +53,7 @@ def store(case, tmp_path):
     yield make
     for one in opened:
         one.close()
+    clear_memory()
 
 
 def exact(data, *, k=10, weight=None, ids=None, keep=None):
@@ -72,8 +74,10 @@ def check(case, ranking, right):
     rows = np.array([[row_of[name] for name in found] for found in ranking.ids.tolist()])
     scores = np.take_along_axis(right.all_scores, rows, axis=1)
     np.testing.assert_allclose(ranking.scores, scores, atol=case.tolerance)
-    if case.recall == 1:
-        assert ranking.ids.tolist() == right.ids.tolist()
+    if case.recall == 1:  # the last bits of a score differ between processors
+        best = -np.sort(-right.all_scores, axis=1)[:, : rows.shape[1]]
+        np.testing.assert_allclose(scores, best, atol=2e-6)
+        return
     both = zip(ranking.ids.tolist(), right.ids.tolist(), strict=True)
     found = sum(len(set(hits) & set(best)) for hits, best in both)
     assert found / right.ids.size >= case.recall
@@ -88,6 +92,7 @@ def test_an_index_ranks_as_the_exact_corrected_search_does(case, store, data):
     check(case, ranking, exact(data))
 
 
+@pytest.mark.slow
 @each
 def test_a_larger_gallery_keeps_its_recall(case, store):
     larger = make_data(2000, 100, 33, unit=case.unit, seed=1)

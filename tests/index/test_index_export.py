@@ -11,11 +11,11 @@ from nnnorm.index import Items, build_index, export_index, open_index, open_stor
 from nnnorm.index.store import Sample
 from nnnorm.index.stores.faiss import FaissStore
 from tests.index.test_index import check, exact, make_data
-from tests.stores import CASES
+from tests.stores import CASES, parametrize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
 ENGINES = {case.name.split()[0]: case for case in reversed(CASES)}
-each_engine = pytest.mark.parametrize("case", ENGINES.values(), ids=ENGINES)
+each_engine = parametrize(list(ENGINES.values()))
 
 
 @pytest.fixture
@@ -254,6 +254,7 @@ COSINE = {
 
 
 @pytest.mark.parametrize("case", COSINE.values(), ids=COSINE)
+@pytest.mark.slow
 def test_a_bias_of_another_gallery_is_noticed_where_a_source_compares_by_cosine(case, tmp_path):
     data, other = (make_data(300, 40, 13, unit=False, seed=seed) for seed in (0, 8))
 

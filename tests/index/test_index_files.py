@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import chromadb
 import duckdb
 import pytest
 import sqlite_vec
@@ -176,7 +175,9 @@ def test_a_sqlite_table_keeps_a_metadata_column_of_its_own(data, tmp_path):
     assert known[7] == {"year": 1907, "metadata": "a dog"}
 
 
+@pytest.mark.slow
 def test_a_chroma_collection_of_someone_else_is_read_as_it_is(data, tmp_path):
+    chromadb = pytest.importorskip("chromadb")
     client = chromadb.PersistentClient(tmp_path)
     made = client.create_collection(
         "older", metadata={"hnsw:space": "ip", "nnnorm": "ours"}, embedding_function=None

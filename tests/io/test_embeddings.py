@@ -801,6 +801,7 @@ def test_a_torch_tensor_of_integers_is_refused():
     assert message == f"gallery {whole_numbers('int64', (2, 2))}"
 
 
+@pytest.mark.slow
 def test_a_dlpack_tensor_of_a_kind_numpy_lacks_is_refused():
     assert_unreadable(refusal(OnlyDLPack(torch_tensor(VALUES, "bfloat16"))), "OnlyDLPack")
 

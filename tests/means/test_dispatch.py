@@ -87,6 +87,7 @@ def test_what_an_engine_says_survives_the_file(problem, tmp_path):
     assert loaded.params["solver"] == "approximate"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_a_device_that_is_not_there_is_named(problem, device):
     torch = pytest.importorskip("torch")

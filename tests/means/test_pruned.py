@@ -15,6 +15,9 @@ from nnnorm.means.pruning_plan import plan_screen
 from nnnorm.scoring.blocks import Products
 from nnnorm.scoring.topk import top_means
 
+pytestmark = pytest.mark.slow
+
+
 N_ITEMS, N_REFERENCES, DIM, K = 300, 17_000, 48, 20
 
 

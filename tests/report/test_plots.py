@@ -22,6 +22,9 @@ from nnnorm.study.hubness import measure_hubness
 from nnnorm.study.intervals import Interval
 from nnnorm.study.tuning import Cell, Tuning, tune
 
+pytestmark = pytest.mark.slow
+
+
 matplotlib = pytest.importorskip("matplotlib", reason="needs nnnorm[plots]")
 
 BEFORE = np.array([0, 0, 0, 0, 1, 1, 2, 2, 4, 30])

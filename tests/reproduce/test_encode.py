@@ -13,6 +13,9 @@ from nnnorm.reproduce.encode import encode_missing, find_missing
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables
 
+pytestmark = pytest.mark.slow
+
+
 N_TRAIN, N_TEST = 24, 6
 
 
@@ -59,7 +62,6 @@ def test_what_is_missing_is_what_the_tables_need_of_that_model(root):
     assert find_missing(folder, find_tables(["gender"]), "siglip") == []
 
 
-@pytest.mark.slow
 def test_from_pictures_to_a_table_beside_the_paper_in_one_command(root, model):
     asked = ["reproduce", "--table", "ablation-coco-image", "--embeddings", root]
     result = run(*asked, "--encoder", f"clip={model}", "--json")

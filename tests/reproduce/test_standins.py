@@ -84,6 +84,7 @@ def test_every_table_of_the_paper_is_produced_on_the_shapes_alone(shapes):
             assert (outcome.figure is None) == foreign, (table.name, outcome.missing)
 
 
+@pytest.mark.slow
 def test_flickr8k_gives_the_figures_that_are_known_of_it():
     folder = REAL_DATA / "flickr8k"
     if not folder.is_dir():

@@ -9,6 +9,8 @@ from nnnorm.study.evaluation import evaluate
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import open_truth
 
+pytestmark = pytest.mark.slow
+
 # Small whole numbers: products and differences are exact, and ties are everywhere.
 INTEGERS = "small whole numbers"
 NORMAL = "normal numbers"

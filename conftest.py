@@ -1,0 +1,97 @@
+"""How tests run: in what environment, in how many processes, and which of them are slow."""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The caller's terminal, locale, proxies and database settings decide no test. Models are built by
+# the tests; a name on the hub must not be looked for in the network.
+FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+"
+for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
+    del os.environ[variable]
+os.environ |= {"COLUMNS": "80", "TERM": "xterm", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
+
+# A process that was started in the background ignores Ctrl-C, and so would those that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples on every run, and no limits of time: machines differ, and may be busy.
+settings.register_profile(
+    "steady",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
+
+
+# They run the whole demo, or load torch.
+SLOW_DOCTESTS = ("src/nnnorm/demo/", "src/nnnorm/encoders/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Return the number of cores that may be used, at most 8 and one for every 2 GB of memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
+    workers = max(1, min(cores or 1, 8, memory // 2**31 or 8))
+    if workers < (cores or 1):  # products of all workers share the cores
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
+    return workers
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Where slow tests are left out, don't even import a file that is slow as a whole."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return bool(re.search(r"^pytestmark = .*pytest\.mark\.slow", text, re.MULTILINE)) or None
+
+
+def pytest_collection_modifyitems(items):
+    """Mark what loads torch by its fixtures or its name, and doctests, which carry no marks."""
+    for item in items:
+        loads = {"tiny_model", "tiny_encoder"}.intersection(getattr(item, "fixturenames", ()))
+        if loads or "torch" in item.name or item.nodeid.startswith(SLOW_DOCTESTS):
+            item.add_marker(pytest.mark.slow)
+
+
+def threads_and_children():
+    """Threads that would keep this process alive, but for our pool's, and its child processes."""
+    threads = {
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and not thread.name.startswith("nnnorm")
+    }
+    children = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            children |= set(path.read_text().split())
+    return threads | children
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(request):
+    """Fail a test that leaves a thread or a process running, or that is slow without saying so."""
+    before, had_torch = threads_and_children(), "torch" in sys.modules
+    yield
+    if request.config.option.markexpr == "not slow":
+        assert had_torch or "torch" not in sys.modules, "this test loads torch: mark it slow"
+    left = threads_and_children() - before
+    assert not left, f"left running: {left}"
+
+
+@pytest.fixture(autouse=True)
+def doctests_write_into_a_folder_of_their_own(request, monkeypatch):
+    if isinstance(request.node, pytest.DoctestItem):
+        folder = request.getfixturevalue("tmp_path")
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
