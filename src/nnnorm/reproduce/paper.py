@@ -1,7 +1,7 @@
-"""The paper's tables as data: every cell an experiment, with the figure that is printed there.
+"""The paper's tables as data: every cell is an experiment with its printed figure.
 
-A table in `paper.json` has what all its cells share, its rows and its columns; a cell's experiment
-is the three put together. The only results in this package are those of the paper itself.
+A table in `paper.json` has common settings, rows and columns; the experiment of a cell combines the
+three. The only results stored in this package are those of the paper.
 """
 
 import json

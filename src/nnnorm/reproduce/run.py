@@ -1,7 +1,7 @@
-"""One small runner for all experiments, over the same tuning, evaluation and audit as elsewhere.
+"""One runner for all experiments, with the tuning, evaluation and audit of the package.
 
-A setting that the paper tuned is tuned here on the tuning images, by the maximum of R@1. What cells
-have in common (a tuning, an evaluation) is done once per run.
+Settings that the paper tuned are tuned here on the tuning images, by the maximum of R@1. Steps that
+cells have in common (a tuning, an evaluation) are computed once per run.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -109,8 +109,8 @@ def run_table(
     runner : Runner
     table : PaperTable
     stand_in : str, optional
-        Take this in the place of every model and data set; cells that then are the same experiment
-        come once, without the paper's figure.
+        Replaces every model and data set; cells that become the same experiment are listed once,
+        without the paper's figure.
     step : callable, optional
         Called with a description of each step.
 
@@ -183,9 +183,9 @@ class Runner:
         Raises
         ------
         NotThere
-            Where its material is missing.
+            If its material is missing.
         MissingExtraError
-            Where it needs a library that is not installed.
+            If it needs a library that is not installed.
         """
         metric = experiment.metric
         if metric == "setting":

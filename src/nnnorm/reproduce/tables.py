@@ -1,7 +1,7 @@
-"""Our figures as tables: beside the paper's, or of stand-ins; and what there is to run.
+"""Tables of measured figures, next to the paper's or of stand-ins, and an overview of all tables.
 
-A difference is ours less the paper's. Recalls and precisions are in %, gains in points; intervals
-are 95 %, with the captions of an image drawn together.
+A difference is the measured figure minus the paper's. Recalls and precisions are in %, gains in
+points; intervals are 95 % intervals, with the captions of an image resampled together.
 """
 
 from collections.abc import Mapping, Sequence
