@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.recipe import Recipe
-from nnnorm.index.store import Hit, Ids, Store, gather_hits
+from nnnorm.index.store import FloatArray, Hit, Ids, Store, gather_hits
 from nnnorm.ranking import Ranking
 
 __all__ = ["IndexRanking", "rank", "rerank"]
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
