@@ -320,7 +320,10 @@ def test_rows_are_normalised_where_that_is_asked_for():
 def test_a_ranking_of_an_index_has_ids_and_survives_the_disk(tmp_path):
     data = make_data(50, 5, 13, unit=True)
     names = [f"photo {row}" for row in range(50)]
-    ranking = build_index("faiss:", data.gallery, data.bias, ids=names).search(data.queries)
+    index = build_index("faiss:", data.gallery, data.bias, ids=names)
+    ranking = index.search(data.queries)
+    assert repr(index) == "CorrectedIndex(faiss in memory: nnn, way 'ip')"
+    assert repr(ranking) == "IndexRanking(5 queries, k=10, with ids)"
     assert ranking.ids.tolist() == exact(data, ids=names).ids.tolist()
     ranking.save(tmp_path / "ranking.npz")
     saved = nnnorm.Ranking.load(tmp_path / "ranking.npz")

@@ -57,6 +57,10 @@ class CorrectedIndex:
         self.store = store
         self.recipe = recipe
 
+    def __repr__(self) -> str:
+        recipe = self.recipe
+        return f"CorrectedIndex({self.store.name}: {recipe.method}, way {recipe.way!r})"
+
     def __enter__(self) -> "CorrectedIndex":
         return self
 

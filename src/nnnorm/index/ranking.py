@@ -14,7 +14,7 @@ from nnnorm.ranking import Ranking
 __all__ = ["IndexRanking", "rank", "rerank"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IndexRanking(Ranking):
     """A `Ranking` with the ids that an index has for its items.
 
@@ -42,6 +42,10 @@ class IndexRanking(Ranking):
     extra_fetches: int = 0
     n_fetched: int = 0
     certain: npt.NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=bool))
+
+    def __repr__(self) -> str:
+        n_queries, k = self.scores.shape
+        return f"IndexRanking({n_queries:,} queries, k={k}, with ids)"
 
 
 def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:
