@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm.index import CorrectedIndex, build_index, open_index, open_store
+from nnnorm.index import CorrectedIndex, build_index, open_index, open_store, verify_index
 from nnnorm.index.store import check_ids, gather_hits
 from tests.servers import clear_memory
 from tests.stores import CASES, parametrize
@@ -288,6 +288,52 @@ def test_a_bias_of_another_gallery_and_queries_of_another_model_are_refused(case
 
 
 # --- what all engines share ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ip", "l2"])
+def test_an_index_and_augment_gallery_store_the_same_rows(way):
+    data = make_data(50, 5, 13, unit=False)
+    index = build_index("faiss:", data.gallery, data.bias, way=way)
+    stored = np.concatenate([batch.vectors for batch in index.store.scan()])
+    rows = nnnorm.augment_gallery(data.gallery, data.bias, target=way, center=True)
+    np.testing.assert_array_equal(stored[:, :14], rows[:, :14])
+    asked = nnnorm.augment_queries(data.queries, data.bias, target=way)
+    np.testing.assert_array_equal(index.recipe.ask(data.queries, data.bias.weight), asked)
+    if way == "l2":  # an index leaves room for longer items
+        norms = np.linalg.norm(stored, axis=1)
+        np.testing.assert_allclose(norms, index.recipe.radius, rtol=1e-6)
+        assert (norms > np.linalg.norm(rows, axis=1)).all()
+
+
+def test_rows_are_normalised_where_that_is_asked_for():
+    data = make_data(50, 5, 13, unit=False)
+    unit = nnnorm.open_embeddings(data.gallery, normalize=True)
+    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(unit, data.references)
+    index = build_index("faiss:", data.gallery, bias, normalize=True)
+    ranking = index.search(7 * data.queries, normalize=True)
+    right = nnnorm.search(data.queries, unit, bias, k=10)
+    assert ranking.ids.tolist() == right.indices.tolist()
+    np.testing.assert_allclose(ranking.scores, right.scores, atol=1e-5)
+    given = {"gallery": data.gallery, "bias": bias, "normalize": True}
+    assert verify_index(index, 7 * data.queries, **given).is_good
+    rows = nnnorm.augment_gallery(data.gallery, bias, normalize=True)
+    np.testing.assert_allclose(np.linalg.norm(rows[:, :13], axis=1), 1, atol=1e-6)
+    with pytest.raises(nnnorm.NNNormError, match="fitted on normalised rows"):
+        build_index("faiss:", data.gallery, bias)
+
+
+def test_a_ranking_of_an_index_has_ids_and_survives_the_disk(tmp_path):
+    data = make_data(50, 5, 13, unit=True)
+    names = [f"photo {row}" for row in range(50)]
+    index = build_index("faiss:", data.gallery, data.bias, ids=names)
+    ranking = index.search(data.queries)
+    assert repr(index) == "CorrectedIndex(faiss in memory: nnn, way 'ip')"
+    assert repr(ranking) == "IndexRanking(5 queries, k=10, with ids)"
+    assert ranking.ids.tolist() == exact(data, ids=names).ids.tolist()
+    ranking.save(tmp_path / "ranking.npz")
+    saved = nnnorm.Ranking.load(tmp_path / "ranking.npz")
+    assert saved.indices.tolist() == ranking.ids.tolist()
+    np.testing.assert_array_equal(saved.scores, ranking.scores)
 
 
 def test_a_gated_bias_can_not_be_stored(small):

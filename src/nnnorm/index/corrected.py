@@ -6,17 +6,26 @@ part of the query, so it can change with each search and never needs a new index
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.index.fill import check_fits, cut, fill_store
+from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
 from nnnorm.index.ranking import IndexRanking, rank, rerank
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
-from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store, Way, check_ids
+from nnnorm.index.store import (
+    BATCH,
+    Facts,
+    Ids,
+    Items,
+    Metadata,
+    Store,
+    Way,
+    check_ids,
+    check_metadata,
+)
 from nnnorm.index.urls import open_store
 from nnnorm.io import Progress, Source, open_embeddings
 
@@ -27,8 +36,6 @@ __all__ = [
     "open_index",
 ]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-_LARGEST_SAMPLE = 65536
 _MOST_FETCHED = 10_000
 
 
@@ -48,6 +55,10 @@ class CorrectedIndex:
     def __init__(self, store: Store, recipe: Recipe) -> None:
         self.store = store
         self.recipe = recipe
+
+    def __repr__(self) -> str:
+        recipe = self.recipe
+        return f"CorrectedIndex({self.store.name}: {recipe.method}, way {recipe.way!r})"
 
     def __enter__(self) -> "CorrectedIndex":
         return self
@@ -160,7 +171,7 @@ class CorrectedIndex:
                 f"{store_has(self.store, named[there])}; ids must be unique: delete first, or "
                 "choose other ids"
             )
-        batches = cut(items, bias.values, named, _check_metadata(metadata, len(items)))
+        batches = cut(items, bias.values, named, check_metadata(metadata, len(items)))
         packed = [self.recipe.pack(batch) for batch in batches]  # all of them fit, or none is added
         self.recipe = self.recipe.widen(items, bias.values)
         # Before the items: the certainty of a re-rank depends on it.
@@ -251,22 +262,16 @@ def build_index(
     opened = open_store(store)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     named = check_ids(ids, len(items))
-    described = _check_metadata(metadata, len(items))
+    described = check_metadata(metadata, len(items))
     recipe = make_recipe(opened, items, bias, way=way, scale=scale)
     recipe = replace(recipe, metadata=MetadataPrint().take(described or ()).value)
 
-    def vectors() -> FloatArray:
-        rows = np.linspace(0, len(items) - 1, min(len(items), _LARGEST_SAMPLE)).astype(np.int64)
-        taken = Items(named[rows], items.take(rows), bias.values[rows])
-        return recipe.pack(taken).vectors
-
-    batches = cut(items, bias.values, named, described)
     whole = fill_store(
         opened,
         recipe,
-        batches,
+        cut(items, bias.values, named, described),
         ids=named,
-        sample=Sample(len(items), vectors),
+        sample=make_sample(recipe, items, bias.values, named),
         progress=progress,
     )
     return CorrectedIndex(opened, whole)
@@ -309,12 +314,6 @@ def _facts(store: Store) -> Facts:
             f"there is no {store.name}; check the name, or build it with nnnorm index build"
         )
     return facts
-
-
-def _check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> Sequence[Metadata] | None:
-    if metadata is not None and len(metadata) != n_items:
-        raise NNNormError(f"metadata must be one mapping per item, {n_items}; got {len(metadata)}")
-    return metadata
 
 
 def store_has(store: Store, ids: Ids) -> str:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,16 +19,14 @@ from nnnorm.augmentation import refuse_gates
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex
-from nnnorm.index.fill import fill_store
+from nnnorm.index.fill import fill_store, make_sample
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
-from nnnorm.index.store import Facts, Ids, Items, Sample, Store, Way, check_ids
+from nnnorm.index.store import Facts, FloatArray, Ids, Items, Store, Way, check_ids
 from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN
 
 __all__ = ["export_index"]
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 @explain_arguments
@@ -127,17 +125,12 @@ def export_index(
                 stacklevel=3,
             )
 
-        def sample() -> FloatArray:
-            rows = np.linspace(0, len(names) - 1, min(len(names), 65536)).astype(np.int64)
-            some = Items(names[rows], gallery.take(rows), fitted.values[rows])
-            return planned.pack(some).vectors
-
         whole = fill_store(
             new,
             planned,
             _with_values(_raw_items(old, facts, recipe), copied, fitted.values, old.name),
             ids=names,
-            sample=Sample(len(names), sample),
+            sample=make_sample(planned, gallery, fitted.values, names),
             progress=progress,
         )
         return CorrectedIndex(new, whole)

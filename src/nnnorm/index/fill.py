@@ -8,19 +8,17 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.index.recipe import Recipe
-from nnnorm.index.store import BATCH, Facts, Ids, Items, Metadata, Sample, Store
+from nnnorm.index.store import BATCH, Facts, FloatArray, Ids, Items, Metadata, Sample, Store
 from nnnorm.io import Embeddings, Progress
 
-__all__ = ["check_fits", "cut", "fill_store"]
+__all__ = ["check_fits", "cut", "fill_store", "make_sample"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
+_LARGEST_SAMPLE = 65536
 
 
 def fill_store(
@@ -115,6 +113,29 @@ def cut(
             values[start:stop],
             None if metadata is None else metadata[start:stop],
         )
+
+
+def make_sample(recipe: Recipe, gallery: Embeddings, values: FloatArray, ids: Ids) -> Sample:
+    """Announce a gallery to a store: its size, and evenly spaced rows as they will be stored.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import Bias, open_embeddings
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> from nnnorm.index.recipe import make_recipe
+    >>> gallery, bias = open_embeddings(np.eye(2)), Bias(np.array([0.25, 0.5]), 0.75, "nnn")
+    >>> recipe = make_recipe(FaissStore(), gallery, bias)
+    >>> make_sample(recipe, gallery, bias.values, np.arange(2)).vectors().shape
+    (2, 3)
+    """
+    n_items = len(gallery)
+
+    def vectors() -> FloatArray:
+        rows = np.linspace(0, n_items - 1, min(n_items, _LARGEST_SAMPLE)).astype(np.int64)
+        return recipe.pack(Items(ids[rows], gallery.take(rows), values[rows])).vectors
+
+    return Sample(n_items, vectors)
 
 
 def check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:

@@ -8,20 +8,29 @@ default of its engine that would break the correction, and sets something else.
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.recipe import Recipe, make_recipe
-from nnnorm.index.store import BATCH, Engine, Ids, Items, Metadata, Way, check_ids, uuid_of
+from nnnorm.index.store import (
+    BATCH,
+    Engine,
+    FloatArray,
+    Ids,
+    Items,
+    Metadata,
+    Way,
+    check_ids,
+    check_metadata,
+    uuid_of,
+)
 from nnnorm.io import Embeddings, Source, open_embeddings
 
 __all__ = ["PayloadEngine", "Payloads", "make_payloads"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 PayloadEngine = Literal["elasticsearch", "opensearch", "weaviate", "vespa", "turbopuffer"]
 _MOST_CANDIDATES = 10_000  # of Elasticsearch and OpenSearch
 
@@ -383,9 +392,6 @@ def make_payloads(
     kind = _CLASSES[engine]
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     named = check_ids(ids, len(items))
-    if metadata is not None and len(metadata) != len(items):
-        raise NNNormError(
-            f"metadata must be one mapping per item, {len(items)}; got {len(metadata)}"
-        )
     recipe = make_recipe(kind, items, bias, way=way)
-    return kind(name, recipe, items, bias.values, named, metadata)
+    described = check_metadata(metadata, len(items))
+    return kind(name, recipe, items, bias.values, named, described)

@@ -2,22 +2,19 @@
 
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.recipe import Recipe
-from nnnorm.index.store import Hit, Ids, Store, gather_hits
+from nnnorm.index.store import FloatArray, Hit, Ids, Store, gather_hits
 from nnnorm.ranking import Ranking
 
 __all__ = ["IndexRanking", "rank", "rerank"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IndexRanking(Ranking):
     """A `Ranking` with the ids that an index has for its items.
 
@@ -45,6 +42,10 @@ class IndexRanking(Ranking):
     extra_fetches: int = 0
     n_fetched: int = 0
     certain: npt.NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=bool))
+
+    def __repr__(self) -> str:
+        n_queries, k = self.scores.shape
+        return f"IndexRanking({n_queries:,} queries, k={k}, with ids)"
 
 
 def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:

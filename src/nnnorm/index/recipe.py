@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,11 @@ import numpy.typing as npt
 from nnnorm.augmentation import Augmentation, Target, refuse_gates
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.index.store import Engine, Items, Metadata, StoreMetric, Way, check_way
+from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
 from nnnorm.io import Embeddings
 
 __all__ = ["MetadataPrint", "Recipe", "make_recipe"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.index/1"
 # Room for later items that are a little longer or have a larger bias.
 _HEADROOM = 1.05
@@ -53,7 +52,7 @@ class Recipe:
     shift, scale, radius : float
         The numbers of the `Augmentation`, for ways with extra coordinates.
     lowest, highest : float
-        Range of the bias over all items, from which a re-rank knows when it is certain.
+        Range of the bias over all items, which decides when a re-rank is certain.
     shortest, longest : float
         Range of the norms of the gallery.
     gallery, metadata : str or None

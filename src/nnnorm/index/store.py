@@ -1,6 +1,6 @@
 """What an engine must do so that the correction can run inside it: one small class, `Store`.
 
-A store holds vectors under the caller's ids and finds the nearest ones. It knows nothing about
+A store holds vectors under the caller's ids and finds the nearest ones. It does not handle
 biases: `corrected.py` extends the vectors, reads the scores and re-ranks, the same for all engines.
 A new engine is one file with an options dataclass and a subclass, and one line in `urls.py`.
 """
@@ -24,6 +24,7 @@ __all__ = [
     "BATCH",
     "Engine",
     "Facts",
+    "FloatArray",
     "Found",
     "Hit",
     "Ids",
@@ -36,6 +37,7 @@ __all__ = [
     "Way",
     "check_ids",
     "check_kind",
+    "check_metadata",
     "check_positive",
     "check_way",
     "gather_hits",
@@ -88,11 +90,6 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def strings(self) -> bool:
-        """Whether the ids are strings."""
-        return self.ids.dtype.kind == "U"
 
     def value_list(self) -> list[float] | list[None]:
         """The bias of each item, or None for each, as Python numbers."""
@@ -311,6 +308,20 @@ def check_kind(ids: Ids, *, strings: bool, name: str) -> None:
         kinds = ("strings", "whole numbers")
         has, got = kinds if strings else kinds[::-1]
         raise NNNormError(f"the ids of {name} are {has}; got {got}")
+
+
+def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> Sequence[Metadata] | None:
+    """Return metadata, or raise unless there is one mapping per item.
+
+    Examples
+    --------
+    >>> check_metadata([{"year": 1999}], 2)
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: metadata must be one mapping per item, 2; got 1
+    """
+    if metadata is not None and len(metadata) != n_items:
+        raise NNNormError(f"metadata must be one mapping per item, {n_items}; got {len(metadata)}")
+    return metadata
 
 
 def check_positive(ids: Ids, engine: str) -> None:

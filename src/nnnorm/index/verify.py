@@ -5,7 +5,7 @@ hits give the error; together they usually show what went wrong.
 """
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +15,13 @@ from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex, IndexRanking
 from nnnorm.index.recipe import make_recipe
-from nnnorm.index.store import Ids, Store, Way, check_ids
+from nnnorm.index.store import FloatArray, Ids, Store, Way, check_ids
 from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.ranking import search
 
 __all__ = ["Verification", "adopt_index", "verify_index"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _GOOD_RECALL = 0.99
 _GOOD_SCORE = 1e-3  # of the spread of the scores
 

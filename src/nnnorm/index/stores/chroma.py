@@ -9,16 +9,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, links
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Hit,
     Ids,
@@ -33,7 +31,6 @@ from nnnorm.index.stores.database import BIAS, DatabaseStore
 
 __all__ = ["ChromaOptions", "ChromaStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 # What Chroma can't keep (lists, mappings, None) goes under this key of an item's metadata.
 _OTHER = "nnnorm_json"
 _DOCUMENT = "chroma:document"

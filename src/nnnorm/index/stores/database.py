@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from nnnorm.index.store import Ids, Items, Place, Store, check_kind, read_json_n
 
 __all__ = ["BIAS", "METADATA", "DatabaseStore", "make_plain", "to_arrow"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _T = TypeVar("_T")
 # Columns of a collection that nnnorm creates: the bias, and the metadata as JSON.
 BIAS, METADATA = "nnnorm_bias", "metadata"

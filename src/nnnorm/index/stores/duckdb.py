@@ -14,16 +14,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions, option
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Ids,
     Items,
@@ -37,7 +35,6 @@ from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore, make_pla
 
 __all__ = ["DuckdbOptions", "DuckdbStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _SCORES: dict[StoreMetric, str] = {
     "ip": "array_inner_product({column}, {query})",
     "cosine": "array_cosine_similarity({column}, {query})",

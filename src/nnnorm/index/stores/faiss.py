@@ -7,20 +7,16 @@ that is only faster. HNSW can't delete.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import Options, ef, ef_construction, links, option
-from nnnorm.index.store import Place, Sample, StoreMetric, Way
-from nnnorm.index.stores.local import LocalStore
+from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
+from nnnorm.index.stores.local import Labels, LocalStore
 
 __all__ = ["FaissOptions", "FaissStore"]
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

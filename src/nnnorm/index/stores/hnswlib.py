@@ -6,20 +6,16 @@ neither dimension nor metric: the file beside it does, or the options `dim` and 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import Options, ef, ef_construction, links, option
-from nnnorm.index.store import Sample, StoreMetric
-from nnnorm.index.stores.local import LocalStore
+from nnnorm.index.store import FloatArray, Sample, StoreMetric
+from nnnorm.index.stores.local import Labels, LocalStore
 
 __all__ = ["HnswlibOptions", "HnswlibStore"]
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

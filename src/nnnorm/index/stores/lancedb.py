@@ -9,16 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions, option
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Hit,
     Ids,
@@ -33,7 +31,6 @@ from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore, make_pla
 
 __all__ = ["LancedbOptions", "LancedbStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _METRICS: dict[str, StoreMetric] = {"dot": "ip", "ip": "ip", "cosine": "cosine", "l2": "l2"}
 _DISTANCES: dict[StoreMetric, str] = {"ip": "dot", "cosine": "cosine", "l2": "l2"}
 

@@ -18,6 +18,7 @@ from nnnorm.errors import NNNormError, first_line
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Ids,
     Items,
@@ -30,9 +31,8 @@ from nnnorm.index.store import (
 )
 from nnnorm.io import check_writable, write_whole
 
-__all__ = ["LocalStore"]
+__all__ = ["Labels", "LocalStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Labels: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.sidecar/1"
 

@@ -12,16 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, links, option
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Ids,
     Items,
@@ -36,7 +34,6 @@ from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
 __all__ = ["MilvusOptions", "MilvusStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _METRICS: dict[str, StoreMetric] = {"IP": "ip", "COSINE": "cosine", "L2": "l2"}
 _NOTE = "nnnorm"
 _LONGEST_NAME = 65535

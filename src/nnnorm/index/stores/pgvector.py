@@ -8,16 +8,14 @@ columns as metadata. The operator ``<#>`` is minus the inner product: indexes on
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal, NamedTuple
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions, ef, ef_construction, links, option
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Ids,
     Items,
@@ -33,7 +31,6 @@ from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
 __all__ = ["PgvectorOptions", "PgvectorStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _OPERATORS: dict[StoreMetric, str] = {"ip": "<#>", "cosine": "<=>", "l2": "<->"}
 _CLASSES: dict[str, StoreMetric] = {
     "vector_ip_ops": "ip",

@@ -6,7 +6,7 @@ payload. Cosine collections keep the direction of a vector only.
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Ids,
     Items,
@@ -30,7 +31,6 @@ from nnnorm.index.stores.database import BIAS, DatabaseStore
 
 __all__ = ["DISTANCES", "PAYLOAD", "Described", "Point", "PointStore", "Shared"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _NAME = "nnnorm_id"
 PAYLOAD = [BIAS, _NAME]  # what a search needs of it
 DISTANCES: dict[StoreMetric, str] = {"ip": "Dot", "cosine": "Cosine", "l2": "Euclid"}

@@ -9,19 +9,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, option
-from nnnorm.index.store import Ids, Place, Sample, StoreMetric
+from nnnorm.index.store import FloatArray, Ids, Place, Sample, StoreMetric
 from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore, Shared
 
 __all__ = ["QdrantOptions", "QdrantStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
 _FOLDERS = Shared()
 atexit.register(_FOLDERS.close)  # a client that is left open complains when Python ends

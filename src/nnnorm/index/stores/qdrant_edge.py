@@ -9,20 +9,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.options import Options, ef, ef_construction, option
-from nnnorm.index.store import Ids, Place, Sample, StoreMetric
+from nnnorm.index.store import FloatArray, Ids, Place, Sample, StoreMetric
 from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore, Shared
 from nnnorm.io import write_whole
 
 __all__ = ["QdrantEdgeOptions", "QdrantEdgeStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 _SHARDS = Shared()
 
 

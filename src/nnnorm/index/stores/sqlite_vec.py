@@ -9,16 +9,16 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Found,
     Ids,
     Items,
@@ -31,8 +31,6 @@ from nnnorm.index.store import (
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
 __all__ = ["SqliteVecStore"]
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class _Definition(NamedTuple):

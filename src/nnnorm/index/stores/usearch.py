@@ -7,20 +7,17 @@ no search finds (usearch issue 735), so items are added by one thread.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import Options, ef, ef_construction, links, option
-from nnnorm.index.store import Place, Sample, StoreMetric, Way
-from nnnorm.index.stores.local import LocalStore
+from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
+from nnnorm.index.stores.local import Labels, LocalStore
 
 __all__ = ["UsearchOptions", "UsearchStore"]
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.int64]
 _METRICS: dict[str, StoreMetric] = {"ip": "ip", "cos": "cosine", "l2sq": "l2"}
 
 
