@@ -202,6 +202,7 @@ def test_text_is_legible_ink_on_paper():
 # --- the wheel, and the rebuild ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_wheel_contains_the_data(tmp_path):
     pytest.importorskip("hatchling")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]

@@ -319,6 +319,7 @@ def test_ids_that_an_engine_can_not_hold_are_refused_before_anything_is_made(
 
 
 @pytest.mark.parametrize("engine", ["qdrant", "qdrant-edge"])
+@pytest.mark.slow
 def test_ids_of_both_kinds_are_named_and_never_made(engine, data, tmp_path):
     """Qdrant takes a number beside a UUID, but a ranking has ids of one kind."""
     case = ENGINES[engine]

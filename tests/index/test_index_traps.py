@@ -140,6 +140,7 @@ def test_faiss_hnsw_cannot_delete_and_says_so():
         index.delete([3])
 
 
+@pytest.mark.slow
 def test_the_bias_is_centred_and_scaled_for_eight_bits():
     """usearch's i8 has one step for all coordinates; an outlier costs the others their digits."""
     gallery, queries, references = make_embeddings(n_items=1000, n_past=1000)

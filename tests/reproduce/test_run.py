@@ -42,6 +42,7 @@ def tuned(folder, direction="image", bank="coco", share=0.2):
     return tune(gallery, references, queries, truth, select="max").best.params, references
 
 
+@pytest.mark.slow
 def test_every_table_of_the_paper_is_produced_from_a_folder_with_clip(runner):
     for table in load_paper().tables:
         outcomes = run_table(runner, table)
