@@ -174,7 +174,7 @@ def open_embeddings(
     source: Source,
     *,
     name: str = _NO_ROLE,
-    normalize: bool = False,
+    normalize: bool | None = None,
     metric: Metric = "ip",
 ) -> Embeddings:
     """Open and check embeddings, wherever they are.
