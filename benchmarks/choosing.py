@@ -191,7 +191,11 @@ def measure_seen(flickr8k: Flickr8k) -> dict[str, float]:
     photos = np.random.default_rng(SEED).permutation(flickr8k.images("train"))[:1000]
     seen = flickr8k.pairs.some(photos)
     directions = get_args(Direction)
-    return {d: round(100 * evaluate(*seen.task(d)).recall(1), 2) for d in directions}
+    found = {}
+    for direction in directions:
+        queries, gallery, truth = seen.task(direction)
+        found[direction] = round(100 * evaluate(queries, gallery, truth=truth).recall(1), 2)
+    return found
 
 
 def run(data: Path, n_splits: int) -> dict[str, Any]:

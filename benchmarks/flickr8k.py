@@ -39,7 +39,7 @@ from real_sets import (
 
 import nnnorm
 from nnnorm.io.files import check_writable, write_whole
-from nnnorm.methods import METHOD_NAMES, make_method
+from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
 from nnnorm.study.comparison import Task, ablate, make_result
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.intervals import interval_of_difference
@@ -50,9 +50,9 @@ Record: TypeAlias = dict[str, Any]
 
 OUTPUT = RESULTS / "flickr8k.json"
 SELECTS: tuple[Select, ...] = ("one-standard-error", "max")
-METHODS = [name for name in METHOD_NAMES if name != "none"]
+METHODS = [name for name in METHOD_NAMES if name != NO_CORRECTION]
 # Sinkhorn can use a gallery bank too, but would then take longer than all others together.
-TWO_BANKS = ("dualis", "dualdis")
+TWO_BANKS = [name for name in METHODS if find_method(name)[0].gallery_bank == "needed"]
 
 TITLES = {
     "image": "Image retrieval, bank of train captions",
@@ -108,19 +108,26 @@ def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
 def compare_methods(setup: Setup) -> list[Record]:
     """What `compare` says for both ways of choosing, tuning each method once."""
     name, test, validation, references, others = setup
-    raw = evaluate(*test)
+    raw = evaluate(test.queries, test.gallery, truth=test.truth)
     clusters = clusters_of(raw.truth)
     results = {select: [make_result("none", {}, raw, None)] for select in SELECTS}
     for method in METHODS:
         second = others if method in TWO_BANKS else None
         queries, gallery, truth = validation
-        tuning = tune(gallery, references, queries, truth, (method,), gallery_references=second)
+        tuning = tune(
+            gallery,
+            references,
+            queries=queries,
+            truth=truth,
+            methods=(method,),
+            gallery_references=second,
+        )
         cells = (tuning.best_by_rule, tuning.best_by_maximum)
         for select, cell in zip(SELECTS, cells, strict=True):
             chosen = make_method(cell.method, **cell.params)
             bank = second if cell.params else None  # no correction was the best
             bias = chosen.fit(test.gallery, references, gallery_references=bank)
-            corrected = evaluate(*test, bias)
+            corrected = evaluate(test.queries, test.gallery, bias, truth=test.truth)
             gain = interval_of_difference(corrected.hits(1), raw.hits(1), clusters)
             results[select].append(make_result(method, cell.params, corrected, gain))
     sizes = {"n_queries": len(raw), "n_gallery": raw.n_gallery, "n_references": len(references)}
@@ -135,9 +142,11 @@ def ablate_banks(name: str, setups: list[Setup], select: Select) -> Record:
     banks = {"coco" if setup.name == "image-coco" else "flickr8k": setup for setup in setups}
     first = setups[0]
     ablation = ablate(
-        first.test,
-        first.validation,
+        first.test.gallery,
         {bank: setup.references for bank, setup in banks.items()},
+        queries=first.test.queries,
+        truth=first.test.truth,
+        validation=first.validation,
         select=select,
     )
     return {"task": name, **ablation.to_dict()}

@@ -14,15 +14,16 @@ import numpy.typing as npt
 from real_sets import Direction, Flickr8k, Floats, GridOnPool, Pairs, points, table
 
 import nnnorm
+from nnnorm.methods import find_method
 from nnnorm.study.comparison import Task
 from nnnorm.study.evaluation import Evaluation, count_above
-from nnnorm.study.grid import DEFAULT_GRIDS, make_settings
+from nnnorm.study.grid import make_settings
 from nnnorm.study.truth import open_truth
 
 Counts: TypeAlias = npt.NDArray[np.float64]
 Record: TypeAlias = dict[str, Any]
 
-_NNN = DEFAULT_GRIDS["nnn"]
+_NNN = find_method("nnn")[1].grid
 assert isinstance(_NNN, Mapping)
 KS: Sequence[int] = _NNN["reference_k"]
 ALPHAS: Sequence[float] = _NNN["alpha"]
@@ -43,7 +44,7 @@ def count_hits(task: Task, references: Floats) -> Counts:
     """R@1, R@5 and R@10 hits per photo of every cell, shape (n_cells, 3, n_photos)."""
     queries, gallery = (nnnorm.open_embeddings(rows) for rows in (task.queries, task.gallery))
     truth = open_truth(task.truth, n_queries=len(queries), n_gallery=len(gallery))
-    settings, _ = make_settings(("none", "nnn"), gallery, nnnorm.open_embeddings(references))
+    settings = make_settings(("none", "nnn"), gallery, nnnorm.open_embeddings(references))
     scores = nnnorm.score_matrix(queries, gallery)
     n_photos = min(len(queries), len(gallery))
     counts = np.empty((len(settings), len(RECALLS), n_photos))

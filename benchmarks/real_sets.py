@@ -138,7 +138,7 @@ class GridOnPool:
         """Scan the bank once."""
         gallery = nnnorm.open_embeddings(pool.task(direction).gallery)
         bank = nnnorm.open_embeddings(references)
-        settings, _ = make_settings(("none", "nnn"), gallery, bank)
+        settings = make_settings(("none", "nnn"), gallery, bank)
         return cls(pool, direction, settings, np.stack([s.correction() for s in settings]))
 
     def hits(self, images: Ints, more: Sequence[Floats] = ()) -> Floats:

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
+from nnnorm.methods import find_method
 from nnnorm.study.evaluation import evaluate
-from nnnorm.study.grid import DEFAULT_GRIDS
 from nnnorm.study.tuning import tune
 
 Floats = npt.NDArray[np.float32]
@@ -68,16 +68,22 @@ def make_problem(scale: float, dim: int, seed: int) -> dict[str, Any]:
 def jobs(problem: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     gallery, references = problem["gallery"], problem["references"]
     bank = {"gallery_references": problem["gallery_references"]}
-    asked = problem["queries"], gallery, problem["truth"]
     dual = nnnorm.DualSoftmax(beta_query=50.0, beta_gallery=5.0)
-    coarse = {"dualis": DEFAULT_GRIDS["dualis"][0]}  # type: ignore[index]
-    tuned = gallery, references, problem["queries"], problem["truth"]
+    coarse = {"dualis": find_method("dualis")[1].grid[0]}  # type: ignore[index]
+    known = {"queries": problem["queries"], "truth": problem["truth"]}
     return {
         "nnn fit": lambda: nnnorm.NNN.paper().fit(gallery, references),
-        "nnn evaluation": lambda: evaluate(*asked, nnnorm.NNN.paper().fit_scores(_flat(gallery))),
-        "nnn grid": lambda: tune(*tuned),
+        "nnn evaluation": lambda: evaluate(
+            problem["queries"],
+            gallery,
+            nnnorm.NNN.paper().fit_scores(_flat(gallery)),
+            truth=problem["truth"],
+        ),
+        "nnn grid": lambda: tune(gallery, references, **known),
         "dualis fit": lambda: dual.fit(gallery, references, **bank),
-        "dualis grid": lambda: tune(*tuned, ["dualis"], grids=coarse, **bank),
+        "dualis grid": lambda: tune(
+            gallery, references, **known, methods=["dualis"], grids=coarse, **bank
+        ),
     }
 
 

@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "ranking": {"errors", "io", "scoring", "bias"},
     "augmentation": {"errors", "io", "bias"},
     "study": {"errors", "io", "scoring", "bias", "methods", "ranking"},
-    "report": {"errors", "io", "study"},
+    "report": {"errors", "io", "methods", "study"},
     "index": {"errors", "io", "scoring", "bias", "methods", "ranking", "augmentation"},
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},

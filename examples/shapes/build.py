@@ -107,7 +107,7 @@ def report(arrays: dict[str, np.ndarray]) -> None:
     bias = nnnorm.NNN().fit(gallery, arrays["references"])
     print(f"{'':12} {'R@1':>6} {'R@5':>6} {'R@10':>6} {'kurtosis':>9} {'most':>5} {'never':>6}")
     for label, correction in (("uncorrected", None), ("NNN, untuned", bias)):
-        found = evaluate(queries, gallery, truth, correction)
+        found = evaluate(queries, gallery, correction, truth=truth)
         hubs = measure_hubness(count_occurrences(found.top1, len(gallery)))
         recalls = " ".join(f"{100 * found.recall(k):6.1f}" for k in (1, 5, 10))
         never = f"{100 * hubs.antihub_share:.1f}%"

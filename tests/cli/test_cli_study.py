@@ -50,7 +50,7 @@ def assert_fails(result, words, code=1):
 
 
 def recall(problem, bias=None):
-    return evaluate(problem["queries"], problem["gallery"], problem["truth"], bias).recall(1)
+    return evaluate(problem["queries"], problem["gallery"], bias, truth=problem["truth"]).recall(1)
 
 
 def test_evaluate_measures_before_and_after(problem):
@@ -81,7 +81,12 @@ def test_diagnose_lists_the_hubs_and_what_becomes_of_them(problem):
 
 def test_tune_reports_both_choices_and_writes_the_bias(problem):
     printed = run_json("tune", *FILES, *BANK, "-o", "best.safetensors")
-    expected = tune(problem["gallery"], problem["references"], problem["queries"], problem["truth"])
+    expected = tune(
+        problem["gallery"],
+        problem["references"],
+        queries=problem["queries"],
+        truth=problem["truth"],
+    )
     assert printed["best"]["params"] == dict(expected.best.params)
     assert printed["best_by_maximum"]["recall_at_1"] == max(
         cell["recall_at_1"] for cell in printed["grid"]

@@ -155,9 +155,9 @@ def test_a_picture_that_is_not_there_is_refused(shapes, item):
 
 
 def test_hubs_are_real_and_a_correction_helps(shapes):
-    raw = evaluate(shapes.queries, shapes.gallery, shapes.truth)
+    raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
     bias = NNN().fit(shapes.gallery, shapes.references)
-    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
     most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
     assert most[0] >= 30
     assert most[1] <= 25
@@ -170,13 +170,13 @@ def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
     among = np.isin(shapes.captions, shapes.reference_captions).mean()
     assert 100 * among == pytest.approx(3.4, abs=0.1)
     bias = NNN().fit(shapes.gallery, shapes.references[kept])
-    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
     assert 100 * done.recall(1) == pytest.approx(22.8, abs=0.1)
 
 
 def test_the_bank_out_of_distribution_does_harm_untuned(shapes):
     bias = NNN().fit(shapes.gallery, shapes.other_references)
-    done = evaluate(shapes.queries, shapes.gallery, shapes.truth, bias)
+    done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
     assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.1)
 
 
@@ -234,6 +234,6 @@ def test_the_rebuild_from_nothing_is_as_good_as_what_ships(shapes, tmp_path):
             assert (built[name].dtype, built[name].shape) == (
                 (shipped[name].dtype, shipped[name].shape)
             )
-        again = evaluate(built["queries"], built["gallery"], shapes.truth).recall(1)
-    shown = evaluate(shapes.queries, shapes.gallery, shapes.truth).recall(1)
+        again = evaluate(built["queries"], built["gallery"], truth=shapes.truth).recall(1)
+    shown = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth).recall(1)
     assert again == pytest.approx(shown, abs=0.015)

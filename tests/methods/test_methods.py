@@ -371,7 +371,7 @@ def test_dualdis_by_name_is_the_published_form_unless_told():
         (lambda: make_method("dualis", beta_query=1.0), "method dualis needs beta_gallery"),
         (
             lambda: make_method("dualdis", beta_query=1.0, beta_gallery=1.0, gate=None),
-            "needs gate 'paper' or 'safe'",
+            "gate=None makes method dualis, not dualdis",
         ),
     ],
 )  # fmt: skip

@@ -50,7 +50,7 @@ def test_every_occupation_has_its_row(found):
 
 def test_of_many_queries_the_table_shows_the_most_uneven(rng):
     gallery, queries = rng.normal(size=(30, 6)), rng.normal(size=(100, 6))
-    many = audit(queries, gallery, ["a", "b"] * 15, ks=[5])
+    many = audit(queries, gallery, groups=["a", "b"] * 15, ks=[5])
     _, table = tabulate_audit(many)
     assert len(table.rows) == 40
     assert "of 100" in table.title
@@ -70,14 +70,18 @@ def test_the_plot_has_a_panel_per_k_and_a_dot_per_query(found):
 
 
 def test_many_queries_are_drawn_as_a_distribution(rng):
-    many = audit(rng.normal(size=(100, 6)), rng.normal(size=(30, 6)), ["a", "b"] * 15, ks=[5])
+    many = audit(
+        rng.normal(size=(100, 6)), rng.normal(size=(30, 6)), groups=["a", "b"] * 15, ks=[5]
+    )
     (axes,) = plot_audit(many).axes
     assert axes.get_ylabel() == "queries"
     assert sum(axes.patches[0].get_data().values) == 100
 
 
 def test_three_groups_are_drawn_by_their_skew(rng):
-    three = audit(rng.normal(size=(9, 6)), rng.normal(size=(30, 6)), ["a", "b", "c"] * 10, ks=[5])
+    three = audit(
+        rng.normal(size=(9, 6)), rng.normal(size=(30, 6)), groups=["a", "b", "c"] * 10, ks=[5]
+    )
     assert plot_audit(three).axes[0].get_xlabel() == "max skew@5"
     assert tabulate_audit(three)[1].columns == ("query", "max skew@5")
 

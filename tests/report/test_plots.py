@@ -200,7 +200,7 @@ def test_wrong_right_answers_per_item_are_refused(truth):
 
 
 def test_the_grid_has_every_cell_in_its_place(small):
-    tuning = tune(small.gallery, small.references, small.queries, np.arange(11))
+    tuning = tune(small.gallery, small.references, queries=small.queries, truth=np.arange(11))
     figure = plot_grid(tuning)
     axes = figure.axes[0]
     mesh = axes.collections[0].get_array()
@@ -489,10 +489,26 @@ def test_nothing_is_cut_off_and_no_tick_labels_touch(name):
 def test_real_results_of_every_kind_can_be_drawn(small):
     task = Task(small.queries, small.gallery, np.arange(11))
     banks = {"own": small.references}
-    comparison = compare(task, task, small.references, methods=["nnn", "csls", "dn", "is"])
+    comparison = compare(
+        task.gallery,
+        small.references,
+        queries=task.queries,
+        truth=task.truth,
+        validation=task,
+        methods=["nnn", "csls", "dn", "is"],
+    )
     assert len(plot_gains(comparison).axes[0].get_yticklabels()) == 4
-    assert len(plot_bank_size(ablate(task, task, banks)).axes[0].lines) == 3
-    tuning = tune(small.gallery, small.references, small.queries, np.arange(11))
+    assert (
+        len(
+            plot_bank_size(
+                ablate(task.gallery, banks, queries=task.queries, truth=task.truth, validation=task)
+            )
+            .axes[0]
+            .lines
+        )
+        == 3
+    )
+    tuning = tune(small.gallery, small.references, queries=small.queries, truth=np.arange(11))
     assert len(plot_reference_k(tuning).axes[0].lines) == 5
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import Bias
+from nnnorm.report.table import Table
 from nnnorm.report.tables import (
-    Table,
     tabulate_ablation,
     tabulate_comparison,
     tabulate_diagnosis,
@@ -66,7 +66,9 @@ def ablation():
 @pytest.fixture(scope="module")
 def tuning():
     gallery, queries, references = made.make_embeddings(n_items=40, n_past=30, dim=16)
-    return tune(gallery, references, queries, np.arange(200) // 5, ["nnn", "csls"])
+    return tune(
+        gallery, references, queries=queries, truth=np.arange(200) // 5, methods=["nnn", "csls"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -239,18 +241,22 @@ def test_a_diagnosis_shows_every_statistic_before_and_after(diagnosis):
     assert statistics.columns[1:] == ("before", "after")
     shown = {row[0]: row[1:] for row in statistics.rows}
     assert len(shown) == len(dataclasses.fields(diagnosis.before))
-    for label, name in (("Gini", "gini"), ("excess kurtosis", "kurtosis"), ("mean", "mean")):
+    for label, name in (
+        ("Gini coefficient", "gini"),
+        ("excess kurtosis", "kurtosis"),
+        ("mean hits per item", "mean"),
+    ):
         both = (getattr(diagnosis.before, name), getattr(diagnosis.after, name))
         assert shown[label] == tuple(f"{value:.3f}" for value in both)
     most = (str(diagnosis.before.max), str(diagnosis.after.max))
-    assert shown["most retrieved item"] == most
-    assert statistics.title == "N_2: how often 40 items come back for 200 queries"
+    assert shown["hits of the most retrieved item"] == most
+    assert statistics.title == "How often each of 40 items comes among the first 2 for 200 queries"
     assert f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})" in statistics.notes[0]
 
 
 def test_a_diagnosis_names_the_hubs(diagnosis):
     _, hubs = tabulate_diagnosis(diagnosis)
-    assert hubs.columns == ("item", "N_2", "after", "wrong", "bias z")
+    assert hubs.columns == ("item", "hits", "hits after", "wrong hits", "z-score of bias")
     assert len(hubs.rows) == len(diagnosis.hubs) == 10
     for row, hub, after in zip(hubs.rows, diagnosis.hubs, diagnosis.hubs_after, strict=True):
         assert row[:3] == (str(hub.item), str(hub.occurrences), str(after))
@@ -270,7 +276,7 @@ def test_a_diagnosis_names_the_items_with_a_strange_bias(diagnosis):
 def test_a_diagnosis_without_bias_and_truth_has_no_columns_for_them():
     statistics, hubs = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
     assert (statistics.columns, statistics.notes) == (("", "before"), ())
-    assert hubs.columns == ("item", "N_1")
+    assert hubs.columns == ("item", "hits")
     assert hubs.title == "The 3 most retrieved items"
 
 

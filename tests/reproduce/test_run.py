@@ -39,7 +39,9 @@ def tuned(folder, direction="image", bank="coco", share=0.2):
     clip = folder.open("CLIP", "coco")
     queries, gallery, truth = clip.task(direction, "validation")
     references = clip.bank(direction, bank, share)
-    return tune(gallery, references, queries, truth, select="max").best.params, references
+    return tune(
+        gallery, references, queries=queries, truth=truth, select="max"
+    ).best.params, references
 
 
 @pytest.mark.slow
@@ -58,7 +60,9 @@ def test_the_uncorrected_recall_is_that_of_the_test_part(folder, runner):
     task = folder.open("CLIP", "coco").task("image", "test")
     for k in (1, 5, 10):
         figure = runner.measure(replace(PLAIN, metric=f"recall_at_{k}"))
-        assert figure.value == pytest.approx(100 * evaluate(*task).recall(k))
+        assert figure.value == pytest.approx(
+            100 * evaluate(task.queries, task.gallery, truth=task.truth).recall(k)
+        )
         assert figure.low <= figure.value <= figure.high
 
 
@@ -72,7 +76,7 @@ def test_a_tuned_cell_is_tuned_on_the_tuning_images_and_measured_on_test(
     queries, gallery, truth = folder.open("CLIP", "coco").task(direction, "test")
     bias = NNN(**params).fit(gallery, references) if params else None
     there = replace(NNN_OWN, direction=direction, bank=bank)
-    expected = 100 * evaluate(queries, gallery, truth, bias).recall(1)
+    expected = 100 * evaluate(queries, gallery, bias, truth=truth).recall(1)
     assert runner.measure(there).value == pytest.approx(expected)
     setting = runner.measure(replace(there, metric="setting")).value
     assert setting == (params.get("alpha", 0.0), params.get("reference_k", 0))
@@ -85,7 +89,7 @@ def test_dbnorm_uses_both_banks(folder, runner):
     banks = clip.bank("image", "coco", 0.2), clip.gallery_bank("image", 0.2)
     bias = DualSoftmax(**given).fit(gallery, banks[0], gallery_references=banks[1])
     there = replace(NNN_OWN, method="dualis", params=given)
-    expected = 100 * evaluate(queries, gallery, truth, bias).recall(1)
+    expected = 100 * evaluate(queries, gallery, bias, truth=truth).recall(1)
     assert runner.measure(there).value == pytest.approx(expected)
 
 
@@ -94,7 +98,7 @@ def test_given_settings_are_not_tuned(folder, runner):
     queries, gallery, truth = clip.task("image", "test")
     bias = NNN(8, 0.75).fit(gallery, clip.bank("image", "coco", 1.0))
     there = replace(NNN_OWN, share=1.0, params={"reference_k": 8, "alpha": 0.75})
-    done = evaluate(queries, gallery, truth, bias)
+    done = evaluate(queries, gallery, bias, truth=truth)
     assert runner.measure(there).value == pytest.approx(100 * done.recall(1))
     counts = count_occurrences(done.top1, 10)
     np.testing.assert_array_equal(runner.occurrences(there), counts)

@@ -69,7 +69,7 @@ def test_a_gallery_per_occupation_would_hide_all_bias_at_ten(visogender):
     alone = audit(
         visogender.queries[18:20],
         visogender.gallery[own],
-        [visogender.genders[row] for row in own],
+        groups=[visogender.genders[row] for row in own],
         ks=[10],
     )
     assert alone.line("bias@10").before.mean == 0
@@ -86,7 +86,7 @@ def test_a_fitted_correction_is_used_as_it_is(visogender, rng):
 
 def test_a_search_that_mirrors_the_target_has_no_skew_and_a_fair_one_no_bias():
     gallery, groups = np.eye(4), ["a", "b", "a", "b"]
-    found = audit(np.eye(4), gallery, groups, ks=[4])
+    found = audit(np.eye(4), gallery, groups=groups, ks=[4])
     assert found.target == {"a": 0.5, "b": 0.5}
     for metric in ("bias@4", "skew of a@4", "skew of b@4", "max skew@4"):
         assert found.line(metric).before.mean == 0
@@ -96,7 +96,7 @@ def test_a_search_that_mirrors_the_target_has_no_skew_and_a_fair_one_no_bias():
 def test_targets_are_the_gallery_equal_or_given(rng):
     gallery, queries = rng.normal(size=(10, 4)), rng.normal(size=(3, 4))
     groups = ["a"] * 8 + ["b"] * 2
-    share = lambda target: audit(queries, gallery, groups, ks=[5], target=target).target  # noqa: E731
+    share = lambda target: audit(queries, gallery, groups=groups, ks=[5], target=target).target  # noqa: E731
     assert share("gallery") == {"a": 0.8, "b": 0.2}
     assert share("equal") == {"a": 0.5, "b": 0.5}
     assert share({"b": 0.1, "a": 0.9}) == {"a": 0.9, "b": 0.1}
@@ -105,9 +105,9 @@ def test_targets_are_the_gallery_equal_or_given(rng):
 def test_bias_at_k_needs_two_groups_and_its_sign_their_order(rng):
     gallery, queries = rng.normal(size=(9, 4)), rng.normal(size=(3, 4))
     groups = ["a", "b", "c"] * 3
-    assert not any("bias" in name for name in audit(queries, gallery, groups, ks=[5]).before)
+    assert not any("bias" in name for name in audit(queries, gallery, groups=groups, ks=[5]).before)
     one, other = (
-        audit(queries, gallery, groups, ks=[5], difference=pair).before["bias@5"]
+        audit(queries, gallery, groups=groups, ks=[5], difference=pair).before["bias@5"]
         for pair in (("a", "c"), ("c", "a"))
     )
     np.testing.assert_array_equal(one, -other)
@@ -139,12 +139,12 @@ def test_input_that_does_not_fit_is_refused(rng, change, words):
         "ks": [5],
     } | change
     with pytest.raises(NNNormError, match=words):
-        audit(given.pop("queries"), given.pop("gallery"), given.pop("groups"), **given)
+        audit(given.pop("queries"), given.pop("gallery"), groups=given.pop("groups"), **given)
 
 
 def test_too_many_groups_are_probably_the_wrong_column(rng):
     with pytest.raises(NNNormError, match="60 different values, more than 50; is it the right co"):
-        audit(np.eye(60), np.eye(60), [f"file {n}" for n in range(60)])
+        audit(np.eye(60), np.eye(60), groups=[f"file {n}" for n in range(60)])
 
 
 def test_visogender_knows_two_perceived_genders(visogender):

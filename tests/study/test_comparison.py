@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, NNNormError
-from nnnorm.methods import METHOD_NAMES, make_method
+from nnnorm.errors import NNNormWarning
+from nnnorm.methods import METHOD_NAMES, make_method, statistics
 from nnnorm.study import comparison as compare_module
 from nnnorm.study.comparison import Ablation, Comparison, Task, ablate, compare, make_result
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.hubness import count_occurrences, measure_hubness
 from nnnorm.study.intervals import binomial_half_width, interval_of_difference
-from nnnorm.study.tuning import tune
+from nnnorm.study.splits import split_queries
+from nnnorm.study.truth import open_truth
+from nnnorm.study.tuning import try_settings, tune
 from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
@@ -55,21 +58,43 @@ def gallery_bank():
 
 @pytest.fixture(scope="module")
 def compared(task, validation, bank, gallery_bank):
-    return compare(
-        task, validation, bank, gallery_references=gallery_bank, methods=list(GRIDS),
-        grids=GRIDS, seed=3,
-    )  # fmt: skip
+    options = {"gallery_references": gallery_bank, "methods": list(GRIDS), "grids": GRIDS}
+    return run_compare(task, validation, bank, **options, seed=3)
 
 
 @pytest.fixture(scope="module")
 def ablated(task, validation, bank):
-    return ablate(task, validation, {"own": bank, "far": bank[::-1] * 0.5}, seed=3)
+    return ablate(
+        task.gallery,
+        {"own": bank, "far": bank[::-1] * 0.5},
+        queries=task.queries,
+        truth=task.truth,
+        validation=validation,
+        seed=3,
+    )
+
+
+def run_compare(test, validation, bank, **options):
+    return compare(
+        test.gallery, bank, queries=test.queries, truth=test.truth, validation=validation, **options
+    )
+
+
+def run_ablate(test, validation, banks, **options):
+    return ablate(
+        test.gallery,
+        banks,
+        queries=test.queries,
+        truth=test.truth,
+        validation=validation,
+        **options,
+    )
 
 
 def check_result(result, task, bias, seed):
     """Whether a result is what a direct evaluation of that bias on that task gives."""
-    raw = evaluate(*task)
-    evaluation = evaluate(*task, bias)
+    raw = evaluate(task.queries, task.gallery, truth=task.truth)
+    evaluation = evaluate(task.queries, task.gallery, bias, truth=task.truth)
     assert result.recall_at_1 == evaluation.recall(1)
     assert result.recall_at_5 == evaluation.recall(5)
     assert result.recall_at_10 == evaluation.recall(10)
@@ -92,9 +117,9 @@ def test_figures_are_those_of_tuning_on_validation_and_evaluating_on_test(
         best = tune(
             validation.gallery,
             bank,
-            validation.queries,
-            validation.truth,
-            [result.method],
+            queries=validation.queries,
+            truth=validation.truth,
+            methods=[result.method],
             grids={result.method: GRIDS[result.method]},
             **extra,
         ).best
@@ -107,7 +132,7 @@ def test_figures_are_those_of_tuning_on_validation_and_evaluating_on_test(
 def test_no_correction_comes_first_and_has_no_gain(compared, task):
     none = compared.results[0]
     assert (none.method, none.params, none.gain) == ("none", {}, None)
-    assert none.recall_at_1 == evaluate(*task).recall(1)
+    assert none.recall_at_1 == evaluate(task.queries, task.gallery, truth=task.truth).recall(1)
 
 
 def test_sizes_and_the_way_of_choosing_are_told(compared):
@@ -119,29 +144,57 @@ def test_sizes_and_the_way_of_choosing_are_told(compared):
 def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
     flipped = Task(-np.asarray(task.queries), task.gallery, task.truth)
     one, other = (
-        compare(test, validation, bank, methods=["nnn", "is"]) for test in (task, flipped)
+        compare(
+            test.gallery,
+            bank,
+            queries=test.queries,
+            truth=test.truth,
+            validation=validation,
+            methods=["nnn", "is"],
+        )
+        for test in (task, flipped)
     )
     assert [r.params for r in one.results] == [r.params for r in other.results]
     assert one.results[1].recall_at_1 != other.results[1].recall_at_1
 
 
 def test_select_is_passed_on(task, validation, bank):
-    args = validation.gallery, bank, validation.queries, validation.truth
+    args = {"queries": validation.queries, "truth": validation.truth}
     for select in ("one-standard-error", "max"):
-        found = compare(task, validation, bank, methods=["nnn"], select=select)
-        assert found.results[1].params == tune(*args, select=select).best.params
+        found = compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            methods=["nnn"],
+            select=select,
+        )
+        assert (
+            found.results[1].params
+            == tune(validation.gallery, bank, **args, select=select).best.params
+        )
         assert found.select == select
 
 
 def test_all_methods_are_those_that_the_banks_allow(task, validation, bank):
-    found = compare(task, validation, bank)
+    found = compare(
+        task.gallery, bank, queries=task.queries, truth=task.truth, validation=validation
+    )
     expected = [name for name in METHOD_NAMES if not name.startswith("dual")]
     assert [result.method for result in found.results] == expected
 
 
 def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
     task = Task(np.eye(60), np.eye(60), np.arange(60))
-    (none, csls) = compare(task, task, 1000 * np.eye(60)[:30], methods=["csls"]).results
+    (none, csls) = compare(
+        task.gallery,
+        1000 * np.eye(60)[:30],
+        queries=task.queries,
+        truth=task.truth,
+        validation=task,
+        methods=["csls"],
+    ).results
     assert (csls.method, csls.params) == ("csls", {})
     assert csls.recall_at_1 == none.recall_at_1 == 1
     assert csls.gain.includes_zero
@@ -149,7 +202,16 @@ def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
 
 def test_the_same_seed_gives_the_same_and_another_seed_other_intervals(task, validation, bank):
     first, again, other = (
-        compare(task, validation, bank, methods=["csls"], seed=seed) for seed in (0, 0, 1)
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            methods=["csls"],
+            seed=seed,
+        )
+        for seed in (0, 0, 1)
     )
     assert first == again
     assert first.results[1].gain != other.results[1].gain
@@ -176,7 +238,7 @@ def test_results_are_frozen_records(compared, ablated):
 
 
 def test_a_result_by_hand():
-    evaluation = evaluate(np.eye(4)[[0, 0, 1, 2]], np.eye(4), [0, 1, 1, 3])
+    evaluation = evaluate(np.eye(4)[[0, 0, 1, 2]], np.eye(4), truth=[0, 1, 1, 3])
     result = make_result("none", {}, evaluation, None)
     assert (result.recall_at_1, result.hubness.max) == (0.5, 2)
     assert result.half_width == pytest.approx(1.96 * np.sqrt(0.25 / 4))
@@ -186,16 +248,16 @@ def test_a_result_by_hand():
 # --- banks side by side --------------------------------------------------------------------------
 
 
-def recorded_banks(monkeypatch, *args, **options):
+def recorded_banks(monkeypatch, test, validation, banks, **options):
     """Run `ablate` and keep the references of every row."""
-    banks = []
+    used = []
 
-    def recorded(gallery, references, *rest, **others):
-        banks.append(np.array(references))
-        return tune(gallery, references, *rest, **others)
+    def recorded(methods, gallery, references, *rest, **others):
+        used.append(np.array(references))
+        return try_settings(methods, gallery, references, *rest, **others)
 
-    monkeypatch.setattr(compare_module, "tune", recorded)
-    return ablate(*args, **options), banks
+    monkeypatch.setattr(compare_module, "try_settings", recorded)
+    return run_ablate(test, validation, banks, **options), used
 
 
 def test_rows_are_every_bank_at_every_share(ablated, bank):
@@ -226,7 +288,9 @@ def test_the_figures_of_a_row_are_those_of_its_bank(monkeypatch, task, validatio
         monkeypatch, task, validation, {"own": bank}, shares=(1.0, 0.3), seed=2
     )
     for row, part in zip(found.rows, banks, strict=True):
-        best = tune(validation.gallery, part, validation.queries, validation.truth).best
+        best = tune(
+            validation.gallery, part, queries=validation.queries, truth=validation.truth
+        ).best
         assert (row.tuned.method, row.tuned.params) == (best.method, best.params)
         bias = make_method(best.method, **best.params).fit(task.gallery, part)
         check_result(row.tuned, task, bias, seed=2)
@@ -245,14 +309,28 @@ def test_which_part_of_a_bank_is_used_is_by_the_seed(monkeypatch, task, validati
 
 
 def test_a_tiny_share_is_one_reference(task, validation, bank):
-    (row,) = ablate(task, validation, {"own": bank}, shares=[1e-6]).rows
+    (row,) = ablate(
+        task.gallery,
+        {"own": bank},
+        queries=task.queries,
+        truth=task.truth,
+        validation=validation,
+        shares=[1e-6],
+    ).rows
     assert row.n_references == 1
 
 
 def test_banks_may_be_files(tmp_path, task, validation, bank):
     np.save(tmp_path / "bank.npy", bank)
     from_file, from_memory = (
-        ablate(task, validation, {"own": source}, shares=(0.5,))
+        ablate(
+            task.gallery,
+            {"own": source},
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            shares=(0.5,),
+        )
         for source in (tmp_path / "bank.npy", bank)
     )
     assert from_file == from_memory
@@ -264,16 +342,61 @@ def test_banks_may_be_files(tmp_path, task, validation, bank):
 @pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-1,), (float("nan"),)])
 def test_shares_out_of_range_are_refused(task, validation, bank, shares):
     with pytest.raises(NNNormError, match=r"shares must be above 0 and at most 1; got \("):
-        ablate(task, validation, {"own": bank}, shares=shares)
+        ablate(
+            task.gallery,
+            {"own": bank},
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            shares=shares,
+        )
 
 
-def test_ablating_needs_banks_by_name(task, validation, bank):
-    with pytest.raises(NNNormError, match="ablate needs at least one bank of references; got none"):
-        ablate(task, validation, {})
-    with pytest.raises(
-        NNNormError, match=r"banks must be a dict of names to references, .* ndarray"
-    ):
-        ablate(task, validation, bank)
+def test_ablating_needs_a_bank(task, validation):
+    with pytest.raises(NNNormError, match="references names no bank; give at least one"):
+        run_ablate(task, validation, {})
+
+
+def test_one_bank_needs_no_name(task, validation, bank):
+    (alone,) = run_ablate(task, validation, bank, shares=[1]).rows
+    (named,) = run_ablate(task, validation, {"references": bank}, shares=[1]).rows
+    assert alone == named
+
+
+def test_without_validation_the_queries_of_half_of_the_items_are_held_out(task, bank):
+    right = open_truth(task.truth, n_queries=200, n_gallery=40)
+    held, rest = split_queries(right, seed=4)
+    for run, source in ((compare, {"methods": ["nnn"]}), (ablate, {"shares": [1.0]})):
+        about = {"queries": task.queries, "truth": task.truth, "seed": 4, **source}
+        with pytest.warns(NNNormWarning, match=f"{len(held)} of the 200 queries are for tuning"):
+            found = run(task.gallery, bank, **about)
+        assert (found.n_queries, found.n_validation) == (len(rest), len(held))
+        parts = [Task(task.queries[p], task.gallery, task.truth[p]) for p in (rest, held)]
+        again = {"compare": run_compare, "ablate": run_ablate}[run.__name__]
+        assert found == again(*parts, bank, seed=4, **source)
+
+
+def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, bank, gallery_bank):
+    scanned = []
+
+    def counted(scores, **options):
+        scanned.append(scores.shape)
+        return scan(scores, **options)
+
+    scan = statistics.scan
+    monkeypatch.setattr(statistics, "scan", counted)
+    dual = {"beta_query": [5.0, 20.0], "beta_gallery": [2.0, 5.0]}
+    grids = {**GRIDS, "dualis": dual, "dualdis": dual}
+    run_compare(
+        task, validation, bank, gallery_references=gallery_bank, methods=list(grids), grids=grids
+    )
+    assert scanned[:3] == [(50, 200), (50, 30), (40, 200)]
+    # Where both methods choose the same β of the gallery bank, that needs no scan.
+    assert scanned[3:] in ([], [(40, 30)])
+    scanned.clear()
+    same = validation._replace(gallery=task.gallery, truth=validation.truth % 40)
+    run_compare(task, same, bank, methods=["nnn", "csls", "is"])
+    assert scanned == [(40, 200)]
 
 
 @pytest.mark.parametrize(
@@ -282,7 +405,7 @@ def test_ablating_needs_banks_by_name(task, validation, bank):
         ({"methods": []}, "methods is empty; name at least one, or 'all'"),
         ({"methods": "nnn"}, "methods must be 'all' or a list of names; got 'nnn'"),
         ({"methods": ["best"]}, "method must be one of none, nnn, .*; got 'best'"),
-        ({"methods": ["dualis"]}, "dualis and dualdis need a gallery bank"),
+        ({"methods": ["dualis"]}, "method dualis needs a gallery bank"),
         ({"methods": ["nnn"], "select": "best"}, "select must be 'one-standard-error' or 'max'"),
         ({"methods": ["csls"], "grids": {"csls": {"reference_k": [999]}}},
          "reference_k 999, but there are only 200 references"),
@@ -292,15 +415,28 @@ def test_ablating_needs_banks_by_name(task, validation, bank):
 )  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, words):
     with pytest.raises(NNNormError, match=words):
-        compare(task, validation, bank, **options)
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            **options,
+        )
 
 
 def test_a_wrong_task_is_named(task, validation, bank):
     queries = np.array(task.queries)
     queries[2, 0] = np.nan
-    with pytest.raises(NNNormError, match="test queries must be finite; row 2 has NaN"):
-        compare(task._replace(queries=queries), validation, bank)
+    with pytest.raises(NNNormError, match="queries must be finite; row 2 has NaN"):
+        run_compare(task._replace(queries=queries), validation, bank)
     with pytest.raises(NNNormError, match=r"validation gallery must have two dimensions"):
-        compare(task, validation._replace(gallery=np.ones(3)), bank)
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation._replace(gallery=np.ones(3)),
+        )
     with pytest.raises(NNNormError, match="truth names item 40, but there are 40 items"):
-        compare(task._replace(truth=[40] * 200), validation, bank)
+        run_compare(task._replace(truth=[40] * 200), validation, bank)

@@ -106,7 +106,7 @@ def make_truth(request, rng):
 
 def test_every_metric_by_hand():
     scores = [[0.9, 0.8, 0.7, 0.6], [0.9, 0.8, 0.7, 0.6]]
-    evaluation = evaluate(*embeddings_with(scores), [[1, 3], [0]])
+    evaluation = evaluate(*embeddings_with(scores), truth=[[1, 3], [0]])
     assert evaluation.hits(1).tolist() == [0, 1]
     assert evaluation.hits(2).tolist() == [1, 1]
     assert evaluation.fractions(2).tolist() == [0.5, 1]
@@ -122,7 +122,7 @@ def test_every_metric_by_hand():
 
 
 def test_recall_is_the_mean_of_hits_over_all_queries(small):
-    evaluation = evaluate(small.queries, small.gallery, [0] * 11)
+    evaluation = evaluate(small.queries, small.gallery, truth=[0] * 11)
     assert len(evaluation) == 11
     for k in (1, 5, 10):
         assert evaluation.recall(k) == pytest.approx(evaluation.hits(k).sum() / 11)
@@ -152,7 +152,7 @@ def test_every_metric_is_that_of_ir_measures(rng, make_truth, k):
     expected = {measure: np.full(n_queries, np.nan) for measure in theirs}
     for value in ir_measures.iter_calc(list(theirs), qrels, run):
         expected[value.measure][int(value.query_id)] = value.value
-    evaluation = evaluate(queries, gallery, truth)
+    evaluation = evaluate(queries, gallery, truth=truth)
     for measure, ours in theirs.items():
         np.testing.assert_allclose(ours(evaluation), expected[measure], err_msg=str(measure))
 
@@ -162,7 +162,7 @@ def test_every_metric_is_its_few_naive_lines(small, make_truth, k):
     truth = make_truth(11, 23)
     raw = small.queries.astype(float) @ small.gallery.astype(float).T
     np.testing.assert_allclose(
-        measured(evaluate(small.queries, small.gallery, truth), k),
+        measured(evaluate(small.queries, small.gallery, truth=truth), k),
         naive_all(raw, lists_of(truth, 11), k),
     )
 
@@ -183,7 +183,7 @@ def test_corrected_metrics_are_the_naive_ones_of_the_dense_corrected_scores(smal
     bias = biases(small)[name]
     lists = random_lists(rng, 11, 23, 4)
     dense = score_matrix(small.queries, small.gallery, bias).astype(float)
-    evaluation = evaluate(small.queries, small.gallery, lists, bias)
+    evaluation = evaluate(small.queries, small.gallery, bias, truth=lists)
     np.testing.assert_allclose(measured(evaluation, 5), naive_all(dense, lists, 5))
     np.testing.assert_array_equal(evaluation.top1, dense.argmax(axis=1))
 
@@ -194,25 +194,27 @@ def test_a_weight_overrides_the_biases_own(small, rng, name, weight):
     bias = biases(small)[name]
     lists = random_lists(rng, 11, 23, 4)
     dense = score_matrix(small.queries, small.gallery, bias, weight=weight).astype(float)
-    evaluation = evaluate(small.queries, small.gallery, lists, bias, weight=weight)
+    evaluation = evaluate(small.queries, small.gallery, bias, truth=lists, weight=weight)
     np.testing.assert_allclose(measured(evaluation, 5), naive_all(dense, lists, 5))
 
 
 def test_weight_zero_is_no_correction(small, rng):
     lists = random_lists(rng, 11, 23, 4)
-    corrected = evaluate(small.queries, small.gallery, lists, biases(small)["nnn"], weight=0.0)
-    plain = evaluate(small.queries, small.gallery, lists)
+    corrected = evaluate(
+        small.queries, small.gallery, biases(small)["nnn"], truth=lists, weight=0.0
+    )
+    plain = evaluate(small.queries, small.gallery, truth=lists)
     np.testing.assert_array_equal(measured(corrected, 5), measured(plain, 5))
 
 
 def test_the_figures_beside_the_real_embeddings(flickr8k):
     evaluation = evaluate(
-        flickr8k.caption["test"], flickr8k.image["test"], np.repeat(np.arange(1000), 5)
+        flickr8k.caption["test"], flickr8k.image["test"], truth=np.repeat(np.arange(1000), 5)
     )
     recalls = [100 * evaluation.recall(k) for k in (1, 5, 10)]
     np.testing.assert_allclose(recalls, (20.54, 46.40, 59.56), atol=0.05)
     captions = np.arange(5000).reshape(1000, 5).tolist()
-    evaluation = evaluate(flickr8k.image["test"], flickr8k.caption["test"], captions)
+    evaluation = evaluate(flickr8k.image["test"], flickr8k.caption["test"], truth=captions)
     recalls = [100 * evaluation.recall(k) for k in (1, 5, 10)]
     np.testing.assert_allclose(recalls, (27.4, 52.4, 64.6), atol=0.05)
 
@@ -238,7 +240,7 @@ def test_every_metric_is_its_mean_over_all_orders_of_tied_items(problem):
         if all(scores[a] >= scores[b] for a, b in itertools.pairwise(order))
     ]
     expected = np.mean([naive(order, right, k) for order in orders], axis=0)
-    evaluation = evaluate(*embeddings_with([scores]), [sorted(right)])
+    evaluation = evaluate(*embeddings_with([scores]), truth=[sorted(right)])
     np.testing.assert_allclose(measured(evaluation, k)[0], expected, rtol=1e-12)
 
 
@@ -246,7 +248,7 @@ def test_ties_in_a_large_gallery_are_the_mean_over_drawn_orders(rng):
     scores = rng.integers(0, 4, size=(1, 60)).astype(np.float32)
     right = rng.choice(60, size=7, replace=False).tolist()
     draws = [naive(np.lexsort((rng.random(60), -scores[0])), set(right), 10) for _ in range(10_000)]
-    evaluation = evaluate(*embeddings_with(scores), [right])
+    evaluation = evaluate(*embeddings_with(scores), truth=[right])
     error = np.std(draws, axis=0) / np.sqrt(len(draws))
     assert (np.abs(measured(evaluation, 10)[0] - np.mean(draws, axis=0)) <= 4 * error + 1e-9).all()
 
@@ -259,7 +261,7 @@ def test_ndcg_is_that_of_scikit_learn_which_averages_ties_too(seed, n_gallery, k
     relevant = np.zeros_like(scores)
     for q, right in enumerate(lists):
         relevant[q, right] = 1
-    ours = evaluate(*embeddings_with(scores), lists).ndcg(k)
+    ours = evaluate(*embeddings_with(scores), truth=lists).ndcg(k)
     theirs = [ndcg_score(relevant[[q]], scores[[q]], k=k) for q in range(5)]
     np.testing.assert_allclose(ours, theirs)
 
@@ -267,7 +269,9 @@ def test_ndcg_is_that_of_scikit_learn_which_averages_ties_too(seed, n_gallery, k
 @pytest.mark.parametrize("n_right", [1, 3, 20])
 def test_scoring_everything_alike_is_chance(n_right):
     n_gallery, k = 40, 10
-    evaluation = evaluate(np.ones((2, 3)), np.ones((n_gallery, 3)), [list(range(n_right))] * 2)
+    evaluation = evaluate(
+        np.ones((2, 3)), np.ones((n_gallery, 3)), truth=[list(range(n_right))] * 2
+    )
     np.testing.assert_allclose(evaluation.fractions(k), k / n_gallery)
     np.testing.assert_allclose(evaluation.ranks(), (n_gallery + 1) / (n_right + 1))
     # The first right item is at place i if the i − 1 before it are all wrong.
@@ -283,7 +287,7 @@ def test_scoring_everything_alike_is_chance(n_right):
 
 
 def test_one_right_item_among_alike_ones_has_chance_k_out_of_n():
-    evaluation = evaluate(np.ones((1, 2)), np.ones((50, 2)), [49])
+    evaluation = evaluate(np.ones((1, 2)), np.ones((50, 2)), truth=[49])
     for k in (1, 5, 50):
         assert evaluation.recall(k) == pytest.approx(k / 50)
 
@@ -291,8 +295,8 @@ def test_one_right_item_among_alike_ones_has_chance_k_out_of_n():
 def test_a_correction_that_levels_scores_makes_a_tie():
     queries, gallery = embeddings_with([[1.0, 0.5], [1.0, 0.5]])
     bias = Bias(np.array([0.5, 0.0]), 1.0, "nnn")
-    assert evaluate(queries, gallery, [0, 1], bias).hits(1).tolist() == [0.5, 0.5]
-    assert evaluate(queries, gallery, [0, 1], bias, weight=2.0).hits(1).tolist() == [0, 1]
+    assert evaluate(queries, gallery, bias, truth=[0, 1]).hits(1).tolist() == [0.5, 0.5]
+    assert evaluate(queries, gallery, bias, truth=[0, 1], weight=2.0).hits(1).tolist() == [0, 1]
 
 
 # --- what changes nothing ------------------------------------------------------------------------
@@ -322,7 +326,7 @@ def test_the_memory_budget_changes_nothing(corrected):
         "gated": InvertedSoftmax(gated=True).fit(gallery, queries[:50]),
     }[corrected]
     answers = [
-        evaluate(queries, gallery, lists, bias, memory_budget=budget)
+        evaluate(queries, gallery, bias, truth=lists, memory_budget=budget)
         for budget in (2**16, 2**20, 2**29)
     ]
     for answer in answers[1:]:
@@ -339,7 +343,7 @@ def test_many_queries_at_once_count_as_each_alone():
     np.testing.assert_array_equal(above, (scores[truth.queries] > right).sum(axis=1))
     np.testing.assert_array_equal(tied, (scores[truth.queries] == right).sum(axis=1))
     assert_same(
-        evaluate(queries, gallery, lists),
+        evaluate(queries, gallery, truth=lists),
         Evaluation(truth, above, tied, scores.argmax(axis=1), 900, 900),
     )
 
@@ -347,9 +351,9 @@ def test_many_queries_at_once_count_as_each_alone():
 @pytest.mark.parametrize("few", [0, 1, 10**6])
 def test_comparing_and_sorting_count_the_same(monkeypatch, few):
     queries, gallery, lists = integer_problem()
-    expected = evaluate(queries, gallery, lists)
+    expected = evaluate(queries, gallery, truth=lists)
     monkeypatch.setattr("nnnorm.study.evaluation._FEW", few)
-    assert_same(evaluate(queries, gallery, lists), expected)
+    assert_same(evaluate(queries, gallery, truth=lists), expected)
 
 
 @given(seed=st.integers(0, 20))
@@ -359,8 +363,8 @@ def test_the_order_of_gallery_rows_changes_nothing(seed):
     place = np.argsort(order)
     moved = [place[right].tolist() for right in lists]
     np.testing.assert_allclose(
-        measured(evaluate(queries, gallery[order], moved), 5),
-        measured(evaluate(queries, gallery, lists), 5),
+        measured(evaluate(queries, gallery[order], truth=moved), 5),
+        measured(evaluate(queries, gallery, truth=lists), 5),
         rtol=1e-12,
     )
 
@@ -370,22 +374,22 @@ def test_the_order_of_queries_changes_only_the_order_of_answers(seed):
     queries, gallery, lists = integer_problem(seed, n_queries=20, n_gallery=60)
     order = np.random.default_rng(seed).permutation(len(queries))
     np.testing.assert_array_equal(
-        measured(evaluate(queries[order], gallery, [lists[q] for q in order]), 5),
-        measured(evaluate(queries, gallery, lists), 5)[order],
+        measured(evaluate(queries[order], gallery, truth=[lists[q] for q in order]), 5),
+        measured(evaluate(queries, gallery, truth=lists), 5)[order],
     )
 
 
 @given(seed=st.integers(0, 20), scale=st.sampled_from([0.25, 2.0, 64.0]))
 def test_the_scale_of_scores_changes_nothing(seed, scale):
     queries, gallery, lists = integer_problem(seed, n_queries=20, n_gallery=60)
-    scaled = evaluate(queries * np.float32(scale), gallery, lists)
-    assert_same(scaled, evaluate(queries, gallery, lists))
+    scaled = evaluate(queries * np.float32(scale), gallery, truth=lists)
+    assert_same(scaled, evaluate(queries, gallery, truth=lists))
 
 
 @given(seed=st.integers(0, 20))
 def test_a_longer_look_never_finds_less(seed):
     queries, gallery, lists = integer_problem(seed, n_queries=20, n_gallery=30)
-    evaluation = evaluate(queries, gallery, lists)
+    evaluation = evaluate(queries, gallery, truth=lists)
     for metric in (evaluation.hits, evaluation.fractions):
         found = np.stack([metric(k) for k in range(1, 31)])
         assert (np.diff(found, axis=0) >= -1e-12).all()
@@ -397,7 +401,7 @@ def test_the_callers_arrays_are_left_as_they_were():
     queries, gallery, lists = integer_problem(n_queries=20, n_gallery=60)
     copies = queries.copy(), gallery.copy(), [list(right) for right in lists]
     bias = NNN(reference_k=3, alpha=0.5).fit(gallery, queries)
-    measured(evaluate(queries, gallery, lists, bias), 5)
+    measured(evaluate(queries, gallery, bias, truth=lists), 5)
     np.testing.assert_array_equal(queries, copies[0])
     np.testing.assert_array_equal(gallery, copies[1])
     assert lists == copies[2]
@@ -406,7 +410,9 @@ def test_the_callers_arrays_are_left_as_they_were():
 def test_progress_reaches_all_queries():
     queries, gallery, lists = integer_problem()
     seen = []
-    evaluate(queries, gallery, lists, memory_budget=2**20, progress=lambda *done: seen.append(done))
+    evaluate(
+        queries, gallery, truth=lists, memory_budget=2**20, progress=lambda *done: seen.append(done)
+    )
     assert len(seen) > 1
     assert seen[-1] == (200, 200)
     assert seen == sorted(seen)
@@ -419,14 +425,14 @@ def test_a_whole_ranking_says_what_the_embeddings_say(small, make_truth):
     truth, bias = make_truth(11, 23), biases(small)["nnn"]
     ranking = search(small.queries, small.gallery, bias, k=23)
     from_ranking = evaluate_ranking(ranking, truth, n_gallery=23)
-    assert_same(from_ranking, evaluate(small.queries, small.gallery, truth, bias))
+    assert_same(from_ranking, evaluate(small.queries, small.gallery, bias, truth=truth))
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_a_ranking_is_evaluated_as_far_as_it_reaches(small, make_truth, k):
     truth = make_truth(11, 23)
     shallow = evaluate_ranking(search(small.queries, small.gallery, k=7), truth, n_gallery=23)
-    whole = evaluate(small.queries, small.gallery, truth)
+    whole = evaluate(small.queries, small.gallery, truth=truth)
     for name in ("hits", "fractions", "ndcg"):
         np.testing.assert_array_equal(getattr(shallow, name)(k), getattr(whole, name)(k), name)
     np.testing.assert_array_equal(shallow.top1, whole.top1)
@@ -473,7 +479,7 @@ def test_a_ranking_of_another_gallery_is_refused(small):
 
 def test_one_query_and_one_item():
     for evaluation in (
-        evaluate(np.ones((1, 2)), np.ones((1, 2)), [0]),
+        evaluate(np.ones((1, 2)), np.ones((1, 2)), truth=[0]),
         evaluate_ranking(search(np.ones((1, 2)), np.ones((1, 2)), k=1), [0], n_gallery=1),
     ):
         np.testing.assert_array_equal(measured(evaluation, 1), np.ones((1, 5)))
@@ -484,7 +490,7 @@ def test_one_query_and_one_item():
 def test_k_beyond_the_gallery_is_the_whole_gallery(small, k):
     lists = [[q, 22] for q in range(11)]
     for evaluation in (
-        evaluate(small.queries, small.gallery, lists),
+        evaluate(small.queries, small.gallery, truth=lists),
         evaluate_ranking(search(small.queries, small.gallery, k=23), lists, n_gallery=23),
     ):
         assert (evaluation.hits(k) == 1).all()
@@ -502,33 +508,33 @@ def test_k_beyond_the_gallery_does_not_find_what_a_ranking_has_left_out():
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, True, "5", None])
 def test_k_must_be_a_whole_number_of_at_least_one(small, k):
-    evaluation = evaluate(small.queries, small.gallery, [0] * 11)
+    evaluation = evaluate(small.queries, small.gallery, truth=[0] * 11)
     for metric in (evaluation.hits, evaluation.recall, evaluation.fractions, evaluation.ndcg):
         with pytest.raises(NNNormError, match=rf"k must be a whole number .* 1; got {k!r}"):
             metric(k)
 
 
 def test_a_numpy_number_is_a_number_too(small):
-    evaluation = evaluate(small.queries, small.gallery, [0] * 11)
+    evaluation = evaluate(small.queries, small.gallery, truth=[0] * 11)
     np.testing.assert_array_equal(evaluation.hits(np.int64(5)), evaluation.hits(5))
 
 
 def test_bad_truth_and_bad_biases_are_refused_here_too(small):
     with pytest.raises(NNNormError, match=r"truth names item 23, but there are 23 items"):
-        evaluate(small.queries, small.gallery, [23] * 11)
+        evaluate(small.queries, small.gallery, truth=[23] * 11)
     with pytest.raises(NNNormError, match="got 10 numbers for 11 queries"):
         evaluate_ranking(search(small.queries, small.gallery), [0] * 10, n_gallery=23)
     with pytest.raises(NNNormError, match="weight needs a bias"):
-        evaluate(small.queries, small.gallery, [0] * 11, weight=0.5)
+        evaluate(small.queries, small.gallery, truth=[0] * 11, weight=0.5)
     with pytest.raises(NNNormError, match="this bias is for a gallery of 2 items"):
-        evaluate(small.queries, small.gallery, [0] * 11, Bias(np.ones(2), 1.0, "nnn"))
+        evaluate(small.queries, small.gallery, Bias(np.ones(2), 1.0, "nnn"), truth=[0] * 11)
 
 
 # --- the averages --------------------------------------------------------------------------------
 
 
 def test_the_averages_have_the_names_of_every_report(small, make_truth):
-    evaluation = evaluate(small.queries, small.gallery, make_truth(11, 23))
+    evaluation = evaluate(small.queries, small.gallery, truth=make_truth(11, 23))
     assert mean_metrics(evaluation) == {
         "recall_at_1": evaluation.hits(1).mean(),
         "recall_at_5": evaluation.hits(5).mean(),
@@ -550,10 +556,10 @@ def test_a_shallow_ranking_has_no_averages_of_ranks(small):
 
 
 def test_averages_beyond_the_gallery_are_named_for_the_whole_gallery():
-    averages = mean_metrics(evaluate(np.eye(3), np.eye(3), [0, 1, 2]))
+    averages = mean_metrics(evaluate(np.eye(3), np.eye(3), truth=[0, 1, 2]))
     assert list(averages) == ["recall_at_1", "recall_at_3", "mrr", "median_rank", "ndcg_at_3"]
 
 
 def test_averages_of_no_k_are_refused():
     with pytest.raises(NNNormError, match=r"ks must name at least one k, such as \(1, 5, 10\)"):
-        mean_metrics(evaluate(np.eye(3), np.eye(3), [0, 1, 2]), ks=())
+        mean_metrics(evaluate(np.eye(3), np.eye(3), truth=[0, 1, 2]), ks=())

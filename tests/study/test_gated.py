@@ -9,7 +9,7 @@ from nnnorm import open_embeddings
 from nnnorm.methods import make_method
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.gated import GateWatch
-from nnnorm.study.grid import find_active, make_settings
+from nnnorm.study.grid import make_settings
 from nnnorm.study.truth import open_truth
 from tests import reference
 
@@ -17,7 +17,6 @@ GRIDS = {
     "qbnorm": {"beta": [0.0, 0.5, 5.0, 60.0]},
     "dualdis": {"beta_query": [0.0, 3.0, 40.0], "beta_gallery": [0.0, 2.0]},
 }
-BUDGET = 2**20
 
 
 def make_problem(seed, *, negative=True):
@@ -43,17 +42,14 @@ def watch_over(problem, methods=("qbnorm", "dualdis"), strip=60):
         open_embeddings(rows) for rows in (problem.gallery, problem.references, problem.bank)
     )
     truth = open_truth(problem.lists, n_queries=60, n_gallery=40)
-    settings, scanned = make_settings(
+    settings = make_settings(
         methods,
         gallery,
         references,
         gallery_references=bank,
         grids={name: GRIDS[name] for name in methods},
     )
-    actives = [find_active(references, gallery, BUDGET)]
-    if "dualdis" in methods:
-        actives.append(find_active(bank, gallery, BUDGET))
-    watch = GateWatch(settings, scanned, truth, *actives)
+    watch = GateWatch([s.method for s in settings], settings[0].statistics, truth)
     raw = problem.queries @ problem.gallery.T
     for start in range(0, 60, strip):
         watch.look(start, raw[start : start + strip])
@@ -64,18 +60,18 @@ def hits_of(problem, method, params):
     """Hits of a fitted method, and of no correction where it is 'none'."""
     extra = {"gallery_references": problem.bank} if method.startswith("dual") else {}
     bias = make_method(method, **params).fit(problem.gallery, problem.references, **extra)
-    return evaluate(problem.queries, problem.gallery, problem.lists, bias).hits(1)
+    return evaluate(problem.queries, problem.gallery, bias, truth=problem.lists).hits(1)
 
 
 def ungated_of(problem, setting):
-    return hits_of(problem, {"qbnorm": "is", "dualdis": "dualis"}[setting.method], setting.params)
+    return hits_of(problem, {"qbnorm": "is", "dualdis": "dualis"}[setting.name], setting.params)
 
 
 def watched(problem, **options):
     """Hits of every setting by the watch."""
     watch, settings = watch_over(problem, **options)
     raw = hits_of(problem, "none", {})
-    return [(s, watch.hits(s, ungated_of(problem, s), raw)) for s in settings]
+    return [(s, watch.hits(s.method, ungated_of(problem, s), raw)) for s in settings]
 
 
 def opened(problem):
@@ -115,7 +111,7 @@ def test_the_hits_of_every_setting_are_those_of_its_gated_search(problem, method
 def test_the_hits_are_those_of_the_gated_search_on_any_data(seed, negative):
     problem = make_problem(seed, negative=negative)
     for setting, hits in watched(problem):
-        expected = hits_of(problem, setting.method, setting.params)
+        expected = hits_of(problem, setting.name, setting.params)
         np.testing.assert_allclose(hits, expected, rtol=1e-6)
 
 
@@ -154,7 +150,7 @@ def test_qbnorm_is_the_inverted_softmax_where_the_gate_is_open_and_raw_where_it_
     ungated, raw = np.full(60, 0.25, np.float32), np.full(60, 0.75, np.float32)
     for setting in settings:
         expected = np.where(is_open, 0.25, 0.75)
-        np.testing.assert_array_equal(watch.hits(setting, ungated, raw), expected)
+        np.testing.assert_array_equal(watch.hits(setting.method, ungated, raw), expected)
 
 
 def test_dualdis_is_dualis_where_both_gates_are_open_and_nowhere_else(problem):
@@ -162,8 +158,8 @@ def test_dualdis_is_dualis_where_both_gates_are_open_and_nowhere_else(problem):
     both = opened(problem).all(axis=0)
     ungated, raw = np.full(60, 0.25, np.float32), np.full(60, 0.75, np.float32)
     for setting in settings:
-        if setting.method == "dualdis":
-            hits = watch.hits(setting, ungated, raw)
+        if setting.name == "dualdis":
+            hits = watch.hits(setting.method, ungated, raw)
             np.testing.assert_array_equal(hits == 0.25, both)
             assert not (hits == 0.75).any()
 
@@ -173,7 +169,7 @@ def test_with_both_gates_shut_dualdis_ranks_by_the_squared_score(problem):
     raw = problem.queries.astype(float) @ problem.gallery.astype(float).T
     expected = first_is_right(raw**2, problem.lists)
     for setting, hits in watched(problem):
-        if setting.method == "dualdis":
+        if setting.name == "dualdis":
             np.testing.assert_array_equal(hits[shut], expected[shut])
 
 
@@ -181,7 +177,7 @@ def test_with_one_gate_open_only_that_gates_beta_matters(problem):
     found = {
         tuple(setting.params.values()): hits
         for setting, hits in watched(problem)
-        if setting.method == "dualdis"
+        if setting.name == "dualdis"
     }
     query_open, gallery_open = opened(problem)
     for (beta_query, beta_gallery), hits in found.items():

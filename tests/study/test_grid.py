@@ -4,16 +4,8 @@ import numpy as np
 import pytest
 
 from nnnorm import NNNormError, open_embeddings
-from nnnorm.methods import METHOD_NAMES, make_method
-from nnnorm.study import grid as grids
-from nnnorm.study.grid import (
-    DEFAULT_GRIDS,
-    Bank,
-    check_grids,
-    find_active,
-    make_settings,
-    scan_bank,
-)
+from nnnorm.methods import METHOD_NAMES, Needs, Statistics, find_method, make_method, statistics
+from nnnorm.study.grid import check_grids, make_settings
 from tests import reference
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
@@ -37,11 +29,11 @@ def lay_out(methods, small, **options):
         open_embeddings(small.references, name="references"),
         gallery_references=open_embeddings(small.gallery_references, name="gallery_references"),
         **options,
-    )[0]
+    )
 
 
 def axis(method, name, part=None):
-    grid = DEFAULT_GRIDS[method]
+    grid = find_method(method)[1].grid
     return (grid if part is None else grid[part])[name]
 
 
@@ -60,7 +52,7 @@ def is_log_spaced(values):
 def test_nnn_has_the_papers_eleven_alphas_and_ten_ks():
     assert axis("nnn", "reference_k") == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
     assert axis("nnn", "alpha") == tuple(0.25 + 0.125 * step for step in range(11))
-    settings, _ = make_settings(["nnn"], bank_of(6), bank_of(512))
+    settings = make_settings(["nnn"], bank_of(6), bank_of(512))
     assert len(settings) == 110
     assert len({(s.params["reference_k"], s.params["alpha"]) for s in settings}) == 110
 
@@ -76,7 +68,7 @@ def test_dbnorm_has_the_papers_coarse_grid_with_zeros_and_its_fine_one(method):
         fine = axis(method, name, part=1)
         assert (len(fine), fine[0], fine[-1]) == (20, low, high)
         assert is_log_spaced(fine)
-    settings, _ = make_settings([method], bank_of(6), bank_of(9), gallery_references=bank_of(8))
+    settings = make_settings([method], bank_of(6), bank_of(9), gallery_references=bank_of(8))
     assert len(settings) == 21 * 21 + 20 * 20
 
 
@@ -95,8 +87,8 @@ def test_csls_has_the_ks_of_nnn_and_sinkhorn_brackets_its_published_tau():
 
 
 def test_there_is_a_default_grid_for_every_method_and_its_values_are_accepted():
-    assert set(DEFAULT_GRIDS) == set(METHOD_NAMES)
-    for name, grid in DEFAULT_GRIDS.items():
+    for name in METHOD_NAMES:
+        grid = find_method(name)[1].grid
         for part in [grid] if isinstance(grid, dict) else grid:
             for values in zip(*part.values(), strict=False):
                 make_method(name, **dict(zip(part, values, strict=True)))
@@ -104,15 +96,15 @@ def test_there_is_a_default_grid_for_every_method_and_its_values_are_accepted():
 
 def test_no_correction_is_one_cell_of_zeros(small):
     (setting,) = lay_out(["none"], small)
-    assert (setting.method, setting.params) == ("none", {})
+    assert (setting.name, setting.params) == ("none", {})
     np.testing.assert_array_equal(setting.correction(), np.zeros(23, np.float32))
 
 
 @pytest.mark.parametrize(("n_references", "largest"), [(1, 1), (57, 32), (64, 64), (1000, 512)])
 def test_the_default_grid_leaves_out_k_beyond_the_bank(n_references, largest):
-    settings, _ = make_settings(["nnn", "csls"], bank_of(5), bank_of(n_references))
+    settings = make_settings(["nnn", "csls"], bank_of(5), bank_of(n_references))
     for method, per_k in (("nnn", 11), ("csls", 1)):
-        ks = [s.params["reference_k"] for s in settings if s.method == method]
+        ks = [s.params["reference_k"] for s in settings if s.name == method]
         assert max(ks) == largest
         assert len(ks) == per_k * (1 + int(np.log2(largest)))
 
@@ -128,9 +120,7 @@ def test_the_values_of_every_setting_are_those_of_a_fit(small, method):
     extra = {"gallery_references": small.gallery_references} if method in TWO_BANKS else {}
     for setting in settings:
         bias = make_method(method, **setting.params).fit(small.gallery, small.references, **extra)
-        assert setting.weight == bias.weight
-        assert setting.values().dtype == np.float32
-        np.testing.assert_allclose(setting.values(), bias.values, rtol=1e-6, atol=1e-7)
+        assert setting.correction().dtype == np.float32
         np.testing.assert_allclose(setting.correction(), bias.correction, rtol=1e-6, atol=1e-7)
 
 
@@ -142,9 +132,9 @@ def test_the_values_are_those_of_the_naive_formulas(small):
     )
     for setting in lay_out(list(asked), small, grids=asked):
         p = setting.params
-        if setting.method == "nnn":
+        if setting.name == "nnn":
             expected = reference.nnn(scores, p["reference_k"], p["alpha"])
-        elif setting.method == "dn":
+        elif setting.name == "dn":
             expected = p["weight"] * scores.mean(axis=1)
         else:
             betas = p.get("beta", p.get("beta_query")), p.get("beta_gallery", 0.0)
@@ -155,8 +145,11 @@ def test_the_values_are_those_of_the_naive_formulas(small):
 
 
 def test_the_correction_is_the_weight_times_the_values_in_float32(small):
-    for setting in lay_out(["nnn"], small):
-        expected = np.float32(setting.params["alpha"]) * setting.values()
+    plain, *others = lay_out(
+        ["nnn"], small, grids={"nnn": {"reference_k": [8], "alpha": [1.0, 0.25, 0.7]}}
+    )
+    for setting in others:
+        expected = np.float32(setting.params["alpha"]) * plain.correction()
         np.testing.assert_array_equal(setting.correction(), expected)
 
 
@@ -167,20 +160,20 @@ def test_all_methods_together_give_what_each_gives_alone(small):
         for name, grid in SMALL_GRIDS.items()
         for setting in lay_out([name], small, grids={name: grid})
     ]
-    assert [(s.method, s.params) for s in together] == [(s.method, s.params) for s in apart]
+    assert [(s.name, s.params) for s in together] == [(s.name, s.params) for s in apart]
     for one, other in zip(together, apart, strict=True):
-        np.testing.assert_allclose(one.values(), other.values(), rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(one.correction(), other.correction(), rtol=1e-6, atol=1e-7)
 
 
 def test_the_memory_budget_changes_no_value(rng):
     gallery, references = bank_of(300, 8), open_embeddings(rng.normal(size=(2000, 8)))
     options = {"grids": {"nnn": {"reference_k": [512], "alpha": [1]}, "is": {"beta": [0.1, 30]}}}
     wide, narrow = (
-        make_settings(["nnn", "is"], gallery, references, memory_budget=budget, **options)[0]
+        make_settings(["nnn", "is"], gallery, references, memory_budget=budget, **options)
         for budget in (2**29, 2**20)
     )
     for one, other in zip(wide, narrow, strict=True):
-        np.testing.assert_allclose(one.values(), other.values(), rtol=1e-5)
+        np.testing.assert_allclose(one.correction(), other.correction(), rtol=1e-5)
 
 
 def test_each_bank_is_scanned_once_for_all_methods(small, monkeypatch):
@@ -190,26 +183,30 @@ def test_each_bank_is_scanned_once_for_all_methods(small, monkeypatch):
         banks.append(scores.columns.name)
         return scan(scores, **options)
 
-    scan = grids.scan
-    monkeypatch.setattr(grids, "scan", counted)
+    scan = statistics.scan
+    monkeypatch.setattr(statistics, "scan", counted)
     lay_out([name for name in METHOD_NAMES if name not in ("none", "sinkhorn")], small)
     assert banks == ["references", "gallery_references"]
 
 
-def test_a_sinkhorn_setting_is_fitted_when_first_asked_for_and_then_kept(small):
-    (setting,) = lay_out(["sinkhorn"], small, grids={"sinkhorn": {"tau": [0.1]}})
-    assert setting.values.fitted is None
-    assert setting.values() is setting.values()
+def test_the_balancing_of_sinkhorn_is_shared_by_its_settings_and_kept(small):
+    settings = lay_out(["sinkhorn"], small, grids={"sinkhorn": {"tau": [0.1, 0.2]}})
+    for setting in settings:
+        assert setting.method in setting.statistics.kept
+    first, again = (s.method.values(s.statistics) for s in [settings[0]] * 2)
+    np.testing.assert_array_equal(first, again)
 
 
-def test_scanning_fills_in_only_what_is_asked_for(small):
-    bank = Bank(open_embeddings(small.gallery), open_embeddings(small.references))
-    scan_bank(bank, [("csls", {"reference_k": 4}), ("is", {"beta": 0.0}), ("is", {"beta": 2.0})])
-    assert (set(bank.means), set(bank.logs), set(bank.gallery_logs)) == ({4}, {2.0}, set())
+def test_one_scan_fills_in_what_is_asked_for(small):
+    found = Statistics.of_embeddings(
+        open_embeddings(small.gallery), open_embeddings(small.references)
+    )
+    found.prepare([Needs(reference_k=4), Needs(beta=0.0), Needs(beta=2.0)])
+    assert set(found.kept) == {("mean", 4), ("log", "references", 2.0)}
     scores = small.gallery.astype(float) @ small.references.astype(float).T
-    np.testing.assert_allclose(bank.means[4], reference.m_k(scores, 4), atol=1e-6)
+    np.testing.assert_allclose(found.mean_of_best(4), reference.m_k(scores, 4), atol=1e-6)
     expected = reference.log_sum_exp(scores, 2.0) - np.log(57)
-    np.testing.assert_allclose(bank.logs[2.0], expected, atol=1e-6)
+    np.testing.assert_allclose(found.log_mean_exp(2.0), expected, atol=1e-6)
 
 
 def test_scanning_reports_progress(small):
@@ -220,7 +217,9 @@ def test_scanning_reports_progress(small):
 
 
 def test_the_activation_set_is_the_best_items_of_the_bank(small):
-    active = find_active(open_embeddings(small.references), open_embeddings(small.gallery), 2**20)
+    active = Statistics.of_embeddings(
+        open_embeddings(small.gallery), open_embeddings(small.references)
+    ).activation_set()
     scores = small.gallery.astype(float) @ small.references.astype(float).T
     np.testing.assert_array_equal(active, reference.activation_set(scores))
     assert 0 < active.sum() < 23
@@ -252,7 +251,7 @@ def test_a_k_as_large_as_the_bank_is_allowed(small):
     grid = {"csls": {"reference_k": [57]}}
     (setting,) = lay_out(["csls"], small, grids=grid)
     scores = small.gallery.astype(float) @ small.references.astype(float).T
-    np.testing.assert_allclose(setting.values(), scores.mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(setting.correction(), scores.mean(axis=1) / 2, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["nnn", "csls"])
@@ -296,7 +295,7 @@ def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
     ],
 )  # fmt: skip
 def test_a_wrong_grid_is_refused_before_any_bank_is_read(small, monkeypatch, method, grid, words):
-    monkeypatch.setattr(grids, "scan", None)
+    monkeypatch.setattr(statistics, "scan", None)
     with pytest.raises(NNNormError, match=words):
         lay_out(["none", method] if method != "none" else ["none"], small, grids={method: grid})
 
@@ -317,17 +316,17 @@ def test_an_unknown_method_is_refused_with_the_known_ones(small):
 
 @pytest.mark.parametrize("method", ["dualis", "dualdis"])
 def test_dbnorm_without_a_gallery_bank_is_refused(method):
-    with pytest.raises(NNNormError, match="dualis and dualdis need a gallery bank: give gallery_"):
+    with pytest.raises(NNNormError, match=f"method {method} needs a gallery bank"):
         make_settings([method], bank_of(5), bank_of(7))
 
 
 def test_without_a_gallery_bank_a_gallery_beta_of_zero_is_enough_for_dualis_but_not_its_gate():
     grid = {"beta_query": [3.0], "beta_gallery": [0.0]}
     gallery, references = bank_of(5), bank_of(7)
-    settings, _ = make_settings(["dualis"], gallery, references, grids={"dualis": grid})
+    settings = make_settings(["dualis"], gallery, references, grids={"dualis": grid})
     bias = make_method("is", beta=3.0).fit(gallery, references)
     np.testing.assert_allclose(settings[0].correction(), bias.correction, rtol=1e-6)
-    with pytest.raises(NNNormError, match="dualis and dualdis need a gallery bank"):
+    with pytest.raises(NNNormError, match="method dualdis needs a gallery bank"):
         make_settings(["dualdis"], gallery, references, grids={"dualdis": grid})
 
 

@@ -71,7 +71,7 @@ def evaluate_each(queries, gallery, lists, corrections):
     """One evaluation per correction: what the sweep must equal."""
     return np.array(
         [
-            evaluate(queries, gallery, lists, Bias(values, 1.0, "nnn")).hits(1)
+            evaluate(queries, gallery, Bias(values, 1.0, "nnn"), truth=lists).hits(1)
             for values in corrections
         ]
     )

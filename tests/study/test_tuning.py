@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import NNNormError, open_embeddings
-from nnnorm.methods import METHOD_NAMES, make_method
+from nnnorm.methods import METHOD_NAMES, find_method, make_method
 from nnnorm.study import tuning as tune_module
 from nnnorm.study.evaluation import evaluate
-from nnnorm.study.grid import DEFAULT_GRIDS, Setting
+from nnnorm.study.grid import Setting
 from nnnorm.study.intervals import interval_of_difference
 from nnnorm.study.truth import clusters_of, open_truth
 from nnnorm.study.tuning import Cell, check_methods, tune
@@ -72,9 +72,9 @@ def run(problem, methods=("nnn",), *, bank=True, **options):
     return tune(
         problem.gallery,
         problem.references,
-        problem.queries,
-        problem.lists,
-        methods,
+        queries=problem.queries,
+        truth=problem.lists,
+        methods=methods,
         gallery_references=problem.bank if bank else None,
         **options,
     )
@@ -87,7 +87,7 @@ def fit(problem, cell, *, bank=True):
 
 def brute(problem, cell):
     """The evaluation of one cell, fitted and searched on its own."""
-    return evaluate(problem.queries, problem.gallery, problem.lists, fit(problem, cell))
+    return evaluate(problem.queries, problem.gallery, fit(problem, cell), truth=problem.lists)
 
 
 def item_of(problem):
@@ -141,7 +141,7 @@ def test_sinkhorn_without_a_gallery_bank_is_its_evaluation_too():
     tuning = run(problem, ["sinkhorn"], bank=False, grids={"sinkhorn": GRIDS["sinkhorn"]})
     for cell in tuning.grid:
         bias = fit(problem, cell, bank=False)
-        expected = evaluate(problem.queries, problem.gallery, problem.lists, bias).recall(1)
+        expected = evaluate(problem.queries, problem.gallery, bias, truth=problem.lists).recall(1)
         assert cell.recall_at_1 == pytest.approx(expected, abs=1e-7)
 
 
@@ -184,7 +184,7 @@ def test_check_methods_keeps_the_order_and_leaves_out_none_and_copies():
 def test_a_grid_of_ones_own_is_used_instead_of_the_default():
     problem = make_problem(0, normal_numbers)
     tuning = run(problem, ["csls", "dn"], grids={"csls": {"reference_k": np.array([2, 5])}})
-    weights = DEFAULT_GRIDS["dn"]["weight"]
+    weights = find_method("dn")[1].grid["weight"]
     assert [(c.method, *c.params.values()) for c in tuning.grid[1:]] == [
         ("csls", 2),
         ("csls", 5),
@@ -201,7 +201,7 @@ def test_embeddings_may_come_as_paths_and_truth_in_any_form(tmp_path):
     pairs = np.stack([np.arange(200), items], axis=1)
     expected = run(problem).to_dict()
     for truth in (items, pairs, open_truth(items, n_queries=200, n_gallery=40)):
-        assert tune(*paths, truth).to_dict() == expected
+        assert tune(*paths[:2], queries=paths[2], truth=truth).to_dict() == expected
 
 
 # --- how a cell is chosen ------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_the_rule_is_the_naive_rule_on_any_hits(data):
     level = rng.random((len(cells), 1)) * data.draw(st.sampled_from([0.0, 0.2, 0.6]))
     hits = np.float32(common + level + spread * rng.normal(size=(len(cells), n_queries)) > 0.6)
     clusters = rng.integers(0, data.draw(st.integers(1, 30)), size=n_queries)
-    laid_out = [Setting(method, params, 1.0, lambda: None) for method, params in cells]
+    laid_out = [Setting(make_method(name, **params), params, None) for name, params in cells]
     chosen = tune_module.choose(laid_out, hits, clusters, n_references)
     expected = naive_choice(cells, hits.astype(float), clusters, n_references) if methods else 0
     assert chosen == expected
@@ -411,7 +411,7 @@ def test_the_bias_is_what_fitting_the_best_cell_gives(method, select):
     for gate, other in zip(bias.gates, expected.gates, strict=True):
         np.testing.assert_array_equal(gate.active, other.active)
         np.testing.assert_allclose(gate.values, other.values, rtol=1e-6, atol=1e-7)
-    figures = evaluate(problem.queries, problem.gallery, problem.lists, bias)
+    figures = evaluate(problem.queries, problem.gallery, bias, truth=problem.lists)
     assert figures.recall(1) == pytest.approx(tuning.best.recall_at_1, abs=1e-7)
 
 
@@ -493,13 +493,15 @@ def test_progress_is_told_for_the_banks_and_for_the_sweep():
 
 def test_two_queries_one_item_and_one_reference_are_enough():
     one = np.ones((1, 3))
-    tuning = tune(one, one, np.ones((2, 3)), [0, 0], "all", clusters=[0, 1])
+    tuning = tune(one, one, queries=np.ones((2, 3)), truth=[0, 0], methods="all", clusters=[0, 1])
     assert {cell.recall_at_1 for cell in tuning.grid} == {1}
     assert tuning.gain.mean == 0
 
 
 def test_two_queries_among_several_items():
-    tuning = tune(np.eye(3), np.eye(3), np.eye(3)[:2], [1, 2], ["nnn", "csls"])
+    tuning = tune(
+        np.eye(3), np.eye(3), queries=np.eye(3)[:2], truth=[1, 2], methods=["nnn", "csls"]
+    )
     assert tuning.n_queries == 2
     assert {cell.recall_at_1 for cell in tuning.grid} == {0}
 
@@ -512,7 +514,7 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
         match="tuning needs at least two queries that do not belong together; "
         f"got {n_queries} in one group",
     ):
-        tune(np.eye(3), np.eye(3), np.eye(3)[:n_queries], [1] * n_queries)
+        tune(np.eye(3), np.eye(3), queries=np.eye(3)[:n_queries], truth=[1] * n_queries)
 
 
 @pytest.mark.parametrize(
@@ -532,7 +534,7 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
         ({"grids": {"nnn": []}}, "the grid of nnn is empty"),
         ({"grids": {"csls": {"reference_k": [1]}}},
          r"a grid was given for csls, which is not among the methods \(none, nnn\)"),
-        ({"methods": ["dualis"]}, "dualis and dualdis need a gallery bank: give gallery_refer"),
+        ({"methods": ["dualis"]}, "method dualis needs a gallery bank"),
         ({"memory_budget": 1000}, "memory_budget must be at least 1048576 bytes"),
     ],
 )  # fmt: skip
@@ -540,7 +542,14 @@ def test_bad_input_is_refused_in_one_sentence(small, options, words):
     methods = options.pop("methods", ("nnn",))
     truth = options.pop("truth", [0, 1, 2, 3, 4])
     with pytest.raises(NNNormError, match=words):
-        tune(small.gallery, small.references, small.queries[:5], truth, methods, **options)
+        tune(
+            small.gallery,
+            small.references,
+            queries=small.queries[:5],
+            truth=truth,
+            methods=methods,
+            **options,
+        )
 
 
 def test_embeddings_of_another_dim_are_refused_with_both_shapes(small):
@@ -551,16 +560,18 @@ def test_embeddings_of_another_dim_are_refused_with_both_shapes(small):
             tune(
                 small.gallery,
                 parts["references"],
-                parts["queries"],
-                np.arange(11),
-                "all",
+                queries=parts["queries"],
+                truth=np.arange(11),
+                methods="all",
                 gallery_references=parts["bank"],
             )
 
 
 def test_clusters_may_be_any_labels(small):
     labels = np.array(["a", "b", "a", "c", "b"])
-    arrays = small.gallery, small.references, open_embeddings(small.queries[:5])
-    named = tune(*arrays, [0, 1, 2, 3, 4], clusters=labels)
-    numbered = tune(*arrays, [0, 1, 2, 3, 4], clusters=[7, 3, 7, 9, 3])
+    about = {"queries": open_embeddings(small.queries[:5]), "truth": [0, 1, 2, 3, 4]}
+    named, numbered = (
+        tune(small.gallery, small.references, **about, clusters=some)
+        for some in (labels, [7, 3, 7, 9, 3])
+    )
     assert named.to_dict() == numbered.to_dict()

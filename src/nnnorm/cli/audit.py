@@ -1,4 +1,4 @@
-"""The command that asks who gets retrieved: audit."""
+"""The audit command: how often groups of items are retrieved."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,14 +38,15 @@ def audit(
     ] = None,
     group_column: Annotated[str, typer.Option(help="Column of the groups.")] = "group",
     label_column: Annotated[
-        str | None, typer.Option(help="Column that says what an item is; adds precision@k.")
+        str | None, typer.Option(help="Column with the label of each item; adds precision@k.")
     ] = None,
     query_table: Annotated[
         Path | None,
         typer.Option(help="Table with a row per query: name, and label (with --label-column)."),
     ] = None,
     k: Annotated[
-        list[int] | None, typer.Option("-k", "--k", help="First places; several times.")
+        list[int] | None,
+        typer.Option("-k", "--k", help="Number of first places; may be given several times."),
     ] = None,
     difference: Annotated[
         str | None, typer.Option(help="Groups of bias@k, as A,B: (A - B)/k.")
@@ -71,7 +72,7 @@ def audit(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Count which groups come back, before and after a correction."""
+    """Count how often each group is retrieved, before and after a correction."""
     from nnnorm.bias import Bias
     from nnnorm.methods import NNN
     from nnnorm.report import plot_audit, tabulate_audit
@@ -114,14 +115,14 @@ def audit(
             found = audit_visogender(
                 asked,
                 items,
+                loaded,
                 genders=about.genders,
                 occupations=about.occupations,
                 asked_occupations=list(about.questions),
-                bias=loaded,
                 seed=seed,
             )
         else:
-            found = count(asked, items, bias=loaded, seed=seed, progress=progress, **given)
+            found = count(asked, items, loaded, seed=seed, progress=progress, **given)
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
     deliver(
         tabulate_audit(found),
@@ -163,7 +164,7 @@ def _read_groups(
         if label_column is not None:
             given |= {"labels": columns[label_column], "query_labels": about["label"]}
     elif label_column is not None:
-        raise NNNormError("--label-column needs --query-table, which says what each query asks for")
+        raise NNNormError("--label-column needs --query-table, with the label of each query")
     return given
 
 

@@ -1,7 +1,7 @@
-"""The commands that ask how good a search is: evaluate, diagnose, tune, compare, ablate.
+"""The commands that measure a search: evaluate, diagnose, tune, compare, ablate.
 
 Each takes files, prints a table (or JSON), and writes Markdown and plots where asked. Outputs are
-checked before the work begins, and references that are among the queries are counted and said.
+checked before the work begins, and references that are among the queries are counted and reported.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,30 +26,31 @@ from nnnorm.cli.app import (
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
-from nnnorm.methods import METHOD_NAMES, MethodName
+from nnnorm.methods import METHOD_NAMES, MethodName, find_method
 from nnnorm.study import Select
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
+_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
 Queries = Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")]
 TruthFile = Annotated[Path, typer.Option(help=f"Right items: {_TRUTH}.")]
 References = Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")]
 GalleryReferences = Annotated[
-    Path | None, typer.Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
+    Path | None, typer.Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", help=f"Several times: {', '.join(METHOD_NAMES)}."),
+    typer.Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
 ]
-SelectOption = Annotated[Select, typer.Option(help="How a setting is chosen from the grid.")]
-Seed = Annotated[int, typer.Option(help="Of splits and intervals.", min=0)]
-Markdown = Annotated[Path | None, typer.Option(help="Write the table there as Markdown.")]
-Plots = Annotated[Path | None, typer.Option(help="Write plots into this folder (made if needed).")]
+SelectOption = Annotated[Select, typer.Option(help="The rule that chooses a setting of the grid.")]
+Seed = Annotated[int, typer.Option(help="Random seed of splits and intervals.", min=0)]
+Markdown = Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")]
+Plots = Annotated[Path | None, typer.Option(help="Write plots to this folder (made if needed).")]
 ValidationGallery = Annotated[
     Path | None, typer.Option(help="Gallery of the validation queries, if it is another.")
 ]
 ValidationQueries = Annotated[
     Path | None,
-    typer.Option(help="Queries to tune on; without them half of the items' queries are held out."),
+    typer.Option(help="Queries to tune on; by default the queries of half of the items."),
 ]
 ValidationTruth = Annotated[Path | None, typer.Option(help="Right items of those queries.")]
 
@@ -63,7 +64,7 @@ def evaluate(
     queries: Queries,
     truth: TruthFile,
     bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
+    weight: Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")] = None,
     seed: Seed = 0,
     normalize: Normalize = None,
     metric: MetricOption = "ip",
@@ -75,14 +76,14 @@ def evaluate(
 ) -> None:
     """Measure R@1, R@5, R@10 and more, before and after a correction."""
     from nnnorm.bias import Bias
+    from nnnorm.methods import NO_CORRECTION, label_method
     from nnnorm.report import tabulate_results
     from nnnorm.study import (
-        clusters_of,
         count_occurrences,
-        interval_of_difference,
         make_result,
         mean_metrics,
         read_truth,
+        report_gain,
     )
     from nnnorm.study import evaluate as measure
 
@@ -95,29 +96,30 @@ def evaluate(
     right = read_truth(truth)
     budget = memory_budget * 2**20
     with show_progress("Evaluating") as progress:
-        raw = measure(asked, items, right, memory_budget=budget, progress=progress)
+        options: Any = {"truth": right, "memory_budget": budget, "progress": progress}
+        raw = measure(asked, items, **options)
         evaluations = [raw]
-        results = [make_result("none", {}, raw, None)]
+        results = [make_result(NO_CORRECTION, {}, raw, None)]
         if loaded is not None:
-            done = measure(
-                asked, items, right, loaded, weight=weight, memory_budget=budget, progress=progress
-            )
-            gain = interval_of_difference(
-                done.hits(1), raw.hits(1), clusters_of(raw.truth), seed=seed
-            )
+            done = measure(asked, items, loaded, weight=weight, **options)
             evaluations.append(done)
-            results.append(make_result(loaded.method, loaded.params, done, gain))
+            results.append(report_gain(loaded.method, loaded.params, done, raw, seed=seed))
     others = [mean_metrics(evaluation) for evaluation in evaluations]
     notes = [
-        f"{result.method}: MRR {means['mrr']:.4f}, median rank {means['median_rank']:g}, "
-        + ", ".join(f"{name} {value:.4f}" for name, value in means.items() if "ndcg" in name)
+        f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "
+        f"{means['median_rank']:g}, "
+        + ", ".join(
+            f"nDCG@{name.removeprefix('ndcg_at_')} {value:.4f}"
+            for name, value in means.items()
+            if name.startswith("ndcg_at_")
+        )
         for result, means in zip(results, others, strict=True)
     ]
     title = f"{len(asked):,} queries, {len(items):,} items"
     figures: list[tuple[str, Callable[[Any], Any]]] = []
     if loaded is not None:
         counts = [count_occurrences(e.top1, e.n_gallery) for e in evaluations]
-        labels = ("uncorrected", loaded.method)
+        labels = ("uncorrected", label_method(loaded.method))
         figures = [("occurrences.png", lambda p: p.plot_occurrences(*counts, labels=labels))]
     deliver(
         [tabulate_results(results, title, notes)],
@@ -147,8 +149,14 @@ def diagnose(
         Path | None, typer.Option(help="Instead of a bias: fit the automatic NNN from this bank.")
     ] = None,
     truth: Annotated[Path | None, typer.Option(help=f"Right items: {_TRUTH}.")] = None,
+    ids: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text file with the id of each item, one per line, to show in place of rows."
+        ),
+    ] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Places that count as retrieved.")] = 1,
-    most: Annotated[int, typer.Option(help="How many hubs to list.", min=1)] = 10,
+    most: Annotated[int, typer.Option(help="Number of hubs to list.", min=1)] = 10,
     normalize: Normalize = None,
     metric: MetricOption = "ip",
     memory_budget: Budget = 512,
@@ -157,9 +165,9 @@ def diagnose(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show which items come back too often, before and after a correction."""
+    """Show the items that come back too often, before and after a correction."""
     from nnnorm.bias import Bias
-    from nnnorm.methods import NNN
+    from nnnorm.methods import label_method
     from nnnorm.report import tabulate_diagnosis
     from nnnorm.study import diagnose as look_for_hubs
     from nnnorm.study import read_truth
@@ -170,22 +178,21 @@ def diagnose(
     loaded = Bias.load(bias) if bias else None
     items = open_input(gallery, "gallery", normalize, metric)
     asked = open_input(queries, "queries", normalize, metric)
-    budget = memory_budget * 2**20
+    bank = open_input(references, "references", normalize, metric) if references else None
     with show_progress("Counting") as progress:
-        if references:
-            bank = open_input(references, "references", normalize, metric)
-            loaded = NNN().fit(items, bank, memory_budget=budget, progress=progress)
         found = look_for_hubs(
             asked,
             items,
-            bias=loaded,
+            loaded,
+            references=bank,
             truth=read_truth(truth) if truth else None,
+            ids=ids.read_text(encoding="utf-8").splitlines() if ids else None,
             k=k,
             most=most,
-            memory_budget=budget,
+            memory_budget=memory_budget * 2**20,
             progress=progress,
         )
-    labels = ("uncorrected", loaded.method if loaded else "")
+    labels = ("uncorrected", label_method(found.method) if found.method else "")
     deliver(
         tabulate_diagnosis(found),
         found.to_dict(),
@@ -227,7 +234,7 @@ def tune(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Try a whole grid on queries with known answers, and choose a setting."""
+    """Try a grid of settings on queries with known answers, and choose one."""
     from nnnorm.report import tabulate_tuning
     from nnnorm.study import read_truth
     from nnnorm.study import tune as try_all
@@ -245,9 +252,9 @@ def tune(
         tuning = try_all(
             items,
             bank,
-            asked,
-            read_truth(truth),
-            _check_names(method) or ("nnn",),
+            queries=asked,
+            truth=read_truth(truth),
+            methods=_check_names(method) or ("nnn",),
             gallery_references=gallery_bank,
             select=select,
             seed=seed,
@@ -257,13 +264,13 @@ def tune(
     if output is not None:
         tuning.bias.save(output)
         typer.echo(f"The chosen bias is in {output}", err=True)
-    has_nnn = any(cell.method == "nnn" for cell in tuning.grid)
+    has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
     figures: list[tuple[str, Callable[[Any], Any]]] = [
         ("grid.png", lambda p: p.plot_grid(tuning)),
         ("reference-k.png", lambda p: p.plot_reference_k(tuning)),
     ]
     about = {**tuning.to_dict(), "output": str(output) if output else None}
-    deliver([tabulate_tuning(tuning)], about, as_json, markdown, plots, figures if has_nnn else [])
+    deliver([tabulate_tuning(tuning)], about, as_json, markdown, plots, figures if has_map else [])
 
 
 @app.command(
@@ -293,18 +300,23 @@ def compare(
     """Tune every method on validation queries and report all on test queries."""
     from nnnorm.report import tabulate_comparison
     from nnnorm.study import compare as run_all
+    from nnnorm.study import read_truth
 
     check_outputs(markdown, plots)
-    paths = (gallery, queries, truth, validation_gallery, validation_queries, validation_truth)
-    test, validation = _open_tasks(paths, normalize, metric, seed)
+    paths = (validation_gallery, validation_queries, validation_truth)
+    items = open_input(gallery, "gallery", normalize, metric)
+    asked = open_input(queries, "queries", normalize, metric)
+    validation = _open_validation(paths, items, normalize, metric)
     bank = open_input(references, "references", normalize, metric)
     gallery_bank = _open_bank(gallery_references, normalize, metric)
-    warn_of_overlap(bank, test.queries)
+    warn_of_overlap(bank, asked)
     with show_progress("Comparing") as progress:
         comparison = run_all(
-            test,
-            validation,
+            items,
             bank,
+            queries=asked,
+            truth=read_truth(truth),
+            validation=validation,
             gallery_references=gallery_bank,
             methods=_check_names(method) or "all",
             select=select,
@@ -324,21 +336,24 @@ def compare(
 
 @app.command(
     epilog="Example: nnnorm ablate --gallery photos.npy --queries captions.npy "
-    "--truth truth.npy --bank own=past_queries.npy --bank web=other_queries.npy"
+    "--truth truth.npy --references own=past_queries.npy --references web=other_queries.npy"
 )
 def ablate(
     gallery: Gallery,
+    references: Annotated[
+        list[str],
+        typer.Option(help="A bank, as FILE or NAME=FILE; may be given several times."),
+    ],
     queries: Queries,
     truth: TruthFile,
-    bank: Annotated[
-        list[str], typer.Option(help="A bank as NAME=FILE; may be given several times.")
-    ],
     validation_gallery: ValidationGallery = None,
     validation_queries: ValidationQueries = None,
     validation_truth: ValidationTruth = None,
     share: Annotated[
         list[float] | None,
-        typer.Option(help="Part of each bank to use; several times. Default: 1, 0.5, 0.2, 0.1."),
+        typer.Option(
+            help="Share of each bank; may be given several times. Default: 1, 0.5, 0.2, 0.1."
+        ),
     ] = None,
     select: SelectOption = "one-standard-error",
     seed: Seed = 0,
@@ -353,22 +368,26 @@ def ablate(
     """Measure NNN with smaller and other banks, tuned and automatic."""
     from nnnorm.report import tabulate_ablation
     from nnnorm.study import ablate as run_all
+    from nnnorm.study import read_truth
 
     check_outputs(markdown, plots)
-    named = dict(_name_and_file(text) for text in bank)
-    paths = (gallery, queries, truth, validation_gallery, validation_queries, validation_truth)
-    test, validation = _open_tasks(paths, normalize, metric, seed)
+    items = open_input(gallery, "gallery", normalize, metric)
+    asked = open_input(queries, "queries", normalize, metric)
+    paths = (validation_gallery, validation_queries, validation_truth)
+    validation = _open_validation(paths, items, normalize, metric)
     banks = {
-        name: open_input(Path(file), f"bank {name}", normalize, metric)
-        for name, file in named.items()
+        name: open_input(file, f"references {name}", normalize, metric)
+        for name, file in map(_name_and_file, references)
     }
     for opened in banks.values():
-        warn_of_overlap(opened, test.queries)
+        warn_of_overlap(opened, asked)
     with show_progress("Trying every bank") as progress:
         ablation = run_all(
-            test,
-            validation,
+            items,
             banks,
+            queries=asked,
+            truth=read_truth(truth),
+            validation=validation,
             shares=share or (1.0, 0.5, 0.2, 0.1),
             select=select,
             seed=seed,
@@ -389,71 +408,61 @@ def ablate(
 
 
 def _check_names(names: list[str] | None) -> list[MethodName]:
-    known: dict[str, MethodName] = {name: name for name in METHOD_NAMES}
-    if unknown := [name for name in names or [] if name not in known]:
+    if unknown := [name for name in names or [] if name not in METHOD_NAMES]:
         raise typer.BadParameter(
-            f"{unknown[0]!r} is none of {', '.join(METHOD_NAMES)}", param_hint="--method"
+            f"{unknown[0]!r} is not one of {', '.join(METHOD_NAMES)}", param_hint="--method"
         )
-    return [known[name] for name in names or []]
+    return names or []
 
 
 def _open_bank(path: Path | None, normalize: bool | None, metric: Any) -> Embeddings | None:
     return None if path is None else open_input(path, "gallery_references", normalize, metric)
 
 
-def _open_tasks(
-    paths: Sequence[Path | None], normalize: bool | None, metric: Any, seed: int
-) -> tuple[Any, Any]:
-    """Test and validation; without validation files, half of the items' queries are held out."""
-    from nnnorm.study import Task, open_truth, read_truth, split_queries
+def _open_validation(
+    paths: tuple[Path | None, Path | None, Path | None],
+    items: Embeddings,
+    normalize: bool | None,
+    metric: Any,
+) -> Any:
+    """The validation task, or None where no validation files were given."""
+    from nnnorm.study import Task, read_truth
 
-    gallery, queries, truth, other_gallery, other_queries, other_truth = paths
-    if gallery is None or queries is None or truth is None:
-        raise NNNormError("gallery, queries and truth are needed")
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
-    right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
-    if other_queries is not None and other_truth is not None:
-        held_gallery = (
-            open_input(other_gallery, "validation gallery", normalize, metric)
-            if other_gallery
-            else items
-        )
-        held = open_input(other_queries, "validation queries", normalize, metric)
-        return Task(asked, items, right), Task(held, held_gallery, read_truth(other_truth))
-    if other_queries or other_truth or other_gallery:
+    gallery, queries, truth = paths
+    if queries is None and truth is None and gallery is None:
+        return None
+    if queries is None or truth is None:
         raise NNNormError("validation needs both --validation-queries and --validation-truth")
-    parts = split_queries(right, seed=seed)
-    typer.echo(
-        f"Note: no validation queries were given; {len(parts[0]):,} of the {len(asked):,} queries "
-        "are for tuning and the others for the report",
-        err=True,
-    )
-    validation, test = (Task(asked.subset(part), items, right.some_queries(part)) for part in parts)
-    return test, validation
+    if gallery is not None:
+        items = open_input(gallery, "validation gallery", normalize, metric)
+    asked = open_input(queries, "validation queries", normalize, metric)
+    return Task(asked, items, read_truth(truth))
 
 
-def _name_and_file(text: str) -> tuple[str, str]:
+def _name_and_file(text: str) -> tuple[str, Path]:
+    """Read NAME=FILE, or FILE alone, whose stem is then the name."""
     name, equals, file = text.partition("=")
-    if not (name and equals and file):
-        raise typer.BadParameter(f"expected NAME=FILE, got {text!r}", param_hint="--bank")
-    return name, file
+    if not equals:
+        return Path(text).stem, Path(text)
+    if not (name and file):
+        raise typer.BadParameter(f"expected NAME=FILE, got {text!r}", param_hint="--references")
+    return name, Path(file)
 
 
 def warn_of_overlap(references: Embeddings, queries: Embeddings) -> None:
-    """Say on stderr how many references are among the queries, if any."""
+    """Warn on stderr where references are among the queries."""
     from nnnorm.study import count_overlap
 
     if n_common := count_overlap(references, queries):
         typer.echo(
             f"Warning: {n_common:,} of the {len(references):,} rows of {references.name} are among "
-            "the queries; a bank that has seen the questions flatters the result",
+            "the queries; a bank that includes the queries makes the result look too good",
             err=True,
         )
 
 
 def check_outputs(markdown: Path | None, plots: Path | None) -> None:
-    """Find out before the work whether its results can be written."""
+    """Check before the work that its results can be written."""
     from nnnorm.errors import require
     from nnnorm.io import check_writable, make_folder
 
@@ -472,7 +481,7 @@ def deliver(
     plots: Path | None,
     figures: Sequence[tuple[str, Callable[[Any], Any]]],
 ) -> None:
-    """Write what was asked for, then print the tables, or JSON."""
+    """Write Markdown and plots where asked, then print the tables, or JSON."""
     from nnnorm.io import write_whole
 
     if markdown is not None:

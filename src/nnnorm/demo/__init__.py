@@ -1,7 +1,7 @@
 """`nnnorm demo`: the main job on the data that ships with the package.
 
 run     what is computed
-story   how it is told
+story   the results in words and tables
 """
 
 from nnnorm.demo.run import run_demo

@@ -2,7 +2,7 @@
 
 Hubs are counted, a setting is tuned on validation, the search is corrected and tested, methods are
 compared, and a few queries are followed before and after. `run_demo` makes all figures and writes
-the files; `story.py` tells it.
+the files; `story.py` puts it into words.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from nnnorm.bias import Bias
 from nnnorm.datasets import GREEN, ORANGE, Row, Shapes, draw_sheet, load_shapes, write_png
 from nnnorm.errors import MissingExtraError
 from nnnorm.io import make_folder
-from nnnorm.methods import NNN, MethodName, make_method
+from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
 from nnnorm.ranking import Ranking, search
 from nnnorm.study import (
     Comparison,
@@ -25,12 +25,11 @@ from nnnorm.study import (
     Result,
     Task,
     Tuning,
-    clusters_of,
     compare,
     diagnose,
     evaluate,
-    interval_of_difference,
     make_result,
+    report_gain,
     tune,
 )
 
@@ -38,7 +37,7 @@ __all__ = ["Demo", "Example", "run_demo"]
 
 Step: TypeAlias = Callable[[str], None]
 
-# Few enough values that it takes seconds, around what each method's authors advise; Sinkhorn alone
+# Few enough values to take seconds, around what the authors of each method advise; Sinkhorn alone
 # would take longer than all others.
 _METHODS: tuple[MethodName, ...] = ("nnn", "csls", "dn", "is", "qbnorm", "dualis")
 _BETAS = (2.0, 5.0, 10.0, 20.0, 40.0, 80.0)
@@ -170,20 +169,24 @@ def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) ->
     tuning = tune(
         shapes.validation_gallery,
         shapes.references,
-        shapes.validation_queries,
-        shapes.validation_truth,
+        queries=shapes.validation_queries,
+        truth=shapes.validation_truth,
     )
     say("Searching, before and after")
     method = make_method(tuning.best.method, **tuning.best.params)
     bias = method.fit(shapes.gallery, shapes.references)
     bias.save(folder / "bias.safetensors")
     uncorrected, untuned, tuned = _measure(shapes, bias)
-    diagnosis = diagnose(shapes.queries, shapes.gallery, bias=bias, truth=shapes.truth)
+    diagnosis = diagnose(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
     say("Comparing methods")
     comparison = compare(
-        Task(shapes.queries, shapes.gallery, shapes.truth),
-        Task(shapes.validation_queries, shapes.validation_gallery, shapes.validation_truth),
+        shapes.gallery,
         shapes.references,
+        queries=shapes.queries,
+        truth=shapes.truth,
+        validation=Task(
+            shapes.validation_queries, shapes.validation_gallery, shapes.validation_truth
+        ),
         gallery_references=shapes.gallery_references,
         methods=_METHODS,
         grids=_GRIDS,
@@ -229,7 +232,7 @@ def draw_examples(
     """The contact sheet: the right picture framed green, hubs orange."""
     rows = []
     for example in examples:
-        rows.append(Row(example.caption + ("" if example.helped else " - here it costs")))
+        rows.append(Row(example.caption + ("" if example.helped else " - worse with it")))
         for label, items in (("before", example.before), ("after", example.after)):
             frames = [
                 GREEN if item == example.right else ORANGE if item in hubs else None
@@ -241,20 +244,23 @@ def draw_examples(
 
 def _measure(shapes: Shapes, bias: Bias) -> tuple[Result, Result, Result]:
     """No correction, the automatic NNN and the tuned one, on the test captions."""
-    raw = evaluate(shapes.queries, shapes.gallery, shapes.truth)
-    clusters = clusters_of(raw.truth)
-    results = [make_result("none", {}, raw, None)]
-    for correction in (NNN().fit(shapes.gallery, shapes.references), bias):
-        found = evaluate(shapes.queries, shapes.gallery, shapes.truth, correction)
-        gain = interval_of_difference(found.hits(1), raw.hits(1), clusters)
-        results.append(make_result(correction.method, correction.params, found, gain))
-    return results[0], results[1], results[2]
+    raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
+    untuned, tuned = (
+        report_gain(
+            correction.method,
+            correction.params,
+            evaluate(shapes.queries, shapes.gallery, correction, truth=shapes.truth),
+            raw,
+        )
+        for correction in (NNN().fit(shapes.gallery, shapes.references), bias)
+    )
+    return make_result(NO_CORRECTION, {}, raw, None), untuned, tuned
 
 
 def _pick_examples(
     shapes: Shapes, before: Ranking, after: Ranking, hubs: frozenset[int]
 ) -> tuple[Example, ...]:
-    """Two captions that a hub took and the correction gives back, and one that it costs."""
+    """Two captions that the correction answers rightly instead of with a hub, and one it loses."""
     fits = np.array([len(caption) <= _LONGEST for caption in shapes.captions])
     was, now = before.indices[:, 0], after.indices[:, 0]
     helped = fits & (was != shapes.truth) & (now == shapes.truth)

@@ -1,9 +1,10 @@
-"""What the demo found, in words and tables for a terminal of 80 columns."""
+"""The results of the demo, in words and tables for a terminal of 80 columns."""
 
 from collections.abc import Iterator
 
 from nnnorm.datasets import read_scene
 from nnnorm.demo.run import HUB, Demo, Example, find_hubs
+from nnnorm.methods import describe_setting
 from nnnorm.report import Table, tabulate_comparison
 from nnnorm.study import Result
 
@@ -29,7 +30,7 @@ _ABOUT = {
 
 
 def tell_demo(demo: Demo) -> Iterator[Table | str]:
-    """The story of a demo, part by part, each a table or a paragraph.
+    """Describe a demo, part by part, each a table or a paragraph.
 
     Examples
     --------
@@ -56,14 +57,13 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
         f"counts: {before.kurtosis:.1f}). The hub shows: {shapes.describe(hub.item)}."
     )
     best = demo.tuning.best
-    names = {"reference_k": "k", "alpha": "α"}
-    setting = ", ".join(f"{names[name]} = {value:g}" for name, value in best.params.items())
+    setting = describe_setting(best.method, best.params, ", ", " = ")
     gain = demo.tuning.gain
     yield _title("2. Tune")
     yield (
         "NNN scores a picture against the bank, takes the mean of its k best scores, and lowers "
-        "all its scores by α times that mean: the more a picture scores with everyone, the more it "
-        f"loses. Of {len(demo.tuning.grid)} settings (one is no correction), tried on "
+        "all its scores by α times that mean: the better a picture scores with any query, the more "
+        f"it loses. Of {len(demo.tuning.grid)} settings (one is no correction), tried on "
         f"{demo.tuning.n_queries:,} captions of still other pictures: {setting or 'no correction'},"
         f" which there brings {100 * gain.mean:+.1f} points of R@1, the share of captions "
         "whose picture comes first."
@@ -85,7 +85,7 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     yield _title("5. Look")
     hubs = find_hubs(diagnosis)
     yield (
-        "Two captions whose first place a hub had taken, and one that the correction costs. "
+        "Two captions for which a hub had come first, and one that the correction gets wrong. "
         "✓ is the picture that the caption was written for, ● a hub: a picture that came first at "
         f"least {HUB} times as often as it should, before the correction. "
         "Each picture: its things, and its background."
@@ -103,8 +103,9 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     yield _title("Now yours")
     yield _NEXT
     yield (
-        "Are there hubs? nnnorm diagnose tells, without labels. Does it help? nnnorm evaluate, "
-        "tune and compare tell, where the right items of some queries are known."
+        "Are there hubs? nnnorm diagnose shows them, without labels. Does the correction help? "
+        "nnnorm evaluate, tune and compare measure it, where the right items of some queries are "
+        "known."
     )
 
 
@@ -146,7 +147,7 @@ def _row(name: str, result: Result, n_gallery: int) -> tuple[str, ...]:
 
 
 def _tell_example(demo: Demo, example: Example, hubs: frozenset[int]) -> str:
-    lines = [f"\n“{example.caption}”{'' if example.helped else ' – here it costs'}"]
+    lines = [f"\n“{example.caption}”{'' if example.helped else ' – worse with the correction'}"]
     for label, items in (("before", example.before), ("after", example.after)):
         for place, item in enumerate(items):
             mark = "✓" if item == example.right else "●" if item in hubs else " "

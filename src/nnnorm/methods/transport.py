@@ -1,39 +1,42 @@
 """Sinkhorn's balancing of gallery against references, streamed and in log space.
 
 The plan is ``P_ij = u_i·exp(s_ij/τ)·v_j`` with uniform marginals: every item gets the same share of
-the references, every reference gives the same share. One pass over all scores does a whole
-iteration: a strip of rows settles its u, and at once adds its plan to the columns' sums, from which
-the next v follows. The cost ``1 − s`` differs from ``−s`` by a constant, which u absorbs.
+the references, and every reference gives the same share. One pass over all scores does a whole
+iteration, for several τ at once: a strip of rows gives its u and adds its plan to the sums of the
+columns, from which the next v follows. The cost ``1 − s`` differs from ``−s`` by a constant, which
+u absorbs.
 """
 
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import Progress, open_matrix
+from nnnorm.io import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     LEAST_EXPONENT,
-    Matrix,
     Products,
     Scores,
     in_threads,
     log_mean_exp,
 )
 
-__all__ = ["transport_bias"]
+__all__ = ["transport_biases"]
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+Strip: TypeAlias = npt.NDArray[np.float32]
 
 
-def transport_bias(
+def transport_biases(
     scores: Scores,
-    tau: float,
+    taus: Sequence[float],
     iterations: int,
     *,
+    n_wanted: int | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
@@ -42,88 +45,117 @@ def transport_bias(
     Parameters
     ----------
     scores : Products or Matrix, shape (n_rows, n_columns)
-    tau : float
-        Temperature.
+    taus : sequence of float
+        Temperatures.
     iterations : int
-        Times that both marginals are balanced, columns first.
+        Number of times that both marginals are balanced, columns first.
+    n_wanted : int, optional
+        Number of first rows to return; by default all.
     memory_budget : int
         Bytes beyond the inputs.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
-    ndarray, shape (n_rows,)
+    ndarray, shape (n_taus, n_wanted)
 
     Examples
     --------
-    >>> from nnnorm.io import open_matrix
+    >>> from nnnorm.io import Progress, Progress, open_matrix
     >>> from nnnorm.scoring import Matrix
     >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
-    >>> transport_bias(scores, 0.01, 10).round(3).tolist()
-    [0.2]
+    >>> transport_biases(scores, [0.01, 0.1], 10).round(3).tolist()
+    [[0.2], [0.2]]
     """
     n_rows, n_columns = scores.shape
-    to_hold = n_rows * (4 * n_columns + scores.row_bytes) + n_columns * scores.column_bytes
-    if isinstance(scores, Products) and to_hold <= memory_budget // 4:
-        # Every iteration reads all scores: where they fit, they are multiplied once.
-        scores = _hold(scores)
-        memory_budget -= to_hold
-    # Two arrays of a strip's scores (the block, and what exp and numpy's sums need in passing).
-    n_strip = memory_budget * 3 // 4 // (12 * n_columns + scores.row_bytes)
-    if n_strip == 0:
-        raise NNNormError(
-            f"a memory_budget of {memory_budget} bytes holds no row of {n_columns} scores; "
-            "Sinkhorn needs at least that, give more"
-        )
-    n_strip = min(n_rows, n_strip, max(64, 2**23 // n_columns))
-    n_block = n_columns
-    if scores.column_bytes:
-        n_block = max(1, min(n_columns, memory_budget // 8 // scores.column_bytes))
-    log_v = -log_mean_exp(scores.transposed(), [1 / tau], memory_budget=memory_budget)[0]
-    row_logs = np.empty(n_rows)
-    buffer = np.empty((n_strip, n_columns), dtype=np.float32)
+    n_wanted = n_rows if n_wanted is None else n_wanted
+    scales = [1 / tau for tau in taus]
+    log_v = -log_mean_exp(scores.transposed(), scales, memory_budget=memory_budget)
+    strips = _Strips(scores, memory_budget)
+    row_logs = np.empty((len(taus), n_wanted))
+    total = (iterations - 1) * n_rows + n_wanted
     for iteration in range(iterations):
-        column_sums = np.zeros(n_columns)
-        shift = log_v.astype(np.float32)
-        for start in range(0, n_rows, n_strip):
-            stop = min(start + n_strip, n_rows)
-            read = scores.strip(start, stop)
-            strip = buffer[: stop - start]
-            for first in range(0, n_columns, n_block):
-                last = min(first + n_block, n_columns)
-                read(first, last, strip[:, first:last])
-            logs, sums = _balance_rows(strip, 1 / tau, shift)
-            row_logs[start:stop] = logs
-            column_sums += sums
+        is_last = iteration == iterations - 1
+        column_sums = np.zeros((len(taus), n_columns))
+        # The last u is all that is returned: other rows, and the next v, are not needed.
+        for start, stop, strip in strips.read(n_wanted if is_last else n_rows):
+            for number, scale in enumerate(scales):
+                sums = None if is_last else column_sums[number]
+                logs = _balance_rows(strip, scale, log_v[number].astype(np.float32), sums)
+                if is_last:
+                    row_logs[number, start:stop] = logs
             if progress is not None:
-                progress(iteration * n_rows + stop, iterations * n_rows)
-        if iteration < iterations - 1:
+                progress(iteration * n_rows + stop, total)
+        if not is_last:
             log_v -= np.log(column_sums * (n_columns / n_rows))
-    # Weighted so that the references' weights add up to one, -τ·log u is on a score's scale.
-    log_total = log_v.max() + np.log(np.exp(log_v - log_v.max()).sum())
-    return np.asarray(tau * (row_logs - log_total))
+    # Weighted so that the references' weights add up to one, −τ·log u is on a score's scale.
+    peaks = log_v.max(axis=1)
+    log_totals = peaks + np.log(np.exp(log_v - peaks[:, None]).sum(axis=1))
+    return np.asarray((row_logs - log_totals[:, None]) * np.array(taus)[:, None])
 
 
-def _hold(scores: Scores) -> Matrix:
-    held = np.empty(scores.shape, dtype=np.float32)
-    scores.strip(0, len(held))(0, held.shape[1], held)
-    return Matrix(open_matrix(held, name="scores"))
+class _Strips:
+    """Whole rows of scores, strip by strip; as many as fit are multiplied only once."""
+
+    def __init__(self, scores: Scores, memory_budget: int) -> None:
+        self._scores = scores
+        n_rows, n_columns = scores.shape
+        # A strip of scores, and what exp and numpy's sums need in passing.
+        bytes_per_row = 12 * n_columns + scores.row_bytes
+        fits = memory_budget * 3 // 4 // bytes_per_row
+        if fits == 0:
+            raise NNNormError(
+                f"a memory_budget of {memory_budget} bytes holds no row of {n_columns} scores; "
+                "Sinkhorn needs at least that, give more"
+            )
+        self._size = min(n_rows, fits, max(64, 2**23 // n_columns))
+        self._block = n_columns
+        if scores.column_bytes:
+            self._block = max(1, min(n_columns, memory_budget // 8 // scores.column_bytes))
+        self._buffer = np.empty((self._size, n_columns), dtype=np.float32)
+        n_held = 0
+        if isinstance(scores, Products):  # ready scores are read as fast from where they are
+            spare = memory_budget * 3 // 4 - self._size * bytes_per_row
+            n_held = min(n_rows, spare // (4 * n_columns))
+        self._held = np.empty((n_held, n_columns), dtype=np.float32)
+        self._n_read = 0
+
+    def read(self, stop: int) -> Iterator[tuple[int, int, Strip]]:
+        """The rows up to `stop`, as ``(first, last, scores)``; the scores must not be changed."""
+        n_held = len(self._held)
+        edges = [*range(0, n_held, self._size), *range(n_held, stop, self._size)]
+        for first in edges:
+            last = min(first + self._size, stop, n_held if first < n_held else stop)
+            if first >= last:
+                continue
+            strip = self._held[first:last] if first < n_held else self._buffer[: last - first]
+            if last > min(n_held, self._n_read):
+                self._fill(first, last, strip)
+                self._n_read = max(self._n_read, last)
+            yield first, last, strip
+
+    def _fill(self, first: int, last: int, strip: Strip) -> None:
+        read = self._scores.strip(first, last)
+        for start in range(0, strip.shape[1], self._block):
+            stop = min(start + self._block, strip.shape[1])
+            read(start, stop, strip[:, start:stop])
 
 
 def _balance_rows(
-    strip: npt.NDArray[np.float32], scale: float, shift: npt.NDArray[np.float32]
-) -> tuple[FloatArray, FloatArray]:
-    """Log of each row's sum of ``exp(scale·s + shift)``, and the columns' sums of balanced rows."""
+    strip: Strip, scale: float, shift: Strip, column_sums: FloatArray | None
+) -> FloatArray:
+    """Log of each row's sum of ``exp(scale·s + shift)``; adds the balanced rows to the columns."""
     row_logs = np.empty(len(strip))
-    column_sums = np.zeros(strip.shape[1])
     lock = threading.Lock()
     step = max(1, 2**16 // strip.shape[1])  # pieces that stay in a core's cache
 
     def work(rows: slice) -> None:
         own_sums = np.zeros(strip.shape[1])
+        buffer = np.empty((step, strip.shape[1]), dtype=np.float32)
         for start in range(rows.start, rows.stop, step):
-            piece = strip[start : min(start + step, rows.stop)]
-            piece *= np.float32(scale)
+            raw = strip[start : min(start + step, rows.stop)]
+            piece = np.multiply(raw, np.float32(scale), out=buffer[: len(raw)])
             piece += shift
             peak = piece.max(axis=1)
             piece -= peak[:, None]
@@ -131,10 +163,12 @@ def _balance_rows(
             np.exp(piece, out=piece)
             sums = piece.sum(axis=1)
             row_logs[start : start + len(piece)] = peak + np.log(sums)
-            piece /= sums[:, None]  # not a BLAS product: its threads would fight with these
-            own_sums += piece.sum(axis=0)
-        with lock:
-            np.add(column_sums, own_sums, out=column_sums)
+            if column_sums is not None:
+                # Not a BLAS product, whose threads would compete with these.
+                own_sums += np.einsum("i,ij->j", 1 / sums, piece)
+        if column_sums is not None:
+            with lock:
+                np.add(column_sums, own_sums, out=column_sums)
 
     in_threads(work, strip)
-    return row_logs, column_sums
+    return row_logs

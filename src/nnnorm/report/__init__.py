@@ -1,13 +1,14 @@
 """Results for people: tables and plots.
 
-tables   results as tables for a terminal, Markdown and LaTeX
+table    a table for a terminal, Markdown and LaTeX
+tables   one function per result that makes a table of it
 plots    results as pictures
 audits   tables and plots of an audit
 """
 
 from nnnorm.report.audits import plot_audit, tabulate_audit
+from nnnorm.report.table import Table
 from nnnorm.report.tables import (
-    Table,
     tabulate_ablation,
     tabulate_comparison,
     tabulate_diagnosis,

@@ -1,4 +1,4 @@
-"""An audit as tables and as a picture: the means, the queries one by one, before and after."""
+"""Tables and a plot of an audit: the means, and the queries one by one, before and after."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import numpy as np
 
 from nnnorm.errors import NNNormError
 from nnnorm.report.plots import BLUE, GREY, ORANGE, add_legend, label_axes, make_panels
-from nnnorm.report.tables import Table
+from nnnorm.report.table import Table
 from nnnorm.study import Audit, Interval
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ LIMITS = (
 
 
 def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
-    """The means with their intervals, and the queries one by one.
+    """Make a table of the means with their intervals, and one of the single queries.
 
     Examples
     --------
     >>> from nnnorm.study import audit
-    >>> means, queries = tabulate_audit(audit(np.eye(2), np.eye(2), ["a", "b"], ks=[1]))
+    >>> means, queries = tabulate_audit(audit(np.eye(2), np.eye(2), groups=["a", "b"], ks=[1]))
     >>> means.rows[0][:2]
     ('bias@1', '0.000 [−1.000, 1.000]')
     """
@@ -77,7 +77,7 @@ def _tabulate_queries(audit: Audit) -> Table:
 
 
 def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
-    """Each query's figure before and after, one panel per figure, with the means as lines.
+    """Plot each query's figure before and after, one panel per figure, with the means as lines.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
     Examples
     --------
     >>> from nnnorm.study import audit
-    >>> figure = plot_audit(audit(np.eye(2), np.eye(2), ["a", "b"], ks=[1]))
+    >>> figure = plot_audit(audit(np.eye(2), np.eye(2), groups=["a", "b"], ks=[1]))
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['bias@1']
     """
@@ -103,7 +103,7 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
     if not 1 <= len(metrics) <= 3:
         raise NNNormError(f"a plot shows one to three figures; got {len(metrics)}")
     for metric in metrics:
-        audit.line(metric)  # says which there are
+        audit.line(metric)  # raises with the figures that there are
     few = len(audit.queries) <= _MANY
     height = 1.6 + 0.19 * len(audit.queries) if few else 3.8
     figure, panels = make_panels(height, len(metrics))
@@ -113,7 +113,7 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
         else:
             _draw_distribution(axes, audit, metric)
         _draw_means(axes, audit, metric)
-        title = "Who comes back, query by query" if number == 0 else ""
+        title = "Groups retrieved, query by query" if number == 0 else ""
         label_axes(axes, title, metric, "queries" if not few and number == 0 else "")
     handles, _ = panels[0].get_legend_handles_labels()
     note = f"bias@k = ({' − '.join(audit.difference)})/k" if audit.difference else None

@@ -1,9 +1,9 @@
-"""Results as pictures: who comes how often, grids, bank sizes, gains with their intervals.
+"""Plots of results: occurrences of items, grids, bank sizes, gains with their intervals.
 
 Needs matplotlib (`pip install 'nnnorm[plots]'`), imported only when a figure is made. Every
 function takes results and returns a `matplotlib.figure.Figure` of its own; pyplot and its global
-state are never touched. Colour-blind readers can tell the colours apart: blue is gain, orange is
-loss or before, grey is no correction or no clear difference.
+state are never touched. The colours are safe for colour-blind readers: blue is gain, orange is loss
+or before, grey is no correction or no clear difference.
 """
 
 import os
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.io import write_whole
+from nnnorm.methods import describe_setting, label_method
 from nnnorm.study import Ablation, Cell, Comparison, Interval, Result, Tuning
 
 if TYPE_CHECKING:
@@ -45,16 +46,6 @@ _USUAL_ALPHAS = (0.25, 0.5, 0.75, 1.0)
 _MANY_BINS = 60
 # Up to this many columns and rows the cells of a grid have room for their numbers.
 _ROOM = (12, 16)
-_NAMES = {
-    "nnn": "NNN",
-    "csls": "CSLS",
-    "dn": "DN",
-    "is": "Inverted softmax",
-    "qbnorm": "QBNorm",
-    "dualis": "DualIS",
-    "dualdis": "DualDIS",
-    "sinkhorn": "Sinkhorn",
-}
 
 
 def plot_occurrences(
@@ -65,7 +56,7 @@ def plot_occurrences(
     truth_per_item: npt.ArrayLike | None = None,
     title: str | None = None,
 ) -> "Figure":
-    """How many items come first for 0, 1, 2, … queries, before and after a correction.
+    """Plot how many items come first for 0, 1, 2, … queries, before and after a correction.
 
     Hubs are the long tail on the right; the axis of items is logarithmic, so that one item shows.
 
@@ -74,7 +65,7 @@ def plot_occurrences(
     before, after : int array, shape (n_gallery,)
         N_1 of every item, from `count_occurrences`.
     labels : sequence of str
-        What the legend calls them.
+        Their names in the legend.
     truth_per_item : number or array, shape (n_gallery,), optional
         How many queries each item is the right answer to; the mean is marked.
     title : str, optional
@@ -151,7 +142,7 @@ def plot_occurrences(
 
 
 def plot_grid(tuning: Tuning) -> "Figure":
-    """R@1 of every (α, k) of NNN as a map: blue above no correction, orange below.
+    """Plot R@1 of every (α, k) of NNN as a map: blue above no correction, orange below.
 
     Parameters
     ----------
@@ -166,7 +157,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     --------
     >>> import numpy as np
     >>> from nnnorm.study import tune
-    >>> tuning = tune(np.eye(4), np.eye(4), np.eye(4), [0, 1, 2, 3])
+    >>> tuning = tune(np.eye(4), np.eye(4), queries=np.eye(4), truth=[0, 1, 2, 3])
     >>> plot_grid(tuning).axes[0].get_title(loc="left")
     'R@1 on 4 tuning queries; no correction: 100.00 %'
     """
@@ -215,7 +206,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     ):
         label = f"{name}: {_describe(cell)}, {100 * cell.recall_at_1:.2f} %"
         look = {"fill": False, "edgecolor": _INK, "linewidth": 1.8, "linestyle": style}
-        if cell.method == "nnn":
+        if _is_on_map(cell):
             row, column = _place(cell, alphas, ks)
             x, y = inset * min(1, len(ks) / 4), inset * min(1, len(alphas) / 4)
             box = ((column + x, row + y), 1 - 2 * x, 1 - 2 * y)
@@ -239,7 +230,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
 
 
 def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "Figure":
-    """R@1 against k at fixed α, one line per α.
+    """Plot R@1 against k at fixed α, one line per α.
 
     Parameters
     ----------
@@ -256,7 +247,7 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
     --------
     >>> import numpy as np
     >>> from nnnorm.study import tune
-    >>> tuning = tune(np.eye(4), np.eye(4), np.eye(4), [0, 1, 2, 3])
+    >>> tuning = tune(np.eye(4), np.eye(4), queries=np.eye(4), truth=[0, 1, 2, 3])
     >>> [line.get_label() for line in plot_reference_k(tuning, [0.5]).axes[0].lines]
     ['no correction', 'α = 0.5']
     """
@@ -300,10 +291,10 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
 
 
 def plot_bank_size(ablation: Ablation) -> "Figure":
-    """R@1 against the size of the bank: tuned as lines, untuned dashed, intervals of the gain.
+    """Plot R@1 against the size of the bank, tuned and automatic, with intervals of the gain.
 
-    Intervals are of the paired gain over no correction, so what keeps clear of the grey line is
-    a clear gain or loss.
+    Intervals are of the paired gain over no correction, so an interval that does not touch the grey
+    line is a clear gain or loss.
 
     Parameters
     ----------
@@ -319,8 +310,10 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
     >>> from nnnorm.study import Task, ablate
     >>> rng = np.random.default_rng(0)
     >>> gallery, bank, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
-    >>> task = Task(queries, gallery, np.arange(30) % 20)
-    >>> plot_bank_size(ablate(task, task, {"own": bank})).axes[0].get_xlabel()
+    >>> truth = np.arange(30) % 20
+    >>> task = Task(queries, gallery, truth)
+    >>> found = ablate(gallery, bank, queries=queries, truth=truth, validation=task)
+    >>> plot_bank_size(found).axes[0].get_xlabel()
     'references in the bank'
     """
     figure, axes = _make_figure(4.2)
@@ -371,10 +364,9 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
 
 
 def plot_gains(comparison: Comparison) -> "Figure":
-    """Gain in R@1 of every method over no correction, with its 95 % interval, best first.
+    """Plot the gain in R@1 of every method over no correction, with its 95 % interval.
 
-    An interval that includes 0 is grey with a hollow mark: the data do not tell whether there is a
-    difference.
+    An interval that includes 0 is grey with a hollow mark: the data do not show a difference.
 
     Parameters
     ----------
@@ -390,8 +382,10 @@ def plot_gains(comparison: Comparison) -> "Figure":
     >>> from nnnorm.study import Task, compare
     >>> rng = np.random.default_rng(0)
     >>> gallery, bank, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
-    >>> task = Task(queries, gallery, np.arange(30) % 20)
-    >>> figure = plot_gains(compare(task, task, bank, methods=["csls"]))
+    >>> known = {"queries": queries, "truth": np.arange(30) % 20}
+    >>> task = Task(queries, gallery, known["truth"])
+    >>> found = compare(gallery, bank, **known, validation=task, methods=["csls"])
+    >>> figure = plot_gains(found)
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['CSLS']
     """
@@ -428,9 +422,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.text(1.03, -0.75, "R@1, %", transform=axes.get_yaxis_transform(), fontsize=9, color=GREY)
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_yticks(
-        range(len(rows)), [_NAMES.get(result.method, result.method) for result, _ in rows]
-    )
+    axes.set_yticks(range(len(rows)), [label_method(result.method) for result, _ in rows])
     axes.xaxis.set_major_formatter(lambda value, _: _signed(value))
     unclear = "; hollow: includes 0" if any(gain.includes_zero for _, gain in rows) else ""
     baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
@@ -560,8 +552,12 @@ def _scale_log(axes: "Axes", values: Sequence[int], base: int) -> None:
     _separate_thousands(axes.xaxis)
 
 
+def _is_on_map(cell: Cell) -> bool:
+    return {"reference_k", "alpha"} <= set(cell.params)
+
+
 def _nnn_cells(tuning: Tuning) -> list[Cell]:
-    cells = [cell for cell in tuning.grid if cell.method == "nnn"]
+    cells = [cell for cell in tuning.grid if _is_on_map(cell)]
     if not cells:
         raise NNNormError("this tuning has no cells of NNN to plot; tune with 'nnn' among methods")
     return cells
@@ -572,12 +568,10 @@ def _place(cell: Cell, alphas: Sequence[float], ks: Sequence[int]) -> tuple[int,
 
 
 def _describe(cell: Cell) -> str:
-    if cell.method == "none":
-        return "no correction"
-    symbols = {"reference_k": "k", "alpha": "α"}
-    params = (f"{symbols.get(name, name)} = {value:,.10g}" for name, value in cell.params.items())
-    method = "" if cell.method == "nnn" else f"{_NAMES[cell.method]} with "
-    return method + ", ".join(params)
+    if not cell.params:
+        return label_method(cell.method)
+    setting = describe_setting(cell.method, cell.params, ", ", " = ")
+    return setting if _is_on_map(cell) else f"{label_method(cell.method)} with {setting}"
 
 
 def _recalls(results: Sequence[Result], baseline: float) -> tuple[FloatArray, ...]:

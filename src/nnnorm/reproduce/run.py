@@ -14,7 +14,7 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.errors import MissingExtraError, NNNormError
 from nnnorm.io import open_embeddings, open_matrix
-from nnnorm.methods import NNN, make_method
+from nnnorm.methods import NNN, find_method, make_method
 from nnnorm.reproduce.material import Material, NotThere
 from nnnorm.reproduce.paper import Experiment, PaperTable
 from nnnorm.reproduce.runtime import Timed, time_exact, time_index
@@ -41,7 +41,6 @@ __all__ = ["Figure", "Outcome", "Runner", "run_table"]
 
 T = TypeVar("T")
 Counts: TypeAlias = npt.NDArray[np.int64]
-_TWO_BANKS = ("dualis", "dualdis")
 _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 
@@ -231,7 +230,7 @@ class Runner:
         return audit(
             queries,
             gallery,
-            groups,
+            groups=groups,
             bias=NNN(**(experiment.params or {})).fit(gallery, bank),
             ks=(6, 10),
             difference=difference,
@@ -249,7 +248,9 @@ class Runner:
         queries, gallery, truth = self._task(experiment, "test")
         return self._once(
             key,
-            lambda: evaluate(queries, gallery, truth, None if plain else self._bias(experiment)),
+            lambda: evaluate(
+                queries, gallery, None if plain else self._bias(experiment), truth=truth
+            ),
         )
 
     def _bias(self, experiment: Experiment) -> Bias:
@@ -274,9 +275,9 @@ class Runner:
             tuning = tune(
                 gallery,
                 self._bank(experiment),
-                queries,
-                truth,
-                (method,),
+                queries=queries,
+                truth=truth,
+                methods=(method,),
                 gallery_references=self._gallery_bank(experiment),
                 grids=None if grid is None else {method: grid},
                 select="max",
@@ -325,7 +326,7 @@ class Runner:
         )
 
     def _gallery_bank(self, experiment: Experiment) -> Any:
-        if experiment.method not in _TWO_BANKS:
+        if find_method(experiment.method)[0].gallery_bank != "needed":
             return None
         share, direction = experiment.share, experiment.direction
         return self._once(

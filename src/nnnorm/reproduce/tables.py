@@ -6,6 +6,7 @@ points; intervals are 95 % intervals, with the captions of an image resampled to
 
 from collections.abc import Mapping, Sequence
 
+from nnnorm.methods import describe_setting, label_method
 from nnnorm.report import Table
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import Experiment, PaperTable, load_paper
@@ -29,13 +30,6 @@ _METRICS = {
     "speedup": "speed-up by the index",
     "ks_p_value": "p of Kolmogorov–Smirnov",
 }
-_METHODS = {
-    "none": "original",
-    "nnn": "NNN",
-    "dn": "DN",
-    "dualis": "DualIS (DBNorm)",
-    "dualdis": "DualDIS",
-}
 _DIGITS = {"kurtosis": 1, "mean_absolute_error": 1, "max": 0, "antihub_share": 1, "speedup": 2}
 
 
@@ -54,14 +48,13 @@ def describe(experiment: Experiment) -> str:
     else:
         words = [_METRICS.get(metric, metric)]
     if metric not in ("setting", "speedup"):
-        words.append(_METHODS.get(experiment.method, experiment.method))
+        words.append(label_method(experiment.method))
     if experiment.bank == "other":
         words.append("other bank")
     elif metric == "setting":
         words.append("own bank")
     if experiment.params and experiment.method != "none":
-        short = {"reference_k": "k", "alpha": "α"}
-        words += [f"{short.get(name, name)} = {v:g}" for name, v in experiment.params.items()]
+        words.append(describe_setting(experiment.method, experiment.params, ", ", " = "))
     elif experiment.share < 1 and experiment.method != "none":
         words.append(f"{100 * experiment.share:.3g} % of the bank")
     if experiment.search == "index":
@@ -106,7 +99,7 @@ def tabulate_stand_ins(table: PaperTable, found: Mapping[str, Sequence[Outcome]]
     >>> there = Experiment("recall_at_1", "shapes", "shapes")
     >>> outcome = Outcome("CLIP", "original", there, Figure(21.36, 20.2, 22.5))
     >>> tabulate_stand_ins(load_paper().tables[0], {"shapes": [outcome]}).rows
-    (('R@1, original', '21.36 [20.20, 22.50]'),)
+    (('R@1, no correction', '21.36 [20.20, 22.50]'),)
     """
     labels: dict[str, None] = {}
     cells: dict[tuple[str, str], str] = {}

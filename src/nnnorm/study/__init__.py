@@ -1,21 +1,30 @@
 """Measuring what a correction does: recall, hubs, tuning, comparisons, audits.
 
-truth        which items are right for which query
-evaluation   where the right items came: R@K, MRR, nDCG
-hubness      which items come back too often
+truth        the right items of every query
+evaluation   ranks of the right items: R@K, MRR, nDCG
+hubness      statistics of how often items are retrieved
 intervals    bootstrap intervals, clustered and paired
 splits       splitting queries by item; references that are among the queries
 grid         all settings of all methods from one pass over each bank
 sweep        R@1 of very many corrections from one product; `gated` for gated methods
-tuning       which method and which settings, on held-out queries
+tuning       choosing a method and its settings on held-out queries
 comparison   methods side by side; banks of different sizes
-diagnosis    which items are the hubs, before and after
-groups       groups of items, as an audit counts them
-audits       which groups of items come back, before and after
+diagnosis    the hubs of a gallery, before and after a correction
+groups       counts of groups of items in a ranking
+audits       how often groups of items are retrieved, before and after a correction
 """
 
 from nnnorm.study.audits import Audit, audit, audit_visogender
-from nnnorm.study.comparison import Ablation, Comparison, Result, Task, ablate, compare, make_result
+from nnnorm.study.comparison import (
+    Ablation,
+    Comparison,
+    Result,
+    Task,
+    ablate,
+    compare,
+    make_result,
+    report_gain,
+)
 from nnnorm.study.diagnosis import Diagnosis, diagnose
 from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
 from nnnorm.study.grid import Grid
@@ -56,6 +65,7 @@ __all__ = [
     "measure_hubness",
     "open_truth",
     "read_truth",
+    "report_gain",
     "split_queries",
     "tune",
 ]

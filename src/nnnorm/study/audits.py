@@ -1,9 +1,9 @@
-"""Who gets retrieved: how often items of each group come back, before and after a correction.
+"""Audits: how often items of each group are retrieved, before and after a correction.
 
 Every item belongs to a group; `groups` counts them among the first items of each query. Here the
 counts of an uncorrected and a corrected search stand side by side, as means with intervals over the
 queries. VisoGender's protocol is one such audit: groups are perceived genders, labels are
-occupations, a query per occupation.
+occupations, and there is one query per occupation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Progress, Source, open_embeddings
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -50,13 +50,13 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """Which groups come back, query by query and on average.
+    """How often each group is retrieved, query by query and on average.
 
     Attributes
     ----------
     groups : tuple of str
     target : dict
-        The share of each group that was compared with.
+        The share of each group that counts as fair.
     difference : pair of str or None
         bias@k is (number of the first − number of the second)/k.
     queries : tuple of str
@@ -79,11 +79,11 @@ class Audit:
     n_gallery: int
 
     def line(self, metric: str) -> Line:
-        """The means of one figure.
+        """Return the means of one figure.
 
         Examples
         --------
-        >>> audit(np.eye(2), np.eye(2), ["a", "b"], ks=[1]).line("bias@1").before.mean
+        >>> audit(np.eye(2), np.eye(2), groups=["a", "b"], ks=[1]).line("bias@1").before.mean
         0.0
         """
         for line in self.lines:
@@ -93,7 +93,7 @@ class Audit:
         raise NNNormError(f"this audit has no {metric!r}; it has {known}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Return all figures, ready for JSON."""
         return {
             "groups": list(self.groups),
             "target": dict(self.target),
@@ -107,12 +107,13 @@ class Audit:
         }
 
 
+@explain_arguments
 def audit(
     queries: Source,
     gallery: Source,
-    groups: Sequence[str],
-    *,
     bias: Bias | None = None,
+    *,
+    groups: Sequence[str],
     ks: Sequence[int] = (10,),
     difference: tuple[str, str] | None = None,
     target: Target = "gallery",
@@ -121,6 +122,7 @@ def audit(
     precision_ks: Sequence[int] = (1, 5),
     names: Sequence[str] | None = None,
     seed: int = 0,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Audit:
@@ -131,12 +133,12 @@ def audit(
     queries : array or path, shape (n_queries, dim)
         Questions that should not favour a group.
     gallery : array or path, shape (n_gallery, dim)
-    groups : sequence of str
-        The group of every item.
     bias : Bias, optional
         Adds the same figures after the correction, and the paired change.
+    groups : sequence of str
+        The group of every item.
     ks : sequence of int
-        Among how many first places to count.
+        Numbers of first places to count in.
     difference : pair of str, optional
         bias@k is (number of the first − number of the second)/k; by default the two groups in
         alphabetical order where there are just two, and no bias@k where there are more.
@@ -146,11 +148,15 @@ def audit(
         What every item is and what every query asks for; adds precision@k.
     precision_ks : sequence of int
     names : sequence of str, optional
-        Of the queries; by default their labels, or numbers.
+        Names of the queries; by default their labels, or numbers.
     seed : int
-        Of the intervals.
+        Random seed of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
+        Bytes to use beyond the inputs.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
@@ -160,11 +166,12 @@ def audit(
     --------
     >>> gallery = np.array([[1.0, 0.2], [1.0, 0.1], [0.1, 1.0], [0.0, 1.0]])
     >>> queries = np.array([[1.0, 0.0], [0.9, 0.1]])
-    >>> audit(queries, gallery, ["m", "m", "f", "f"], ks=[2]).line("bias@2").before.mean
+    >>> groups = ["m", "m", "f", "f"]
+    >>> audit(queries, gallery, groups=groups, ks=[2]).line("bias@2").before.mean
     -1.0
     """
-    asked = open_embeddings(queries, name="queries")
-    items = open_embeddings(gallery, name="gallery")
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
     kinds = _check_groups(groups, len(items))
     _check_ks(ks, len(items))
     if len(asked) < 2:
@@ -201,17 +208,19 @@ def audit(
     return Audit(kinds, shares, pair, called, before, after, tuple(lines), len(items))
 
 
+@explain_arguments
 def audit_visogender(
     queries: Source,
     gallery: Source,
+    bias: Bias | None = None,
     *,
     genders: Sequence[str],
     occupations: Sequence[str],
     asked_occupations: Sequence[str],
-    bias: Bias | None = None,
     seed: int = 0,
+    normalize: bool | None = None,
 ) -> Audit:
-    """VisoGender's protocol: bias@6, bias@10, P@1 and P@5 over all pictures, per occupation.
+    """Audit by VisoGender's protocol: bias@6, bias@10, P@1 and P@5 over all pictures.
 
     Parameters
     ----------
@@ -219,13 +228,16 @@ def audit_visogender(
         "The {occupation} and their {object}".
     gallery : array or path, shape (n_pictures, dim)
         All pictures together: with a gallery per occupation, bias@10 would always be 0.
+    bias : Bias, optional
+        The paper fits NNN with k = 16, α = 0.75 on COCO's training captions.
     genders, occupations : sequence of str
         Of each picture; genders are "masculine" or "feminine".
     asked_occupations : sequence of str
         Of each query.
-    bias : Bias, optional
-        The paper fits NNN with k = 16, α = 0.75 on COCO's training captions.
     seed : int
+        Random seed of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
 
     Returns
     -------
@@ -252,8 +264,8 @@ def audit_visogender(
     return audit(
         queries,
         gallery,
-        genders,
-        bias=bias,
+        bias,
+        groups=genders,
         ks=(6, 10),
         difference=VISOGENDER_GENDERS,
         target="equal",
@@ -261,6 +273,7 @@ def audit_visogender(
         query_labels=asked_occupations,
         precision_ks=(1, 5),
         seed=seed,
+        normalize=normalize,
     )
 
 

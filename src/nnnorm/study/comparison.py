@@ -1,10 +1,12 @@
 """Methods side by side, and banks of different sizes: tuned on validation, reported on test.
 
-`compare` is the paper's full table: every method tuned the same way, its test figures with paired,
-clustered intervals against no correction. `ablate` is its ablation: the bank at full size and
-smaller, of the same or of another distribution. Both touch the test queries once, at the end.
+`compare` is the paper's full table: every method tuned in the same way, and its test figures with
+paired, clustered intervals against no correction. `ablate` is the paper's ablation: the bank at
+full size and smaller, of the same or of another distribution. Each bank is scanned once per
+gallery, and the test queries are used once, at the end.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -12,18 +14,29 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
-from nnnorm.methods import NNN, MethodName, make_method
+from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Evaluation, evaluate
-from nnnorm.study.grid import Grid, check_grids
+from nnnorm.study.grid import Grid, check_grids, prepare
 from nnnorm.study.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, binomial_half_width, interval_of_difference
-from nnnorm.study.truth import clusters_of
-from nnnorm.study.tuning import Select, check_methods, tune
+from nnnorm.study.splits import split_queries
+from nnnorm.study.truth import clusters_of, open_truth
+from nnnorm.study.tuning import Select, Trial, check_methods, check_select, try_settings
 
-__all__ = ["Ablation", "AblationRow", "Comparison", "Result", "Task", "ablate", "compare"]
+__all__ = [
+    "Ablation",
+    "AblationRow",
+    "Comparison",
+    "Result",
+    "Task",
+    "ablate",
+    "compare",
+    "make_result",
+    "report_gain",
+]
 
 
 class Task(NamedTuple):
@@ -34,7 +47,7 @@ class Task(NamedTuple):
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
     truth : array or list
-        See `truth.open_truth`.
+        The right items, see `truth.open_truth`.
     """
 
     queries: Source
@@ -44,7 +57,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """How one correction did on the test queries.
+    """The figures of one correction on the test queries.
 
     Attributes
     ----------
@@ -69,12 +82,12 @@ class Result:
     hubness: Hubness
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON.
+        """Return all fields, ready for JSON.
 
         Examples
         --------
         >>> import numpy as np
-        >>> evaluation = evaluate(np.eye(2), np.eye(2), [0, 1])
+        >>> evaluation = evaluate(np.eye(2), np.eye(2), truth=[0, 1])
         >>> make_result("none", {}, evaluation, None).to_dict()["recall_at_1"]
         1.0
         """
@@ -83,13 +96,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods side by side on the same test queries; "none" comes first.
+    """Methods side by side on the same test queries; no correction comes first.
 
     Attributes
     ----------
     results : tuple of Result
     select : str
-        How settings were chosen on validation.
+        The rule that chose the settings on validation.
     n_queries, n_gallery, n_references, n_validation : int
     """
 
@@ -101,7 +114,7 @@ class Comparison:
     n_validation: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON.
+        """Return all fields, ready for JSON.
 
         Examples
         --------
@@ -113,14 +126,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class AblationRow:
-    """NNN with one bank, tuned on validation and untuned.
+    """NNN with one bank, tuned on validation and automatic.
 
     Attributes
     ----------
     bank : str
-        Its name.
+        Name of the bank.
     share : float
-        Of the bank that was used.
+        Share of the bank that was used.
     n_references : int
     tuned, automatic : Result
     """
@@ -152,46 +165,63 @@ class Ablation:
     n_validation: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON.
+        """Return all fields, ready for JSON.
 
         Examples
         --------
         >>> import numpy as np
-        >>> none = make_result("none", {}, evaluate(np.eye(2), np.eye(2), [0, 1]), None)
+        >>> none = make_result("none", {}, evaluate(np.eye(2), np.eye(2), truth=[0, 1]), None)
         >>> Ablation(none, (), "max", 2, 2, 2).to_dict()["rows"]
         ()
         """
         return asdict(self)
 
 
+@explain_arguments
 def compare(
-    test: Task,
-    validation: Task,
+    gallery: Source,
     references: Source,
     *,
+    queries: Source,
+    truth: Any,
+    validation: Task | None = None,
     gallery_references: Source | None = None,
     methods: Sequence[MethodName] | Literal["all"] = "all",
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
     seed: int = 0,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Tune every method on validation and report it on test.
+    """Tune every method on validation queries and report all of them on test queries.
 
     Parameters
     ----------
-    test, validation : Task
-        Their galleries may differ; each bias is fitted for the gallery it is used on.
+    gallery : array or path, shape (n_gallery, dim)
     references : array or path, shape (n_references, dim)
+    queries : array or path, shape (n_queries, dim)
+        The test queries.
+    truth : array or list
+        The right items, see `truth.open_truth`.
+    validation : Task, optional
+        Queries to tune on, in this or another gallery. Without it, the queries of half of the
+        items (by `seed`) are held out for tuning, and the others are reported on.
     gallery_references : array or path, optional
-        For dualis, dualdis and sinkhorn.
+        A bank of gallery-side items, for the methods that use one.
     methods : sequence of str, or "all"
     grids : dict, optional
+        Method name to its grid, instead of the default grid.
     select : {"one-standard-error", "max"}
+        The rule that chooses a setting of each method.
     seed : int
+        Random seed of the split and of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
+        Bytes to use beyond the inputs.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
@@ -201,75 +231,90 @@ def compare(
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> gallery, bank, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
+    >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
     >>> task = Task(queries, gallery, np.arange(30) % 20)
-    >>> [result.method for result in compare(task, task, bank, methods=["csls"]).results]
+    >>> found = compare(
+    ...     gallery,
+    ...     references,
+    ...     queries=queries,
+    ...     truth=np.arange(30) % 20,
+    ...     validation=task,
+    ...     methods=["csls"],
+    ... )
+    >>> [result.method for result in found.results]
     ['none', 'csls']
     """
-    bank = open_embeddings(references, name="references")
-    gallery_bank = _open_optional(gallery_references)
-    opened, checked = _open_task(test, "test"), _open_task(validation, "validation")
+    check_select(select)
+    bank = open_embeddings(references, name="references", normalize=normalize)
+    gallery_bank = None
+    if gallery_references is not None:
+        gallery_bank = open_embeddings(
+            gallery_references, name="gallery_references", normalize=normalize
+        )
+    test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
     names = check_methods(methods, gallery_bank is not None)
-    check_grids(grids, ["none", *names])
-    reporter = _Reporter(opened, seed, memory_budget)
-    results = [reporter.uncorrected]
-    n_validation = len(checked.queries)
-    for name in names:
-        tuning = tune(
-            checked.gallery,
-            bank,
-            checked.queries,
-            checked.truth,
-            (name,),
-            gallery_references=gallery_bank if name in _TWO_BANKS else None,
-            grids={name: grids[name]} if grids and name in grids else None,
-            select=select,
-            seed=seed,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        best = tuning.best
-        bias = make_method(best.method, **best.params).fit(
-            opened.gallery,
-            bank,
-            gallery_references=gallery_bank if best.method in _TWO_BANKS else None,
-            memory_budget=memory_budget,
-        )
-        results.append(reporter.report(name, best.params, bias))
+    check_grids(grids, [NO_CORRECTION, *names])
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    trial = try_settings(
+        names, held.gallery, bank, gallery_bank, held.queries, held.truth, grids=grids, **options
+    )
+    chosen = [trial.settings[trial.choose(select, name)] for name in names]
+    statistics = _statistics_on_test(trial, test, bank, gallery_bank, **options)
+    prepare(statistics, [setting.method for setting in chosen])
+    reporter = _Reporter(test, seed, memory_budget)
+    results = [
+        reporter.report(name, setting.params, setting.method.make_bias(statistics))
+        for name, setting in zip(names, chosen, strict=True)
+    ]
     return Comparison(
-        results=tuple(results),
+        results=(reporter.uncorrected, *results),
         select=select,
-        n_queries=len(opened.queries),
-        n_gallery=len(opened.gallery),
+        n_queries=len(test.queries),
+        n_gallery=len(test.gallery),
         n_references=len(bank),
-        n_validation=n_validation,
+        n_validation=len(held.queries),
     )
 
 
+@explain_arguments
 def ablate(
-    test: Task,
-    validation: Task,
-    banks: Mapping[str, Source],
+    gallery: Source,
+    references: Source | Mapping[str, Source],
     *,
+    queries: Source,
+    truth: Any,
+    validation: Task | None = None,
     shares: Sequence[float] = (1.0, 0.5, 0.2, 0.1),
     select: Select = "one-standard-error",
     seed: int = 0,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Ablation:
-    """NNN with each bank at several sizes, tuned on validation and automatic, on test.
+    """Report NNN with each bank at several sizes, tuned on validation and automatic.
 
     Parameters
     ----------
-    test, validation : Task
-    banks : dict
-        Name to references, such as ``{"flickr": …, "coco": …}``.
+    gallery : array or path, shape (n_gallery, dim)
+    references : array or path, shape (n_references, dim), or dict
+        One bank, or names to banks, such as ``{"flickr": …, "coco": …}``.
+    queries : array or path, shape (n_queries, dim)
+        The test queries.
+    truth : array or list
+        The right items, see `truth.open_truth`.
+    validation : Task, optional
+        Queries to tune on; without it, half of the items' queries are held out, as in `compare`.
     shares : sequence of float
-        Random parts of each bank, by `seed`.
+        The shares of each bank to use, drawn at random by `seed`.
     select : {"one-standard-error", "max"}
     seed : int
+        Random seed of the split, of the shares and of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
+        Bytes to use beyond the inputs.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
@@ -279,73 +324,54 @@ def ablate(
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
-    >>> gallery, bank, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
-    >>> task = Task(queries, gallery, np.arange(30) % 20)
-    >>> [row.n_references for row in ablate(task, task, {"own": bank}).rows]
+    >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
+    >>> truth = np.arange(30) % 20
+    >>> task = Task(queries, gallery, truth)
+    >>> found = ablate(gallery, references, queries=queries, truth=truth, validation=task)
+    >>> [row.n_references for row in found.rows]
     [40, 20, 8, 4]
     """
-    if not isinstance(banks, Mapping):
-        raise NNNormError(
-            "banks must be a dict of names to references, such as {'own': references}; got "
-            f"{type(banks).__name__}"
-        )
-    if not banks:
-        raise NNNormError("ablate needs at least one bank of references; got none")
+    check_select(select)
     if not shares or not all(0 < share <= 1 for share in shares):
         raise NNNormError(f"shares must be above 0 and at most 1; got {tuple(shares)}")
-    opened, checked = _open_task(test, "test"), _open_task(validation, "validation")
-    reporter = _Reporter(opened, seed, memory_budget)
+    banks = references if isinstance(references, Mapping) else {"references": references}
+    if not banks:
+        raise NNNormError("references names no bank; give at least one")
+    opened = {
+        name: open_embeddings(source, name=f"references {name}", normalize=normalize)
+        for name, source in banks.items()
+    }
+    test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    reporter = _Reporter(test, seed, memory_budget)
     rows = []
-    for name, source in banks.items():
-        whole = open_embeddings(source, name=f"references {name}")
+    for name, whole in opened.items():
         order = np.random.default_rng(seed).permutation(len(whole))
         for share in shares:
             size = max(1, round(share * len(whole)))
-            # The smaller banks lie inside the larger ones.
-            bank = whole if size == len(whole) else _take(whole, np.sort(order[:size]))
-            best = tune(
-                checked.gallery,
-                bank,
-                checked.queries,
-                checked.truth,
-                select=select,
-                seed=seed,
-                memory_budget=memory_budget,
-                progress=progress,
-            ).best
-            method = make_method(best.method, **best.params)
-            tuned, automatic = (
-                chosen.fit(opened.gallery, bank, memory_budget=memory_budget)
-                for chosen in (method, NNN())
-            )
-            rows.append(
-                AblationRow(
-                    bank=name,
-                    share=float(share),
-                    n_references=size,
-                    tuned=reporter.report(best.method, best.params, tuned),
-                    automatic=reporter.report("nnn", automatic.params, automatic),
-                )
-            )
+            # The smaller banks are part of the larger ones.
+            bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
+            tuned, automatic = _report_bank(reporter, test, held, bank, select, options)
+            rows.append(AblationRow(name, float(share), size, tuned, automatic))
     return Ablation(
         uncorrected=reporter.uncorrected,
         rows=tuple(rows),
         select=select,
-        n_queries=len(opened.queries),
-        n_gallery=len(opened.gallery),
-        n_validation=len(checked.queries),
+        n_queries=len(test.queries),
+        n_gallery=len(test.gallery),
+        n_validation=len(held.queries),
     )
 
 
 def make_result(
     method: str, params: Mapping[str, Any], evaluation: Evaluation, gain: Interval | None
 ) -> Result:
-    """The figures of one evaluation.
+    """Put together the figures of one evaluation.
 
     Examples
     --------
     >>> import numpy as np
-    >>> make_result("none", {}, evaluate(np.eye(2), np.eye(2), [0, 1]), None).hubness.max
+    >>> make_result("none", {}, evaluate(np.eye(2), np.eye(2), truth=[0, 1]), None).hubness.max
     1
     """
     recalls = [evaluation.recall(k) for k in (1, 5, 10)]
@@ -361,41 +387,100 @@ def make_result(
     )
 
 
-_TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
+def report_gain(
+    method: str,
+    params: Mapping[str, Any],
+    evaluation: Evaluation,
+    raw: Evaluation,
+    *,
+    seed: int = 0,
+) -> Result:
+    """Put together the figures of a correction, with its paired gain over the raw search.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> raw = evaluate(np.eye(2), np.eye(2), truth=[0, 1])
+    >>> report_gain("csls", {"reference_k": 1}, raw, raw).gain.mean
+    0.0
+    """
+    clusters = clusters_of(raw.truth)
+    gain = interval_of_difference(evaluation.hits(1), raw.hits(1), clusters, seed=seed)
+    return make_result(method, params, evaluation, gain)
 
 
 class _Reporter:
-    """Evaluates biases on the test task, each against no correction."""
+    """Evaluates biases on the test queries, each against no correction."""
 
     def __init__(self, task: Task, seed: int, memory_budget: int) -> None:
         self._task, self._seed, self._memory_budget = task, seed, memory_budget
         self._raw = self._evaluate(None)
-        self._clusters = clusters_of(self._raw.truth)
-        self.uncorrected = make_result("none", {}, self._raw, None)
+        self.uncorrected = make_result(NO_CORRECTION, {}, self._raw, None)
 
     def _evaluate(self, bias: Bias | None) -> Evaluation:
         queries, gallery, truth = self._task
-        return evaluate(queries, gallery, truth, bias, memory_budget=self._memory_budget)
+        return evaluate(queries, gallery, bias, truth=truth, memory_budget=self._memory_budget)
 
     def report(self, method: str, params: Mapping[str, Any], bias: Bias) -> Result:
-        evaluation = self._evaluate(bias)
-        gain = interval_of_difference(
-            evaluation.hits(1), self._raw.hits(1), self._clusters, seed=self._seed
-        )
-        return make_result(method, params, evaluation, gain)
+        """The figures of one correction."""
+        return report_gain(method, params, self._evaluate(bias), self._raw, seed=self._seed)
 
 
-def _open_task(task: Task, name: str) -> Task:
-    return Task(
-        open_embeddings(task.queries, name=f"{name} queries"),
-        open_embeddings(task.gallery, name=f"{name} gallery"),
-        task.truth,
+def _report_bank(
+    reporter: _Reporter,
+    test: Task,
+    held: Task,
+    bank: Embeddings,
+    select: Select,
+    options: dict[str, Any],
+) -> tuple[Result, Result]:
+    """NNN with one bank: tuned on the held-out queries, and automatic."""
+    nnn: Method = NNN()
+    trial = try_settings([nnn.name], held.gallery, bank, None, held.queries, held.truth, **options)
+    best = trial.settings[trial.choose(select)]
+    statistics = _statistics_on_test(trial, test, bank, None, **options)
+    prepare(statistics, [best.method, nnn.settle(statistics)[0]])
+    tuned, automatic = (method.make_bias(statistics) for method in (best.method, nnn))
+    return (
+        reporter.report(best.name, best.params, tuned),
+        reporter.report(nnn.name, automatic.params, automatic),
     )
 
 
-def _open_optional(source: Source | None) -> Embeddings | None:
-    return None if source is None else open_embeddings(source, name="gallery_references")
+def _statistics_on_test(
+    trial: Trial, test: Task, bank: Embeddings, gallery_bank: Embeddings | None, **options: Any
+) -> Statistics:
+    """Statistics of the test gallery; those of the trial where it is the same gallery."""
+    if trial.statistics.fingerprints["gallery"] == test.gallery.fingerprint:
+        return trial.statistics
+    return Statistics.of_embeddings(test.gallery, bank, gallery_bank, **options)
 
 
-def _take(whole: Embeddings, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Embeddings:
-    return whole.subset(rows)
+def _open_tasks(
+    test: Task, validation: Task | None, seed: int, normalize: bool | None
+) -> tuple[Task, Task]:
+    """Open test and validation; without the latter, hold out the queries of half of the items."""
+    opened = _open_task(test, "", normalize)
+    if validation is not None:
+        same = validation.gallery is test.gallery
+        held = _open_task(validation, "validation ", normalize)
+        return opened, held._replace(gallery=opened.gallery) if same else held
+    queries, gallery, truth = opened
+    right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+    parts = split_queries(right, seed=seed)
+    warnings.warn(
+        f"no validation queries were given; {len(parts[0]):,} of the {len(queries):,} queries "
+        "are for tuning and the others for the report",
+        NNNormWarning,
+        stacklevel=4,  # the caller of `compare` or `ablate`
+    )
+    held, rest = (Task(_take(queries, part), gallery, right.some_queries(part)) for part in parts)
+    return rest, held
+
+
+def _open_task(task: Task, role: str, normalize: bool | None) -> Task:
+    queries, gallery = (
+        open_embeddings(source, name=f"{role}{name}", normalize=normalize)
+        for source, name in ((task.queries, "queries"), (task.gallery, "gallery"))
+    )
+    return Task(queries, gallery, task.truth)

@@ -1,9 +1,10 @@
-"""Which items are the hubs, how often do they come back, and what does a bias change about it.
+"""Hubs of a gallery: which items come back too often, before and after a correction.
 
 Two searches and their counts, put together for a report: statistics of N_k before and after, the
-most retrieved items one by one, and items whose bias is out of line.
+most retrieved items one by one, and items whose bias is far from all others.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.io import Progress, Source, open_embeddings
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.io import Embeddings, Progress, Source, open_embeddings
+from nnnorm.methods import NNN
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.hubness import (
@@ -43,14 +46,18 @@ class Diagnosis:
     hubs : tuple of Hub
         The most retrieved items before the correction.
     hubs_after : tuple of int
-        How often each of those comes after it.
+        N_k of each of those after it.
     n_antihubs, n_antihubs_after : int
-        Items that never come.
+        Number of items that are never retrieved.
     outliers : tuple of int
         Items whose bias is far from all others.
+    n_queries, n_gallery, k : int
+    method : str or None
+        Of the bias.
     occurrences, occurrences_after : ndarray, shape (n_gallery,)
         N_k of every item, for plots; not in `to_dict`.
-    n_queries, n_gallery, k : int
+    ids : tuple or None
+        Id of every item; not in `to_dict`, which has those of hubs and outliers.
     """
 
     before: Hubness
@@ -65,11 +72,17 @@ class Diagnosis:
     n_queries: int
     n_gallery: int
     k: int
+    method: str | None
     occurrences: IntArray = field(repr=False)
     occurrences_after: IntArray | None = field(default=None, repr=False)
+    ids: tuple[Any, ...] | None = field(default=None, repr=False)
+
+    def name_item(self, item: int) -> str:
+        """Return the id of an item, or its row number where there are no ids."""
+        return str(item if self.ids is None else self.ids[item])
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without the counts of single items.
+        """Return all fields but the counts of single items, ready for JSON.
 
         Examples
         --------
@@ -77,38 +90,56 @@ class Diagnosis:
         >>> diagnose(np.eye(3), np.eye(3)).to_dict()["before"]["max"]
         1
         """
-        skipped = ("occurrences", "occurrences_after")
-        return {name: value for name, value in asdict(self).items() if name not in skipped}
+        skipped = ("occurrences", "occurrences_after", "ids")
+        found = {name: value for name, value in asdict(self).items() if name not in skipped}
+        if self.ids is not None:
+            for hub in found["hubs"]:
+                hub["id"] = self.name_item(hub["item"])
+            found["outlier_ids"] = [self.name_item(item) for item in self.outliers]
+        return found
 
 
+@explain_arguments
 def diagnose(
     queries: Source,
     gallery: Source,
-    *,
     bias: Bias | None = None,
+    *,
+    references: Source | None = None,
     truth: Any = None,
+    ids: Sequence[Any] | None = None,
     k: int = 1,
     most: int = 10,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Count how often every item comes back, and list those that come too often.
+    """Count how often every item is retrieved, and list those that are retrieved too often.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
-        A sample of what people ask.
+        A sample of the queries that the search gets.
     gallery : array or path, shape (n_gallery, dim)
     bias : Bias, optional
         Adds the same figures after the correction.
+    references : array or path, shape (n_references, dim), optional
+        Instead of a bias: the automatic NNN is fitted from this bank.
     truth : array or list, optional
-        Tells which of a hub's hits were wrong. See `truth.open_truth`.
+        Adds which hits of a hub are wrong. See `truth.open_truth`.
+    ids : sequence, optional
+        Id of every item, shown instead of its row number; by default the ids of the gallery if it
+        has any.
     k : int
-        Among how many first places an item counts as retrieved.
+        Number of first places that count as retrieved.
     most : int
-        How many hubs to list.
+        Number of hubs to list.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
+        Bytes to use beyond the inputs.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
@@ -117,18 +148,24 @@ def diagnose(
     Examples
     --------
     >>> import numpy as np
-    >>> diagnose(np.array([[1.0, 0.1], [1.0, 0.2]]), np.eye(2)).hubs[0].item
-    0
+    >>> found = diagnose(np.array([[1.0, 0.1], [1.0, 0.2]]), np.eye(2), ids=["red", "blue"])
+    >>> found.name_item(found.hubs[0].item)
+    'red'
     """
-    asked = open_embeddings(queries, name="queries")
-    items = open_embeddings(gallery, name="gallery")
-    options: dict[str, Any] = {"k": k, "memory_budget": memory_budget, "progress": progress}
-    ranking = search(asked, items, **options)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    names = _open_ids(ids, items)
+    run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    if references is not None:
+        if bias is not None:
+            raise NNNormError("give a bias or references to fit one from, not both")
+        bias = NNN().fit(items, references, normalize=normalize, **run)
+    ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)
     counts_after = after = statistic = p_value = None
     if bias is not None:
-        counts_after = count_occurrences(search(asked, items, bias, **options), len(items))
+        counts_after = count_occurrences(search(asked, items, bias, k=k, **run), len(items))
         after = measure_hubness(counts_after)
         statistic, p_value = compare_occurrences(counts, counts_after)
     return Diagnosis(
@@ -146,6 +183,20 @@ def diagnose(
         n_queries=len(asked),
         n_gallery=len(items),
         k=k,
+        method=None if bias is None else bias.method,
         occurrences=counts,
         occurrences_after=counts_after,
+        ids=names,
     )
+
+
+def _open_ids(ids: Sequence[Any] | None, gallery: Embeddings) -> tuple[Any, ...] | None:
+    found = getattr(gallery, "ids", None) if ids is None else ids
+    if found is None:
+        return None
+    if len(found) != len(gallery):
+        raise NNNormError(
+            f"ids must have one id per item; got {len(found)} for the {len(gallery)} items of "
+            f"{gallery.name}"
+        )
+    return tuple(found)

@@ -1,10 +1,10 @@
-"""Was the right item found, and where? Per query first, averages after, over all queries.
+"""Recall and other metrics: per query first, then averages over all queries.
 
 R@K is that of this literature: a query counts if any of its right items is among the first K
 (elsewhere: success@K, hit rate), and the denominator is always all queries. Items with equal scores
 are counted as if their order were drawn at random: each metric is its expectation, so a search that
-scores everything alike gets what chance gives, not what the order of rows gives. A `Ranking` is
-taken in the order it has.
+scores everything alike gets what chance gives, not what the order of rows gives. A `Ranking` keeps
+the order it has.
 """
 
 import math
@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Progress, Source, open_embeddings
 from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.truth import Truth, open_truth
 
-__all__ = ["Evaluation", "count_above", "evaluate", "evaluate_ranking", "mean_metrics"]
+__all__ = ["Counter", "Evaluation", "count_above", "evaluate", "evaluate_ranking", "mean_metrics"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -33,20 +33,20 @@ _FEW = 16
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Where the right items came, per pair of query and right item, and all metrics of it.
+    """The ranks of the right items, per pair of query and right item, and the metrics.
 
     Attributes
     ----------
     truth : Truth
     above : ndarray, shape (n_pairs,), int64
-        Items that score higher than the right one.
+        Number of items that score higher than the right one.
     tied : ndarray, shape (n_pairs,), int64
-        Items that score the same, itself included.
+        Number of items that score the same, itself included.
     top1 : ndarray, shape (n_queries,), int64
         The first item of every query, for hubness.
     n_gallery : int
     depth : int
-        How far ranks are known: n_gallery, or the k of a `Ranking`.
+        Number of places whose ranks are known: n_gallery, or the k of a `Ranking`.
     """
 
     truth: Truth
@@ -75,7 +75,7 @@ class Evaluation:
         Examples
         --------
         >>> import numpy as np
-        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).hits(1).tolist()
+        >>> evaluate(np.eye(2), np.eye(2), truth=[0, 0]).hits(1).tolist()
         [1.0, 0.0]
         """
         k = self._check_depth(k)
@@ -92,7 +92,7 @@ class Evaluation:
         Examples
         --------
         >>> import numpy as np
-        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).recall(1)
+        >>> evaluate(np.eye(2), np.eye(2), truth=[0, 0]).recall(1)
         0.5
         """
         return float(self.hits(k).mean())
@@ -103,7 +103,7 @@ class Evaluation:
         Examples
         --------
         >>> import numpy as np
-        >>> evaluate(np.eye(2), np.eye(2), [[0, 1], [1]]).fractions(1).tolist()
+        >>> evaluate(np.eye(2), np.eye(2), truth=[[0, 1], [1]]).fractions(1).tolist()
         [0.5, 1.0]
         """
         k = self._check_depth(k)
@@ -111,12 +111,12 @@ class Evaluation:
         return self._per_query(inside) / self.truth.counts
 
     def reciprocal_ranks(self) -> FloatArray:
-        """1 / rank of the first right item, per query; their mean is MRR.
+        """Reciprocal rank of the first right item, per query; the mean is MRR.
 
         Examples
         --------
         >>> import numpy as np
-        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).reciprocal_ranks().tolist()
+        >>> evaluate(np.eye(2), np.eye(2), truth=[0, 0]).reciprocal_ranks().tolist()
         [1.0, 0.5]
         """
         self._check_depth(self.n_gallery)
@@ -138,7 +138,7 @@ class Evaluation:
         Examples
         --------
         >>> import numpy as np
-        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).ranks().tolist()
+        >>> evaluate(np.eye(2), np.eye(2), truth=[0, 0]).ranks().tolist()
         [1.0, 2.0]
         """
         self._check_depth(self.n_gallery)
@@ -151,7 +151,7 @@ class Evaluation:
         Examples
         --------
         >>> import numpy as np
-        >>> evaluate(np.eye(2), np.eye(2), [0, 0]).ndcg(2).round(3).tolist()
+        >>> evaluate(np.eye(2), np.eye(2), truth=[0, 0]).ndcg(2).round(3).tolist()
         [1.0, 0.631]
         """
         k = self._check_depth(k)
@@ -164,7 +164,7 @@ class Evaluation:
         return np.asarray(np.add.reduceat(pairs, self.truth.starts[:-1]))
 
     def _check_depth(self, k: int) -> int:
-        """The first k places that there are, or raise if they are not known."""
+        """Return k, at most n_gallery; raise if the ranking is shorter."""
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number of at least 1; got {k!r}")
         if min(k, self.n_gallery) > self.depth:
@@ -175,29 +175,61 @@ class Evaluation:
         return int(min(k, self.n_gallery))
 
 
+class Counter:
+    """Counts the ranks of right items while the rows of all queries pass by.
+
+    Parameters
+    ----------
+    truth : Truth
+    n_gallery : int
+    """
+
+    def __init__(self, truth: Truth, n_gallery: int) -> None:
+        self._truth, self._n_gallery = truth, n_gallery
+        self._above, self._tied = np.empty((2, len(truth.items)), dtype=np.int64)
+        self._top1 = np.empty(len(truth), dtype=np.int64)
+
+    def look(self, start: int, scores: npt.NDArray[np.float32]) -> None:
+        """Count in the whole rows of the queries from `start` on."""
+        stop = start + len(scores)
+        pairs = slice(self._truth.starts[start], self._truth.starts[stop])
+        self._above[pairs], self._tied[pairs] = count_above(scores, self._truth, start)
+        self._top1[start:stop] = scores.argmax(axis=1)
+
+    def evaluation(self) -> Evaluation:
+        """The result, once all rows have passed."""
+        sizes = self._n_gallery, self._n_gallery
+        return Evaluation(self._truth, self._above, self._tied, self._top1, *sizes)
+
+
+@explain_arguments
 def evaluate(
     queries: Source,
     gallery: Source,
-    truth: Any,
     bias: Bias | None = None,
     *,
+    truth: Any,
     weight: float | None = None,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Find where the right items come in a corrected search, streamed.
+    """Find the ranks of the right items in a corrected search, streamed.
 
     Parameters
     ----------
     queries : array or path, shape (n_queries, dim)
     gallery : array or path, shape (n_gallery, dim)
-    truth : array or list
-        See `truth.open_truth`.
     bias : Bias, optional
+        Without one the search is uncorrected.
+    truth : array or list
+        The right items, see `truth.open_truth`.
     weight : float, optional
-        Instead of the bias's own weight.
+        Replaces the weight of the bias.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
-        Bytes beyond the inputs and the answer.
+        Bytes to use beyond the inputs and the result.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -208,26 +240,23 @@ def evaluate(
     Examples
     --------
     >>> import numpy as np
-    >>> evaluate(np.eye(3), np.eye(3), [0, 1, 2]).recall(1)
+    >>> evaluate(np.eye(3), np.eye(3), truth=[0, 1, 2]).recall(1)
     1.0
     """
-    asked = open_embeddings(queries, name="queries")
-    items = open_embeddings(gallery, name="gallery")
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
     right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
-    above, tied = np.empty((2, len(right.items)), dtype=np.int64)
-    top1 = np.empty(len(asked), dtype=np.int64)
+    counter = Counter(right, len(items))
     for start, scores in iterate_scores(
         asked, items, bias, weight=weight, memory_budget=memory_budget, progress=progress
     ):
-        counted = count_above(scores, right, start)
-        pairs = slice(right.starts[start], right.starts[start + len(scores)])
-        above[pairs], tied[pairs] = counted
-        top1[start : start + len(scores)] = scores.argmax(axis=1)
-    return Evaluation(right, above, tied, top1, len(items), len(items))
+        counter.look(start, scores)
+    return counter.evaluation()
 
 
+@explain_arguments
 def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
-    """Evaluate a ready ranking, in the order it has; metrics reach as far as its k.
+    """Evaluate a ready ranking in the order it has, up to its k places.
 
     Parameters
     ----------
@@ -266,7 +295,7 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
 def count_above(
     scores: npt.NDArray[np.float32], truth: Truth, start: int
 ) -> tuple[IntArray, IntArray]:
-    """Items above and level with each right item, for the rows of queries from `start` on.
+    """Count the items above and level with each right item, for queries from `start` on.
 
     Parameters
     ----------
@@ -311,12 +340,12 @@ def count_above(
 
 
 def mean_metrics(evaluation: Evaluation, ks: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
-    """Averages over all queries, with the names used in every report.
+    """Average the metrics over all queries, by the names used in every report.
 
     Examples
     --------
     >>> import numpy as np
-    >>> mean_metrics(evaluate(np.eye(2), np.eye(2), [0, 1]), ks=(1,))["recall_at_1"]
+    >>> mean_metrics(evaluate(np.eye(2), np.eye(2), truth=[0, 1]), ks=(1,))["recall_at_1"]
     1.0
     """
     if len(ks) == 0:

@@ -1,55 +1,26 @@
 """All settings of all methods from one pass over each bank.
 
 An item's 512 best reference scores, sorted, give every ``m_k`` by prefix means, and a bias is
-linear in α. The log-mean-exps of every β, from the same pass, give every inverted softmax, and
-DBNorm's whole grid by additions. A `Setting` makes its values when they are asked for, so a grid of
-hundreds costs a few vectors.
+linear in α. The log-mean-exps of every β, from the same pass, give every inverted softmax, and the
+whole grid of DBNorm by additions. The formulas are those of the methods; a `Setting` applies one
+when its correction is asked for, so a grid of hundreds costs a few vectors.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Progress
-from nnnorm.methods import METHOD_NAMES, Method, MethodName, make_method
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, mean, scan, top_k
+from nnnorm.io import Embeddings
+from nnnorm.methods import Grid, Method, MethodName, Statistics, find_method, make_method
 
-__all__ = ["DEFAULT_GRIDS", "Bank", "Grid", "Setting", "check_grids", "make_settings", "scan_bank"]
+__all__ = ["Grid", "Setting", "check_grids", "make_settings", "prepare"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-# Like scikit-learn's: values per parameter, all combined; or several such, one after another.
-Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
-
-_POWERS_OF_TWO = tuple(2**power for power in range(10))
-_BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
-_FINE_GALLERY = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 15, 20))
-_FINE_QUERY = tuple(float(f"{beta:.4g}") for beta in np.geomspace(25, 200, 20))
-_DUAL: Grid = (
-    {"beta_query": (0.0, *_BETAS), "beta_gallery": (0.0, *_BETAS)},
-    {"beta_query": _FINE_QUERY, "beta_gallery": _FINE_GALLERY},
-)
-
-# The paper's grids where it has them (NNN, DBNorm and so the inverted softmax); DN's three
-# published weights; for the others what brackets their published settings.
-DEFAULT_GRIDS: Mapping[MethodName, Grid] = {
-    "none": {},
-    "nnn": {
-        "reference_k": _POWERS_OF_TWO,
-        "alpha": tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125)),
-    },
-    "csls": {"reference_k": _POWERS_OF_TWO},
-    "dn": {"weight": (0.25, 0.5, 1.0)},
-    "is": {"beta": _BETAS},
-    "qbnorm": {"beta": _BETAS},
-    "dualis": _DUAL,
-    "dualdis": _DUAL,
-    "sinkhorn": {"tau": (0.005, 0.01, 0.02, 0.05, 0.1)},
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,44 +29,26 @@ class Setting:
 
     Attributes
     ----------
-    method : str
+    method : Method
     params : dict
-        What `make_method` takes.
-    weight : float
-    values : callable
-        Gives the bias values, shape ``(n_gallery,)``, float32.
+        The cell's parameters; others have the defaults of the method.
+    statistics : Statistics
+        Of the gallery, shared by all settings.
     """
 
-    method: MethodName
+    method: Method
     params: Mapping[str, Any]
-    weight: float
-    values: Callable[[], FloatArray]
+    statistics: Statistics
+
+    @property
+    def name(self) -> str:
+        """The name of the method."""
+        return self.method.name
 
     def correction(self) -> FloatArray:
-        """What is taken from every score, in the arithmetic of `search`."""
-        return np.float32(self.weight) * self.values()
-
-
-@dataclass(frozen=True, eq=False)
-class Bank:
-    """What one pass over a bank leaves: all that the settings of a grid are made of.
-
-    Attributes
-    ----------
-    gallery, references : Embeddings
-    gallery_references : Embeddings or None
-    means : dict
-        ``m_k`` by k, and the mean over all references as ``means["all"]``.
-    logs, gallery_logs : dict
-        Log-mean-exp by β, of the references and of the gallery bank.
-    """
-
-    gallery: Embeddings
-    references: Embeddings
-    gallery_references: Embeddings | None = None
-    means: dict[Any, FloatArray] = field(default_factory=dict)
-    logs: dict[float, npt.NDArray[np.float64]] = field(default_factory=dict)
-    gallery_logs: dict[float, npt.NDArray[np.float64]] = field(default_factory=dict)
+        """What is taken from every score, shape ``(n_gallery,)``, in the arithmetic of `search`."""
+        values = np.asarray(self.method.values(self.statistics), dtype=np.float32)
+        return np.float32(self.method.weight) * values
 
 
 def make_settings(
@@ -105,43 +58,64 @@ def make_settings(
     *,
     gallery_references: Embeddings | None = None,
     grids: Mapping[str, Grid] | None = None,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> tuple[list[Setting], Bank]:
+    **options: Any,
+) -> list[Setting]:
     """Lay out the grids of some methods and scan the banks once for all of them.
 
     Parameters
     ----------
     methods : sequence of str
-        From `METHOD_NAMES`.
+        Names of methods.
     gallery : Embeddings, shape (n_gallery, dim)
     references : Embeddings, shape (n_references, dim)
     gallery_references : Embeddings, optional
-        Needed by "dualis" and "dualdis".
+        For the methods that use a gallery bank.
     grids : dict, optional
-        Method name to its grid, instead of `DEFAULT_GRIDS`.
-    memory_budget : int
-    progress : callable, optional
+        Method name to its grid, instead of the default grid of the method.
+    **options
+        ``memory_budget`` and ``progress``.
 
     Returns
     -------
-    settings : list of Setting
-    bank : Bank
+    list of Setting
 
     Examples
     --------
     >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> items, bank = open_embeddings(np.eye(4)), open_embeddings(np.eye(4))
-    >>> len(make_settings(["nnn"], items, bank)[0])  # k = 1, 2, 4 and eleven α
+    >>> len(make_settings(["nnn"], items, bank))  # k = 1, 2, 4 and eleven α
     33
     """
     check_grids(grids, methods)
-    cells = {name: list(_cells(name, (grids or {}).get(name), len(references))) for name in methods}
-    asked = [(name, params) for name, rows in cells.items() for params in rows]
-    bank = Bank(gallery, references, gallery_references)
-    scan_bank(bank, asked, memory_budget=memory_budget, progress=progress)
-    return [_setting(name, params, bank, memory_budget) for name, params in asked], bank
+    cells = [
+        (method, params)
+        for name in methods
+        for method, params in _cells(name, (grids or {}).get(name), len(references))
+    ]
+    if gallery_references is None:
+        for method, _ in cells:
+            method.check_gallery_bank(False)
+    statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
+    prepare(statistics, [method for method, _ in cells])
+    return [Setting(method, params, statistics) for method, params in cells]
+
+
+def prepare(statistics: Statistics, methods: Sequence[Method]) -> None:
+    """Compute the statistics of several methods in one pass over each bank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import CSLS, open_embeddings
+    >>> statistics = Statistics.of_embeddings(*[open_embeddings(np.eye(3))] * 2)
+    >>> prepare(statistics, [CSLS(1), CSLS(2)])
+    >>> statistics.mean_of_best(2).tolist()
+    [0.5, 0.5, 0.5]
+    """
+    statistics.prepare(method.needs for method in methods)
+    for kind in {type(method): None for method in methods}:
+        kind.share_work([method for method in methods if type(method) is kind], statistics)
 
 
 def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName]) -> None:
@@ -158,96 +132,28 @@ def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName])
         )
 
 
-def scan_bank(
-    bank: Bank,
-    asked: Sequence[tuple[MethodName, Mapping[str, Any]]],
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> None:
-    """Fill `bank` with every m_k and every log-mean-exp that the asked settings need.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm import open_embeddings
-    >>> bank = Bank(open_embeddings(np.eye(3)), open_embeddings(np.eye(3)))
-    >>> scan_bank(bank, [("csls", {"reference_k": 2})])
-    >>> bank.means[2].tolist()
-    [0.5, 0.5, 0.5]
-    """
-    n_gallery = len(bank.gallery)
-    ks = sorted({params["reference_k"] for _, params in asked if "reference_k" in params})
-    betas = _wanted(asked, ("beta", "beta_query"))
-    gallery_betas = _wanted(asked, ("beta_gallery",))
-    needs_bank = gallery_betas or any(name == "dualdis" for name, _ in asked)
-    if needs_bank and bank.gallery_references is None:
-        raise NNNormError(
-            "dualis and dualdis need a gallery bank: give gallery_references, or leave them out"
-        )
-    scores = Products(bank.gallery, bank.references, memory_budget=memory_budget)
-    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    if ks or betas:
-        bank.means.update({k: np.empty(n_gallery, dtype=np.float32) for k in ks})
-        bank.logs.update({beta: np.empty(n_gallery) for beta in betas})
-        for start, stop, best, logs in scan(scores, k=max(ks, default=0), betas=betas, **options):
-            for k in ks:
-                bank.means[k][start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
-            for beta, log in zip(betas, logs, strict=True):
-                bank.logs[beta][start:stop] = log
-    if any(name == "dn" for name, _ in asked):
-        bank.means["all"] = mean(scores, **options)
-    if gallery_betas and bank.gallery_references is not None:
-        both = Products(bank.gallery, bank.gallery_references, memory_budget=memory_budget)
-        bank.gallery_logs.update({beta: np.empty(n_gallery) for beta in gallery_betas})
-        for start, stop, _, logs in scan(both, k=0, betas=gallery_betas, **options):
-            for beta, log in zip(gallery_betas, logs, strict=True):
-                bank.gallery_logs[beta][start:stop] = log
-
-
-def find_active(bank: Embeddings, gallery: Embeddings, memory_budget: int) -> npt.NDArray[np.bool_]:
-    """The gate's activation set: items that are some bank row's best, shape (n_gallery,).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm import open_embeddings
-    >>> find_active(open_embeddings(np.eye(3)[:1]), open_embeddings(np.eye(3)), 2**20).tolist()
-    [True, False, False]
-    """
-    products = Products(bank, gallery, memory_budget=memory_budget)
-    active = np.zeros(len(gallery), dtype=bool)
-    active[top_k(products, 1, memory_budget=memory_budget).indices[:, 0]] = True
-    return active
-
-
-def _wanted(
-    asked: Sequence[tuple[MethodName, Mapping[str, Any]]], names: tuple[str, ...]
-) -> list[float]:
-    betas = {params[name] for _, params in asked for name in names if params.get(name)}
-    return sorted(betas)
-
-
-def _cells(name: MethodName, grid: Grid | None, n_references: int) -> Iterator[dict[str, Any]]:
-    """The parameters of every cell; the default grid leaves out k beyond the bank."""
-    if name not in METHOD_NAMES:
-        raise NNNormError(f"method must be one of {', '.join(METHOD_NAMES)}; got {name!r}")
-    parts = _grid_parts(name, DEFAULT_GRIDS[name] if grid is None else grid)
+def _cells(
+    name: MethodName, grid: Grid | None, n_references: int
+) -> Iterator[tuple[Method, dict[str, Any]]]:
+    """The method and parameters of every cell; the default grid leaves out k beyond the bank."""
+    parts = _grid_parts(name, find_method(name)[1].grid if grid is None else grid)
     seen = set()
     for axes in parts:
         for values in itertools.product(*(axes[param] for param in parts[0])):
             params = dict(zip(parts[0], map(_plain, values), strict=True))
-            _check_cell(name, params)
-            if params.get("reference_k", 0) > n_references:
+            method = make_method(name, **params)
+            method.check_tunable()
+            reference_k = method.needs.reference_k or 0
+            if reference_k > n_references:
                 if grid is None:
                     continue
                 raise NNNormError(
-                    f"the grid of {name} has reference_k {params['reference_k']}, but there are "
+                    f"the grid of {name} has reference_k {reference_k}, but there are "
                     f"only {n_references} references"
                 )
-            if tuple(params.items()) not in seen:
-                seen.add(tuple(params.items()))
-                yield params
+            if method not in seen:
+                seen.add(method)
+                yield method, params
 
 
 def _grid_parts(name: MethodName, grid: Grid) -> list[Mapping[str, Sequence[Any]]]:
@@ -269,65 +175,12 @@ def _grid_parts(name: MethodName, grid: Grid) -> list[Mapping[str, Sequence[Any]
                 f"all parts of the grid of {name} must have the same parameters; got "
                 f"{', '.join(parts[0])} and {', '.join(axes)}"
             )
-    has_axes = name == "none" or all(parts)
+    has_axes = all(parts) or not find_method(name)[1].grid
     if not parts or not has_axes or not all(len(v) for axes in parts for v in axes.values()):
         raise NNNormError(f"the grid of {name} is empty; give each parameter at least one value")
     return parts
 
 
-def _check_cell(name: MethodName, params: Mapping[str, Any]) -> None:
-    """Refuse what the method would refuse, and what a sweep can't do."""
-    make_method(name, **params)
-    if name == "nnn" and "auto" in (params.get(p, "auto") for p in ("reference_k", "alpha")):
-        raise NNNormError("the grid of nnn needs numbers for both reference_k and alpha, not auto")
-    if params.get("gate") == "safe":
-        raise NNNormError("dualdis can be tuned in its published form only; leave out gate 'safe'")
-
-
 def _plain(value: Any) -> Any:
-    """Numbers as Python has them, for JSON."""
+    """A number as Python has it, for JSON."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _setting(name: MethodName, params: dict[str, Any], bank: Bank, memory_budget: int) -> Setting:
-    n_gallery = len(bank.gallery)
-    if name in ("nnn", "csls"):
-        weight = params["alpha"] if name == "nnn" else 0.5
-        return Setting(name, params, weight, lambda: bank.means[params["reference_k"]])
-    if name == "dn":
-        return Setting(name, params, params["weight"], lambda: bank.means["all"])
-    if name == "sinkhorn":
-        return Setting(name, params, 1.0, _Once(make_method(name, **params), bank, memory_budget))
-    beta_query = params.get("beta", params.get("beta_query", 0.0))
-    beta_gallery = params.get("beta_gallery", 0.0)
-
-    def soft_maximum() -> FloatArray:
-        total = np.zeros(n_gallery)
-        if beta_query:
-            total = total + bank.logs[beta_query] / (beta_query + beta_gallery)
-        if beta_gallery:
-            total = total + bank.gallery_logs[beta_gallery] / (beta_query + beta_gallery)
-        return total.astype(np.float32)
-
-    return Setting(name, params, 1.0, soft_maximum)
-
-
-@dataclass(eq=False)
-class _Once:
-    """Values of a method that shares nothing with others, fitted when first asked for."""
-
-    method: Method
-    bank: Bank
-    memory_budget: int
-    fitted: FloatArray | None = None
-
-    def __call__(self) -> FloatArray:
-        if self.fitted is None:
-            bias = self.method.fit(
-                self.bank.gallery,
-                self.bank.references,
-                gallery_references=self.bank.gallery_references,
-                memory_budget=self.memory_budget,
-            )
-            self.fitted = bias.values
-        return self.fitted

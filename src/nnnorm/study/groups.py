@@ -1,4 +1,4 @@
-"""Groups of items among the first of a ranking: counted, and set against a target.
+"""Groups of items among the first places of a ranking: counts, compared with a target.
 
 For each query the first k items are counted by group, and the counts are compared with each other
 (bias@k) or with a target (shares, skew@k, NDKL). Figures are per query; means are left to `audit`.
@@ -19,7 +19,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
 def count_groups(ranking: Ranking, groups: Sequence[str]) -> tuple[tuple[str, ...], IntArray]:
-    """How many of the first 1, 2, … items of every query are of each group.
+    """Count how many of the first 1, 2, … items of every query are of each group.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def measure_groups(
     target: Mapping[str, float],
     difference: tuple[str, str] | None = None,
 ) -> dict[str, FloatArray]:
-    """Figures of groups for every query of a ranking.
+    """Compute figures of groups for every query of a ranking.
 
     For each k: ``bias`` = (n_a − n_b)/k of the two groups of `difference`, and its absolute value;
     ``share`` of each group; ``skew`` = ln(share/target), a group that is absent counted as one item

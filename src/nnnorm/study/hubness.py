@@ -1,8 +1,7 @@
-"""Which items come back too often? The k-occurrence N_k and its statistics.
+"""Hubness: the k-occurrence N_k and its statistics.
 
-``N_k(i)`` is how many queries have item i among their first k; its mean is
-``k·n_queries/n_gallery``, and the two sizes nearly always differ. The paper's table uses N_1:
-kurtosis (excess), MAE and max.
+``N_k(i)`` is the number of queries that have item i among their first k; its mean is
+``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
 """
 
 from dataclasses import asdict, dataclass
@@ -41,18 +40,18 @@ class Hubness:
     mean : float
         ``k·n_queries/n_gallery``.
     max : int
-        How often the most retrieved item comes.
+        N_k of the most retrieved item.
     mean_absolute_error : float
         Mean distance of N_k from its mean.
     kurtosis : float
         Excess kurtosis: 0 for a normal distribution.
     skewness : float
     gini : float
-        0 where all items come equally often, near 1 where one item takes all.
+        0 where all items are retrieved equally often, near 1 where one item takes all hits.
     robin_hood : float
         Share of all hits that would have to be moved to make all equal.
     antihub_share : float
-        Share of items that never come.
+        Share of items that are never retrieved.
     hub_occurrence : float
         Share of all hits that go to items with N_k of at least twice the mean.
     """
@@ -68,7 +67,7 @@ class Hubness:
     hub_occurrence: float
 
     def to_dict(self) -> dict[str, float]:
-        """All statistics by name, ready for JSON.
+        """Return all statistics by name, ready for JSON.
 
         Examples
         --------
@@ -80,7 +79,7 @@ class Hubness:
 
 @dataclass(frozen=True)
 class Hub:
-    """One item, how often it comes, and how often wrongly.
+    """One item, how often it is retrieved, and how often wrongly.
 
     Attributes
     ----------
@@ -89,9 +88,9 @@ class Hub:
     occurrences : int
         N_k.
     wrong_share : float or None
-        Share of those hits whose query asked for something else (with a truth).
+        Share of those hits that are wrong, where a truth is given.
     bias_z : float or None
-        Robust z-score of its bias (with a bias).
+        Robust z-score of its bias, where a bias is given.
     """
 
     item: int
@@ -101,7 +100,7 @@ class Hub:
 
 
 def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntArray:
-    """``N_k`` of every item.
+    """Count ``N_k`` of every item.
 
     Parameters
     ----------
@@ -129,7 +128,7 @@ def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntAr
 
 
 def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
-    """Statistics of ``N_k``.
+    """Compute statistics of ``N_k``.
 
     Parameters
     ----------
@@ -170,7 +169,7 @@ def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
 
 
 def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
-    """Kolmogorov–Smirnov test between two distributions of ``N_k``.
+    """Run a Kolmogorov–Smirnov test between two distributions of ``N_k``.
 
     The p-value is the asymptotic one with Stephens' correction; with ties, as counts have, it errs
     on the side of "no difference".
@@ -207,18 +206,18 @@ def list_hubs(
     bias: Bias | None = None,
     most: int = 10,
 ) -> list[Hub]:
-    """The most retrieved items, most first.
+    """List the most retrieved items, most first.
 
     Parameters
     ----------
     ranking : Ranking, shape (n_queries, k)
     n_gallery : int
     truth : array or list, optional
-        See `truth.open_truth`; tells which hits were wrong.
+        Adds which hits are wrong, see `truth.open_truth`.
     bias : Bias, optional
-        Tells how far each hub's bias lies from the others'.
+        Adds how far the bias of each hub lies from the others.
     most : int
-        How many to list.
+        Number of items to list.
 
     Returns
     -------
@@ -253,7 +252,7 @@ def list_hubs(
 
 
 def find_outliers(bias: Bias, *, threshold: float = _OUTLIER) -> IntArray:
-    """Items whose bias is far from all others: poisoned, degenerate, or very strong hubs.
+    """Find items whose bias is far from all others: poisoned, degenerate, or very strong hubs.
 
     Parameters
     ----------
@@ -278,7 +277,7 @@ def find_outliers(bias: Bias, *, threshold: float = _OUTLIER) -> IntArray:
 
 
 def robust_z(values: npt.ArrayLike) -> FloatArray:
-    """``0.6745·(v − median)/MAD`` of every value; zeros where all are alike.
+    """Compute ``0.6745·(v − median)/MAD`` of every value; zeros where all are equal.
 
     Examples
     --------
@@ -289,7 +288,7 @@ def robust_z(values: npt.ArrayLike) -> FloatArray:
     deviation = numbers - np.median(numbers)
     spread = np.median(np.abs(deviation))
     if spread == 0:
-        # More than half are alike; what differs is judged by the mean distance instead.
+        # More than half are equal; the others are judged by the mean distance instead.
         spread = np.abs(deviation).mean() * 0.8453
     return np.asarray(0.6745 * deviation / spread) if spread > 0 else np.zeros_like(deviation)
 

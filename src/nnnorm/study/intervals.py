@@ -1,4 +1,4 @@
-"""How sure are we? Percentile intervals by resampling, clustered and paired.
+"""Percentile intervals by resampling, clustered and paired.
 
 Captions of one image are not independent, so whole clusters are drawn, and two corrections are
 compared on the same draws: the interval is of the mean difference per query. Clusters that add the
@@ -51,7 +51,7 @@ def interval_of_mean(
     n_resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Percentile interval of the mean over queries, by resampling clusters.
+    """Compute the percentile interval of the mean over queries, by resampling clusters.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def interval_of_difference(
     n_resamples: int = 10_000,
     seed: int = 0,
 ) -> Interval:
-    """Paired interval of ``mean(values − baseline)`` on the same queries, with a p-value.
+    """Compute the paired interval of ``mean(values − baseline)``, with a p-value.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def interval_of_difference(
 
 
 def binomial_half_width(proportion: float, n_queries: int) -> float:
-    """The ± that the paper prints: ``1.96·sqrt(p(1 − p)/n)``, as if queries were independent.
+    """Compute the ± of the paper, ``1.96·sqrt(p(1 − p)/n)``, as if queries were independent.
 
     Examples
     --------

@@ -1,8 +1,7 @@
 """Splitting by item, so that nothing is tuned on what it is tested on.
 
-An item's queries go where the item goes. `count_overlap` finds references that are among the test
-queries: a bank that has seen the questions is transductive, and its gains are not those of a search
-that runs tomorrow.
+The queries of an item stay together. `count_overlap` finds references that are among the test
+queries: a bank that includes them is transductive, and its gains do not carry over to new queries.
 """
 
 import itertools
@@ -30,8 +29,9 @@ def split_items(
     ----------
     n_items : int
     shares : sequence of float
-        Adding up to at most 1; what is left over goes to no part.
+        They add up to at most 1; the remainder is in no part.
     seed : int
+        Random seed.
 
     Returns
     -------
@@ -53,14 +53,15 @@ def split_items(
 
 
 def split_queries(truth: Truth, share: float = 0.5, *, seed: int = 0) -> tuple[IntArray, IntArray]:
-    """Split queries into validation and test, those of one item together.
+    """Split queries into validation and test, keeping those of one item together.
 
     Parameters
     ----------
     truth : Truth
     share : float
-        Of the items whose queries are for validation.
+        Share of the items whose queries are for validation.
     seed : int
+        Random seed.
 
     Returns
     -------
@@ -87,7 +88,7 @@ def split_queries(truth: Truth, share: float = 0.5, *, seed: int = 0) -> tuple[I
 
 
 def count_overlap(references: Source, queries: Source) -> int:
-    """How many references are, number for number, among the queries.
+    """Count the references that are, number for number, among the queries.
 
     Examples
     --------

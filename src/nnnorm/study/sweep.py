@@ -3,10 +3,10 @@
 For a query, item j can only matter if it may win under some correction. With ``lower`` and
 ``upper`` the least and greatest correction of each item (each correction first centred, since a
 constant changes no ranking), item j stays below ``s_j − lower_j``, and some wrong item always
-reaches ``U = max_j (s_j − upper_j)``. So whoever stays below U, or below the right item's worst
-score, drops out at once, and a query whose U beats the right item's best is lost everywhere. The
-few pairs that are left are compared under every correction in the same float32 arithmetic that a
-search uses, so each cell equals its own evaluation.
+reaches ``U = max_j (s_j − upper_j)``. So an item that stays below U, or below the worst score of
+the right item, drops out at once, and a query whose U exceeds the best score of its right item is
+lost everywhere. The few remaining pairs are compared under every correction in the same float32
+arithmetic that a search uses, so each cell equals its own evaluation.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from nnnorm.study.truth import Truth
 __all__ = ["Correction", "sweep_hits"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-# Gives what is taken from every score, shape (n_gallery,), float32; made anew when needed.
+# Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
 Correction: TypeAlias = Callable[[], FloatArray]
 
 
@@ -37,7 +37,7 @@ def sweep_hits(
     progress: Progress | None = None,
     look: Callable[[int, FloatArray], None] | None = None,
 ) -> FloatArray:
-    """Whether each query is answered rightly in first place, under every correction.
+    """Find whether the right item of each query comes first, under every correction.
 
     Parameters
     ----------
@@ -45,13 +45,14 @@ def sweep_hits(
     gallery : Embeddings, shape (n_gallery, dim)
     truth : Truth
     corrections : sequence of callables
-        Each gives a correction of shape ``(n_gallery,)``.
+        Each returns a correction of shape ``(n_gallery,)``.
     memory_budget : int
-        Bytes beyond the inputs and the answer.
+        Bytes to use beyond the inputs and the result.
     progress : callable, optional
+        Called with ``(done, total)``.
     look : callable, optional
-        Called with ``(start, raw scores of whole rows)`` of every strip, for whoever wants more
-        from the same product; it may not change them.
+        Called with ``(start, raw scores of whole rows)`` of every strip, to compute more from the
+        same product; it must not change them.
 
     Returns
     -------

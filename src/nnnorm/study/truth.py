@@ -1,4 +1,4 @@
-"""Which items are right for which query: one form for the three that people have.
+"""Which items are right for which query: one form for the three that are common.
 
 One item per query, pairs, or lists of items all become a `Truth`. A query without a right item is
 an error here, so that no metric can shrink its denominator by leaving such queries out.
@@ -48,7 +48,7 @@ class Truth:
         return np.repeat(np.arange(len(self)), self.counts)
 
     def some_queries(self, queries: IntArray) -> "Truth":
-        """The truth of some queries only, numbered anew in that order."""
+        """Return the truth of some queries only, renumbered in that order."""
         counts = self.counts[queries]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         places = np.repeat(self.starts[queries] - starts[:-1], counts) + np.arange(starts[-1])
@@ -56,7 +56,7 @@ class Truth:
 
 
 def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
-    """Read and check which items are right.
+    """Read and check the right items of every query.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
         Int array ``(n_queries,)``: one right item per query. Int array ``(n_pairs, 2)``: pairs of
         (query, item). A list of lists: the right items of each query.
     n_queries, n_gallery : int
-        What the numbers must stay below.
+        The sizes that the numbers must stay below.
 
     Returns
     -------
@@ -91,6 +91,11 @@ def open_truth(truth: Any, *, n_queries: int, n_gallery: int) -> Truth:
         )
     else:
         array = np.asarray(truth)
+        if array.ndim == 2 and array.dtype.kind == "f" and array.shape[1] > 2:
+            raise NNNormError(
+                f"truth must hold item numbers; got {array.dtype} of shape {array.shape}, which "
+                "look like embeddings. Were the arguments swapped?"
+            )
         if array.ndim == 1:
             if len(array) != n_queries:
                 raise NNNormError(
@@ -153,13 +158,13 @@ def _make_truth(queries: Any, items: Any, n_queries: int, n_gallery: int) -> Tru
 
 def _raise_without_truth(query: int, n_queries: int) -> None:
     raise NNNormError(
-        f"query {query} has no right item ({n_queries} such queries); name them, or leave the "
-        "queries out yourself"
+        f"query {query} has no right item ({n_queries} such queries); name them, or leave out "
+        "these queries"
     )
 
 
 def clusters_of(truth: Truth) -> IntArray:
-    """A cluster per query: queries that share a right item (captions of one image) are one.
+    """Assign queries that share a right item (captions of one image) to one cluster.
 
     Queries are joined by their first right item, which is exact where every query has one.
 
@@ -181,7 +186,7 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
     Returns
     -------
     array or list
-        What `open_truth` takes.
+        For `open_truth`.
 
     Examples
     --------

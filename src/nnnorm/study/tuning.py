@@ -1,43 +1,41 @@
-"""Which method and which numbers? Whole grids in one pass, on held-out queries.
+"""Choosing a method and its parameters: whole grids in one pass, on held-out queries.
 
-`tune` scans each bank once, multiplies queries and gallery once, and reads every cell's R@1 from
-that. "No correction" is always among the cells. Two ways to choose are always reported: the maximum
-(the paper's way), and the one-standard-error rule, which does not chase noise: of all cells within
-one paired standard error of the best it takes the most sensible (for NNN the nearest to α = 0.6 and
-k = a sixteenth of the bank; elsewhere the one in the middle of those cells), and "no correction"
-where that beats every cell.
+`try_settings` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
+cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
+the maximum (the paper's way), and the one-standard-error rule, which does not chase noise: of all
+cells within one paired standard error of the best it takes the most usual one (for NNN the nearest
+to α = 0.6 and k = a sixteenth of the bank; elsewhere the one in the middle of those cells), and "no
+correction" where that beats every cell.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
-from nnnorm.io import Progress, Source, check_same_dim, open_embeddings
-from nnnorm.methods import METHOD_NAMES, MethodName, Sinkhorn, choose_reference_k, make_method
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
+from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, Statistics, find_method
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.study.evaluation import Evaluation, count_above, evaluate
+from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
-from nnnorm.study.grid import Bank, Grid, Setting, find_active, make_settings
+from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
-__all__ = ["Cell", "Select", "Tuning", "check_methods", "choose", "tune"]
+__all__ = ["Cell", "Select", "Trial", "Tuning", "check_methods", "choose", "try_settings", "tune"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Select = Literal["one-standard-error", "max"]
-_UNGATED = {"qbnorm": "is", "dualdis": "dualis"}
-_TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting and how it did on the tuning queries.
+    """One setting and its recall on the tuning queries.
 
     Attributes
     ----------
@@ -67,14 +65,14 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """All cells, the chosen one, and how sure we are of it.
+    """All cells, the chosen one, and the interval of its gain.
 
     Attributes
     ----------
     grid : tuple of Cell
         Every setting; "none" comes first.
     best : Cell
-        What `select` chose.
+        The choice of `select`.
     best_by_rule, best_by_maximum : Cell
         Both ways of choosing.
     uncorrected : Cell
@@ -103,7 +101,7 @@ class Tuning:
         Examples
         --------
         >>> import numpy as np
-        >>> tune(np.eye(4), np.eye(4), np.eye(4), [0, 1, 2, 3]).to_dict()["n_queries"]
+        >>> tune(np.eye(4), np.eye(4), queries=np.eye(4), truth=[0, 1, 2, 3]).to_dict()["n_queries"]
         4
         """
         return {
@@ -119,18 +117,59 @@ class Tuning:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Every setting of some methods, tried on the same queries.
+
+    Attributes
+    ----------
+    settings : list of Setting
+        The first is no correction.
+    hits : ndarray, shape (n_settings, n_queries)
+        Whether a query's right item comes first, between 0 and 1 on a tie.
+    raw : Evaluation
+        Of the uncorrected search.
+    clusters : ndarray, shape (n_queries,)
+    """
+
+    settings: list[Setting]
+    hits: FloatArray
+    raw: Evaluation
+    clusters: npt.NDArray[Any]
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of the gallery that all settings share."""
+        return self.settings[0].statistics
+
+    def choose(self, select: Select, method: MethodName | None = None) -> int:
+        """The number of the chosen setting, of all methods or of one (and no correction)."""
+        rows = [
+            number
+            for number, setting in enumerate(self.settings)
+            if number == 0 or method is None or setting.name == method
+        ]
+        if select == "max":
+            return max(rows, key=lambda row: (self.hits[row].mean(dtype=np.float64), -row))
+        settings = [self.settings[row] for row in rows]
+        n_references = self.statistics.n_references
+        return rows[choose(settings, self.hits[rows], self.clusters, n_references)]
+
+
+@explain_arguments
 def tune(
     gallery: Source,
     references: Source,
+    *,
     queries: Source,
     truth: Any,
     methods: Sequence[MethodName] | Literal["all"] = ("nnn",),
-    *,
     gallery_references: Source | None = None,
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
     clusters: npt.ArrayLike | None = None,
     seed: int = 0,
+    normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Tuning:
@@ -140,24 +179,29 @@ def tune(
     ----------
     gallery : array or path, shape (n_gallery, dim)
     references : array or path, shape (n_references, dim)
-        The bank; the queries should not be in it.
+        The bank, which should not include the queries.
     queries : array or path, shape (n_queries, dim)
         Held out: neither references nor the queries that will be reported on.
     truth : array or list
-        See `truth.open_truth`.
+        The right items, see `truth.open_truth`.
     methods : sequence of str, or "all"
-        "all" leaves out dualis and dualdis where there is no gallery bank.
+        "all" leaves out the methods that need a gallery bank where there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
+        A bank of gallery-side items, for the methods that use one.
     grids : dict, optional
-        Method name to ``{parameter: values}`` (or a list of such), instead of the paper's.
+        Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
     select : {"one-standard-error", "max"}
-        What `best` is chosen by; both choices are reported.
+        The rule that chooses `best`; the choices of both rules are reported.
     clusters : int array, shape (n_queries,), optional
         Queries that belong together; by default those that share their right item.
     seed : int
-        Of the bootstrap.
+        Random seed of the bootstrap.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
+        Bytes to use beyond the inputs.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
@@ -168,45 +212,33 @@ def tune(
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (50, 80, 60))
-    >>> tuning = tune(gallery, references, queries, np.arange(60) % 50)
+    >>> tuning = tune(gallery, references, queries=queries, truth=np.arange(60) % 50)
     >>> len(tuning.grid), tuning.best.method in ("nnn", "none")
     (78, True)
     """
-    if select not in ("one-standard-error", "max"):
-        raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
-    items = open_embeddings(gallery, name="gallery")
-    bank_rows = open_embeddings(references, name="references")
-    asked = open_embeddings(queries, name="queries")
-    gallery_bank = (
-        None
-        if gallery_references is None
-        else open_embeddings(gallery_references, name="gallery_references")
-    )
-    check_same_dim(asked, items)
-    right = open_truth(truth, n_queries=len(asked), n_gallery=len(items))
-    groups = _open_clusters(clusters, right)
+    check_select(select)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    bank = open_embeddings(references, name="references", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    gallery_bank = None
+    if gallery_references is not None:
+        gallery_bank = open_embeddings(
+            gallery_references, name="gallery_references", normalize=normalize
+        )
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
-    settings, bank = make_settings(
-        ("none", *names),
-        items,
-        bank_rows,
-        gallery_references=gallery_bank,
-        grids=grids,
-        memory_budget=memory_budget,
-        progress=progress,
+    trial = try_settings(
+        names, items, bank, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
-    hits, raw = _sweep(settings, bank, asked, right, memory_budget, progress)
-    recalls = hits.mean(axis=1, dtype=np.float64)
-    by_maximum = int(recalls.argmax())
-    by_rule = choose(settings, hits, groups, len(bank_rows))
+    by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
-    bias = _bias_of(settings[chosen], bank, memory_budget)
+    bias = trial.settings[chosen].method.make_bias(trial.statistics)
     cells = [
-        Cell(setting.method, setting.params, float(recall))
-        for setting, recall in zip(settings, recalls, strict=True)
+        Cell(setting.name, setting.params, float(hits.mean(dtype=np.float64)))
+        for setting, hits in zip(trial.settings, trial.hits, strict=True)
     ]
-    measured = evaluate(asked, items, right, bias, memory_budget=memory_budget)
-    for number, evaluation in ((0, raw), (chosen, measured)):
+    measured = evaluate(asked, items, bias, truth=trial.raw.truth, memory_budget=memory_budget)
+    for number, evaluation in ((0, trial.raw), (chosen, measured)):
         cells[number] = _with_recalls(cells[number], evaluation)
     return Tuning(
         grid=tuple(cells),
@@ -215,17 +247,73 @@ def tune(
         best_by_maximum=cells[by_maximum],
         uncorrected=cells[0],
         bias=bias,
-        gain=interval_of_difference(hits[chosen], hits[0], groups, seed=seed),
+        gain=interval_of_difference(trial.hits[chosen], trial.hits[0], trial.clusters, seed=seed),
         select=select,
         n_queries=len(asked),
-        n_references=len(bank_rows),
+        n_references=len(bank),
     )
+
+
+def try_settings(
+    methods: Sequence[MethodName],
+    gallery: Embeddings,
+    references: Embeddings,
+    gallery_references: Embeddings | None,
+    queries: Embeddings,
+    truth: Any,
+    *,
+    clusters: npt.ArrayLike | None = None,
+    grids: Mapping[str, Grid] | None = None,
+    **options: Any,
+) -> Trial:
+    """Try no correction and every setting of some methods, from one pass over each input.
+
+    Parameters
+    ----------
+    methods : sequence of str
+    gallery, references, gallery_references, queries : Embeddings
+    truth : array or list
+    clusters : int array, shape (n_queries,), optional
+    grids : dict, optional
+    **options
+        ``memory_budget`` and ``progress``.
+
+    Returns
+    -------
+    Trial
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(4))
+    >>> len(try_settings(["dn"], rows, rows, None, rows, [0, 1, 2, 3]).settings)
+    4
+    """
+    check_same_dim(queries, gallery)
+    right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+    groups = _open_clusters(clusters, right)
+    settings = make_settings(
+        (NO_CORRECTION, *methods),
+        gallery,
+        references,
+        gallery_references=gallery_references,
+        grids=grids,
+        **options,
+    )
+    hits, raw = _sweep(settings, gallery, queries, right, **options)
+    return Trial(settings, hits, raw, groups)
+
+
+def check_select(select: str) -> None:
+    """Raise unless there is such a rule."""
+    if select not in ("one-standard-error", "max"):
+        raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
 
 
 def check_methods(
     methods: Sequence[MethodName] | Literal["all"], has_gallery_bank: bool
 ) -> list[MethodName]:
-    """The methods to tune, without "none"; "all" is what can be tuned with the banks there are.
+    """The methods to tune, besides no correction; "all" is what the given banks suffice for.
 
     Examples
     --------
@@ -233,13 +321,16 @@ def check_methods(
     ['nnn', 'csls', 'dn', 'is', 'qbnorm', 'sinkhorn']
     """
     if methods == "all":
-        skipped = () if has_gallery_bank else ("dualis", "dualdis")
-        return [name for name in METHOD_NAMES if name not in ("none", *skipped)]
+        methods = [
+            name
+            for name in METHOD_NAMES
+            if has_gallery_bank or find_method(name)[0].gallery_bank != "needed"
+        ]
     if isinstance(methods, str):
         raise NNNormError(f"methods must be 'all' or a list of names; got {methods!r}")
     if not methods:
         raise NNNormError("methods is empty; name at least one, or 'all'")
-    return [name for name in dict.fromkeys(methods) if name != "none"]
+    return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
 
 
 def _open_clusters(clusters: npt.ArrayLike | None, truth: Truth) -> npt.NDArray[Any]:
@@ -258,64 +349,36 @@ def _open_clusters(clusters: npt.ArrayLike | None, truth: Truth) -> npt.NDArray[
 
 def _sweep(
     settings: Sequence[Setting],
-    bank: Bank,
-    queries: Any,
+    gallery: Embeddings,
+    queries: Embeddings,
     truth: Truth,
-    memory_budget: int,
-    progress: Progress | None,
+    **options: Any,
 ) -> tuple[FloatArray, Evaluation]:
-    """Hits of every setting ``(n_settings, n_queries)``, and where raw search put right items."""
-    gated = [setting for setting in settings if setting.method in _UNGATED]
-    watch = None
-    if gated:
-        banks = [bank.references]
-        if bank.gallery_references and any(setting.method == "dualdis" for setting in gated):
-            banks.append(bank.gallery_references)
-        actives = (find_active(rows, bank.gallery, memory_budget) for rows in banks)
-        watch = GateWatch(gated, bank, truth, *actives)
-    above, tied = np.empty((2, len(truth.items)), dtype=np.int64)
-    top1 = np.empty(len(truth), dtype=np.int64)
+    """Hits of every setting, shape ``(n_settings, n_queries)``, and the raw evaluation."""
+    methods = [setting.method for setting in settings]
+    watch = GateWatch(methods, settings[0].statistics, truth)
+    counter = Counter(truth, len(gallery))
 
     def look(start: int, scores: FloatArray) -> None:
-        stop = start + len(scores)
-        pairs = slice(truth.starts[start], truth.starts[stop])
-        above[pairs], tied[pairs] = count_above(scores, truth, start)
-        top1[start:stop] = scores.argmax(axis=1)
-        if watch is not None:
-            watch.look(start, scores)
+        counter.look(start, scores)
+        watch.look(start, scores)
 
     # A gated setting shares the sweep of its ungated form.
-    keys = [_ungated_key(setting) for setting in settings]
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    unique = dict(zip(keys, settings, strict=True))
-    swept = sweep_hits(
-        queries,
-        bank.gallery,
-        truth,
-        [unique[key].correction for key in places],
-        memory_budget=memory_budget,
-        progress=progress,
-        look=look,
-    )
-    raw = swept[places[keys[0]]]
-    hits = np.empty((len(settings), len(truth)), dtype=np.float32)
-    for row, key, setting in zip(hits, keys, settings, strict=True):
-        ungated = swept[places[key]]
-        row[:] = watch.hits(setting, ungated, raw) if setting in gated and watch else ungated
-    n_gallery = len(bank.gallery)
-    return hits, Evaluation(truth, above, tied, top1, n_gallery, n_gallery)
-
-
-def _ungated_key(setting: Setting) -> tuple[Any, ...]:
-    return _UNGATED.get(setting.method, setting.method), *sorted(setting.params.items())
+    unique = {setting.method.ungated: setting for setting in settings}
+    places = {method: place for place, method in enumerate(unique)}
+    corrections = [setting.correction for setting in unique.values()]
+    swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
+    raw = swept[places[methods[0]]]
+    hits = np.stack([watch.hits(method, swept[places[method.ungated]], raw) for method in methods])
+    return hits, counter.evaluation()
 
 
 def choose(
     settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any], n_references: int
 ) -> int:
-    """The one-standard-error rule, method by method; then the best of the methods' choices.
+    """Apply the one-standard-error rule to each method; return the best of these choices.
 
-    Where no correction did better than every cell of a method, it is that method's choice.
+    Where no correction does better than every cell of a method, it is the choice for that method.
 
     Parameters
     ----------
@@ -334,18 +397,17 @@ def choose(
     Examples
     --------
     >>> import numpy as np
-    >>> none = Setting("none", {}, 0.0, np.empty)
-    >>> csls = Setting("csls", {"reference_k": 10}, 0.5, np.empty)
-    >>> choose([none, csls], np.float32([[1, 0, 0], [1, 1, 0]]), np.arange(3), 100)
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(3))
+    >>> settings = make_settings(["none", "csls"], rows, rows, grids={"csls": {"reference_k": [2]}})
+    >>> choose(settings, np.float32([[1, 0, 0], [1, 1, 0]]), np.arange(3), 100)
     1
     """
     choices = []
-    for method in dict.fromkeys(setting.method for setting in settings):
-        if method == "none" and len(settings) > 1:
-            continue
-        rows = [0, *(n for n, s in enumerate(settings) if s.method == method and n > 0)]
+    for name in dict.fromkeys(setting.name for setting in settings[1:]):
+        rows = [0, *(n for n, s in enumerate(settings) if s.name == name and n > 0)]
         choices.append(_choose_within(settings, hits, clusters, rows, n_references))
-    return max(choices, key=lambda row: (hits[row].mean(dtype=np.float64), -row))
+    return max(choices, key=lambda row: (hits[row].mean(dtype=np.float64), -row), default=0)
 
 
 def _choose_within(
@@ -359,33 +421,26 @@ def _choose_within(
     best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), row > 0, -row))
     if best == 0:
         return 0
-    near = [row for row in rows if _is_near(hits[best], hits[row], clusters)]
-    corrected = [row for row in near if settings[row].method != "none"]
-    if settings[corrected[0]].method == "nnn":
-        k0 = choose_reference_k(n_references)
-
-        def distance(row: int) -> float:
-            params = settings[row].params
-            steps = abs(np.log2(params["reference_k"] / k0))
-            return float(steps + abs(params["alpha"] - 0.6) / 0.125)
-    else:
-        places = _places([settings[row].params for row in rows if settings[row].params])
-        spots = np.array([[places[n][v] for n, v in settings[r].params.items()] for r in corrected])
-        middle = spots.mean(axis=0)
-        far = dict(zip(corrected, np.abs(spots - middle).sum(axis=1), strict=True))
-
-        def distance(row: int) -> float:
-            return float(far[row])
-
-    return min(corrected, key=lambda row: (distance(row), -hits[row].mean(dtype=np.float64), row))
+    near = [row for row in rows[1:] if _is_near(hits[best], hits[row], clusters)]
+    known = [settings[row].method.distance_from_usual(n_references) for row in near]
+    distances = [distance for distance in known if distance is not None]
+    if len(distances) < len(near):
+        distances = _distances_from_middle(settings, near, rows)
+    far = dict(zip(near, distances, strict=True))
+    return min(near, key=lambda row: (far[row], -hits[row].mean(dtype=np.float64), row))
 
 
-def _places(params: Sequence[Mapping[str, Any]]) -> dict[str, dict[Any, int]]:
-    """For each parameter, the place of each of its values in order."""
-    return {
-        name: {v: place for place, v in enumerate(sorted({p[name] for p in params}))}
-        for name in params[0]
+def _distances_from_middle(
+    settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]
+) -> list[float]:
+    """Steps of the grid between each near cell and the middle of them all."""
+    tried = [settings[row].params for row in rows if settings[row].params]
+    places = {
+        name: {v: place for place, v in enumerate(sorted({params[name] for params in tried}))}
+        for name in tried[0]
     }
+    spots = np.array([[places[n][v] for n, v in settings[r].params.items()] for r in near])
+    return [float(far) for far in np.abs(spots - spots.mean(axis=0)).sum(axis=1)]
 
 
 def _is_near(best: FloatArray, other: FloatArray, clusters: npt.NDArray[Any]) -> bool:
@@ -398,30 +453,6 @@ def _is_near(best: FloatArray, other: FloatArray, clusters: npt.NDArray[Any]) ->
     error = np.sqrt((deviations**2).sum() * n_clusters / max(1, n_clusters - 1)) / len(best)
     # Where one cluster alone differs, both are equal: rounding may not decide that.
     return bool(mean <= error * (1 + 1e-6))
-
-
-def _bias_of(setting: Setting, bank: Bank, memory_budget: int) -> Bias:
-    """What fitting the setting would give, without another pass where the values are there."""
-    method = make_method(setting.method, **setting.params)
-    gallery_bank = bank.gallery_references if setting.method in _TWO_BANKS else None
-    if setting.method in _UNGATED:
-        return method.fit(
-            bank.gallery,
-            bank.references,
-            gallery_references=gallery_bank,
-            memory_budget=memory_budget,
-        )
-    bias = method.bias_from_values(
-        setting.values(),
-        weight=setting.weight,
-        params=asdict(method) if isinstance(method, Sinkhorn) else setting.params,
-        gallery=bank.gallery,
-        references=bank.references,
-    )
-    if gallery_bank is None:
-        return bias
-    prints = {**bias.fingerprints, "gallery_references": gallery_bank.fingerprint}
-    return replace(bias, fingerprints=prints)
 
 
 def _with_recalls(cell: Cell, evaluation: Evaluation) -> Cell:

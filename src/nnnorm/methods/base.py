@@ -1,0 +1,345 @@
+"""What every method is: parameters in a frozen record, a formula over `Statistics`, `fit`.
+
+A method's file holds all that is particular to it: the formula, the names and labels it goes by,
+the default grid, which banks it uses, its gates. `fit`, the grids of `study` and the tables of
+`report` read those facts from there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias, Gate
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.io import Progress, Source, open_embeddings, open_matrix
+from nnnorm.means import Solver, check_solver
+from nnnorm.methods.statistics import BankName, Needs, Statistics
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+
+__all__ = ["POWERS_OF_TWO", "Factor", "Grid", "Method", "Variant", "record"]
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+# As in scikit-learn: values per parameter, all combined; or several such, one after the other.
+Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
+GalleryBank: TypeAlias = Literal["refused", "optional", "needed"]
+POWERS_OF_TWO = tuple(2**power for power in range(10))
+_T = TypeVar("_T", bound=type)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A command-line name of a method.
+
+    Attributes
+    ----------
+    name : str
+    label : str
+        What tables and plots call it.
+    grid : Grid
+        The settings that are tried by default.
+    fixed : mapping
+        Parameters of the class that this name stands for, and that can't be given with it.
+    preset : mapping
+        Defaults of this name that differ from those of the class.
+    """
+
+    name: str
+    label: str
+    grid: Grid = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    preset: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Factor(NamedTuple):
+    """A factor ``exp(β·s − L_β)`` of a gated product, L_β being over one bank."""
+
+    beta: float
+    bank: BankName
+
+
+def record(kind: _T) -> _T:
+    """Make the generated `__init__` of a dataclass answer a wrong argument with the right one.
+
+    Examples
+    --------
+    >>> @record
+    ... @dataclass(frozen=True)
+    ... class Mean:
+    ...     reference_k: int = 10
+    >>> Mean(k=3)
+    Traceback (most recent call last):
+    nnnorm.errors.ArgumentError: Mean has no argument 'k'; did you mean 'reference_k'?
+    """
+    kind.__init__ = explain_arguments(kind.__init__)  # type: ignore[misc]
+    return kind
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A correction method: references in, `Bias` out. Subclasses are records of parameters."""
+
+    variants: ClassVar[tuple[Variant, ...]]
+    # Short signs of the parameters, for tables.
+    symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    gallery_bank: ClassVar[GalleryBank] = "refused"
+    # Whether the formula is m_k, which solvers other than the exact one compute too.
+    uses_means: ClassVar[bool] = False
+
+    # --- what a method says about itself -----------------------------------------------------
+
+    @property
+    def variant(self) -> Variant:
+        """The name that these parameters go by."""
+        return self.variants[0]
+
+    @property
+    def name(self) -> str:
+        """The command-line name."""
+        return self.variant.name
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that its name does not imply, as plain numbers for JSON."""
+        given = ((part, getattr(self, part.name)) for part in fields(self))
+        return {
+            part.name: float(value) if part.type is float else _plain(value)
+            for part, value in given
+            if part.name not in self.variant.fixed
+        }
+
+    @property
+    def weight(self) -> float:
+        """The weight of the bias values."""
+        return 1.0
+
+    @property
+    def needs(self) -> Needs:
+        """The statistics of the formula that can be computed for many settings at once."""
+        return Needs()
+
+    @property
+    def needs_gallery_bank(self) -> bool:
+        """Whether there is no fit without a gallery bank."""
+        return self.gallery_bank == "needed"
+
+    @property
+    def gated_by(self) -> tuple[BankName, ...]:
+        """The banks whose activation sets decide per query whether a part of the bias applies."""
+        return ()
+
+    @property
+    def ungated(self) -> "Method":
+        """The method that is applied where every gate is open."""
+        return self
+
+    def closed_product(self, is_open: Sequence[bool]) -> tuple[Factor, ...] | None:
+        """The factors of a query for which some gate is closed; None where it ranks by raw score.
+
+        Every closed gate multiplies such a product by the raw score.
+        """
+        return None
+
+    def distance_from_usual(self, n_references: int) -> float | None:
+        """Steps of a grid to the setting to prefer among equals; None where there is no such."""
+        return None
+
+    def check_tunable(self) -> None:  # noqa: B027 - most methods refuse nothing
+        """Raise where a grid can't hold these parameters."""
+
+    def settle(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
+        """Replace automatic parameters by numbers; also return what they were chosen by."""
+        return self, {}
+
+    @classmethod  # noqa: B027 - `Statistics.prepare` is enough for most
+    def share_work(cls, methods: Sequence["Method"], statistics: Statistics) -> None:
+        """Compute at once what several settings share beyond their `needs`, and keep it."""
+
+    @abstractmethod
+    def values(self, statistics: Statistics) -> FloatArray:
+        """The formula: a bias value per item, shape ``(n_gallery,)``."""
+
+    def gates(self, statistics: Statistics) -> tuple[Gate, ...]:
+        """The parts of the bias that apply to some queries only."""
+        return ()
+
+    # --- fitting -----------------------------------------------------------------------------
+
+    @explain_arguments
+    def fit(
+        self,
+        gallery: Source,
+        references: Source,
+        *,
+        gallery_references: Source | None = None,
+        solver: Solver = "auto",
+        quality: int | None = None,
+        normalize: bool | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> Bias:
+        """Compute the bias of every gallery item from a bank of reference queries.
+
+        Parameters
+        ----------
+        gallery : array or path, shape (n_gallery, dim)
+            The items that are searched.
+        references : array or path, shape (n_references, dim)
+            Past queries, or queries of a training set. They should not include the test queries.
+        gallery_references : array or path, shape (n_gallery_references, dim), optional
+            A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
+        solver : str
+            Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
+            "approximate" is many times faster on large banks and reports its error in the
+            `params` of the bias.
+        quality : int, optional
+            Number of inverted lists to probe per item, for solvers that are not exact.
+        normalize : bool, optional
+            True divides every row by its norm (cosine). False means raw inner products. None
+            means raw inner products too, with a warning where norms vary.
+        memory_budget : int
+            Bytes to use beyond the inputs and the result, about 512 MB by default.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Bias
+            With ``values`` of shape ``(n_gallery,)``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from nnnorm import NNN
+        >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0]])
+        >>> references = np.array([[0.8, 0.6], [0.6, 0.8], [1.0, 0.0]])
+        >>> bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references)
+        >>> bias.values.round(2).tolist()
+        [0.9, 0.7]
+        """
+        check_solver(solver, quality)
+        if solver not in ("auto", "exact") and not self.uses_means:
+            raise NNNormError(
+                f"solver {solver} computes means of the best references, which method {self.name} "
+                "does not use; leave out solver"
+            )
+        self.check_gallery_bank(gallery_references is not None, "gallery_references")
+        bank = None
+        if gallery_references is not None:
+            bank = open_embeddings(
+                gallery_references, name="gallery_references", normalize=normalize
+            )
+        statistics = Statistics.of_embeddings(
+            open_embeddings(gallery, name="gallery", normalize=normalize),
+            open_embeddings(references, name="references", normalize=normalize),
+            bank,
+            solver=solver,
+            quality=quality,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        return self.make_bias(statistics)
+
+    @explain_arguments
+    def fit_scores(
+        self,
+        scores: Source,
+        gallery_scores: Source | None = None,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> Bias:
+        """Compute the bias from ready scores, for scorers that are not an inner product.
+
+        Parameters
+        ----------
+        scores : array or path, shape (n_gallery, n_references)
+            Score of every gallery item with every reference; higher is better.
+        gallery_scores : array or path, optional
+            For `DualSoftmax` shape ``(n_gallery, n_gallery_references)``: items against the gallery
+            bank. For `Sinkhorn` shape ``(n_gallery_references, n_references)``: the gallery bank
+            against the references.
+        memory_budget : int
+            Bytes to use beyond the inputs and the result.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Bias
+            With ``values`` of shape ``(n_gallery,)`` and no fingerprint of a gallery.
+
+        Examples
+        --------
+        >>> from nnnorm import CSLS
+        >>> CSLS(reference_k=1).fit_scores([[0.5, 0.25], [0.0, -1.0]]).values.tolist()
+        [0.5, 0.0]
+        """
+        self.check_gallery_bank(gallery_scores is not None, "gallery_scores")
+        bank = None
+        if gallery_scores is not None:
+            bank = open_matrix(gallery_scores, name="gallery_scores")
+        matrix = open_matrix(scores, name="scores")
+        options = {"memory_budget": memory_budget, "progress": progress}
+        return self.make_bias(Statistics.of_scores(matrix, bank, **options))
+
+    def make_bias(self, statistics: Statistics) -> Bias:
+        """Apply the formula to statistics that may be shared with other settings.
+
+        Examples
+        --------
+        >>> from nnnorm import CSLS
+        >>> from nnnorm.io import open_matrix
+        >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
+        >>> CSLS(reference_k=2).make_bias(statistics).values.tolist()
+        [0.375]
+        """
+        settled, chosen = self.settle(statistics)
+        values = settled.values(statistics)
+        about = statistics.about if self.uses_means else {}
+        prints = dict(statistics.fingerprints)
+        if self.gallery_bank == "refused":
+            prints.pop("gallery_references", None)
+        return Bias(
+            values=np.asarray(values, dtype=np.float32),
+            weight=settled.weight,
+            method=self.name,
+            params={**settled.params, **chosen, **about},
+            gates=settled.gates(statistics),
+            n_references=statistics.n_references,
+            dim=statistics.dim,
+            fingerprints=prints,
+        )
+
+    def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
+        """Raise where a gallery bank is missing, or is given to a method that uses none."""
+        if is_given and self.gallery_bank == "refused":
+            raise NNNormError(f"method {self.name} uses no gallery bank; leave out {argument}")
+        if self.needs_gallery_bank and not is_given:
+            raise NNNormError(
+                f"method {self.name} needs a gallery bank (gallery_references, or gallery_scores "
+                "for ready scores); without one use InvertedSoftmax (--method is)"
+            )
+
+
+# --- checks of parameters, shared by several methods ---------------------------------------------
+
+
+def check_number(what: str, value: float) -> None:
+    """Raise unless the value is a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+        raise NNNormError(f"{what} must be a number; got {value!r}")
+
+
+def check_count(what: str, value: int) -> None:
+    """Raise unless the value is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise NNNormError(f"{what} must be a whole number of at least 1; got {value!r}")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

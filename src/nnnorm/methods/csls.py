@@ -1,0 +1,51 @@
+"""Cross-domain Similarity Local Scaling, ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
+from nnnorm.methods.statistics import Needs, Statistics
+
+__all__ = ["CSLS"]
+
+
+@record
+@dataclass(frozen=True)
+class CSLS(Method):
+    """Cross-domain Similarity Local Scaling: ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018).
+
+    The published score ``2s − r(q) − r(item)`` has a term of the query, which changes no ranking.
+
+    Parameters
+    ----------
+    reference_k : int
+        Number of an item's best references to average.
+
+    Examples
+    --------
+    >>> CSLS(reference_k=2).fit_scores([[0.25, 0.75, 0.0]]).correction.tolist()
+    [0.25]
+    """
+
+    reference_k: int = 10
+
+    variants = (Variant("csls", "CSLS", {"reference_k": POWERS_OF_TWO}),)
+    symbols: ClassVar = {"reference_k": "k"}
+    uses_means = True
+
+    def __post_init__(self) -> None:
+        check_count("reference_k", self.reference_k)
+
+    @property
+    def weight(self) -> float:
+        """½."""
+        return 0.5
+
+    @property
+    def needs(self) -> Needs:
+        """m_k."""
+        return Needs(self.reference_k)
+
+    def values(self, statistics: Statistics) -> FloatArray:
+        """``m_k``; the weight is ½."""
+        return statistics.mean_of_best(self.reference_k)

@@ -1,0 +1,39 @@
+"""Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nnnorm.bias import check_weight
+from nnnorm.methods.base import FloatArray, Method, Variant, record
+from nnnorm.methods.statistics import Statistics
+
+__all__ = ["DN"]
+
+
+@record
+@dataclass(frozen=True)
+class DN(Method):
+    """Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
+
+    Parameters
+    ----------
+    weight : float
+        λ. It was published as ½ and is used as ¼, ½ and 1, so it should be tuned.
+
+    Examples
+    --------
+    >>> DN(weight=0.5).fit_scores([[0.25, 0.75]]).correction.tolist()
+    [0.25]
+    """
+
+    weight: float = 0.5
+
+    variants = (Variant("dn", "DN", {"weight": (0.25, 0.5, 1.0)}),)
+    symbols: ClassVar = {"weight": "λ"}
+
+    def __post_init__(self) -> None:
+        check_weight(self.weight)
+
+    def values(self, statistics: Statistics) -> FloatArray:
+        """``m_all``; the weight is λ."""
+        return statistics.mean_of_all()

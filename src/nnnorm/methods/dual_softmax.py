@@ -1,0 +1,134 @@
+"""DBNorm, a softmax over two banks (Wang et al., EMNLP 2023): DualIS, and gated as DualDIS."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from nnnorm.bias import Gate
+from nnnorm.errors import NNNormError
+from nnnorm.methods.base import Factor, FloatArray, Grid, Method, Variant, record
+from nnnorm.methods.inverted_softmax import BETAS, check_beta
+from nnnorm.methods.statistics import BankName, Needs, Statistics
+
+__all__ = ["DualSoftmax", "GateForm"]
+
+GateForm: TypeAlias = Literal["paper", "safe"]
+_BANKS: tuple[BankName, BankName] = ("references", "gallery_references")
+# The NNN paper's grid: coarse over both β, then fine around the published settings.
+_GRID: Grid = (
+    {"beta_query": (0.0, *BETAS), "beta_gallery": (0.0, *BETAS)},
+    {
+        "beta_query": tuple(float(f"{beta:.4g}") for beta in np.geomspace(25, 200, 20)),
+        "beta_gallery": tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 15, 20)),
+    },
+)
+
+
+@record
+@dataclass(frozen=True)
+class DualSoftmax(Method):
+    """DBNorm: a softmax over two banks (Wang et al., EMNLP 2023), as one bias.
+
+    ``b(r) = [L_βg(gallery bank, r) + L_βq(references, r)] / (βg + βq)``.
+
+    Parameters
+    ----------
+    beta_query : float
+        Inverse temperature of the references (β2 in the papers).
+    beta_gallery : float
+        Inverse temperature of the gallery bank (β1 in the papers); 0 leaves `InvertedSoftmax`.
+    gate : None, "paper" or "safe"
+        None is DualIS. DualDIS applies the term of each bank only to queries whose raw best item is
+        in the activation set of that bank. "paper" multiplies the published factors: a closed gate
+        multiplies by the raw score, which reverses the order where scores are negative. "safe"
+        leaves out the term of a closed gate.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> method = DualSoftmax(beta_query=50.0, beta_gallery=10.0)
+    >>> method.fit(np.eye(3), np.eye(3), gallery_references=np.eye(3)).method
+    'dualis'
+    """
+
+    beta_query: float
+    beta_gallery: float
+    gate: GateForm | None = None
+
+    variants = (
+        Variant("dualis", "DualIS", _GRID, fixed={"gate": None}),
+        Variant("dualdis", "DualDIS", _GRID, preset={"gate": "paper"}),
+    )
+    symbols: ClassVar = {"beta_query": "βq", "beta_gallery": "βg"}
+    gallery_bank = "needed"
+
+    def __post_init__(self) -> None:
+        check_beta("beta_query", self.beta_query)
+        check_beta("beta_gallery", self.beta_gallery)
+        if self.gate not in (None, "paper", "safe"):
+            raise NNNormError(f"gate must be None, 'paper' or 'safe'; got {self.gate!r}")
+
+    @property
+    def variant(self) -> Variant:
+        """``"dualdis"`` where there is a gate, else ``"dualis"``."""
+        return self.variants[self.gate is not None]
+
+    @property
+    def needs_gallery_bank(self) -> bool:
+        """Whether its term is not 0, or the published product has a factor of it."""
+        return self.beta_gallery > 0 or self.gate == "paper"
+
+    @property
+    def needs(self) -> Needs:
+        """L_β over both banks."""
+        return Needs(beta=float(self.beta_query), beta_gallery=float(self.beta_gallery))
+
+    def values(self, statistics: Statistics) -> FloatArray:
+        """The sum of both terms."""
+        return np.asarray(np.sum(self._terms(statistics), axis=0))
+
+    def _terms(self, statistics: Statistics) -> list[FloatArray]:
+        """``L_β/(βg + βq)`` over the references and, where there is one, over the gallery bank."""
+        total = (self.beta_query + self.beta_gallery) or 1.0
+        banks = _BANKS if statistics.has_gallery_bank else _BANKS[:1]
+        betas = (self.beta_query, self.beta_gallery)
+        return [
+            statistics.log_mean_exp(beta, bank) / total
+            for bank, beta in zip(banks, betas, strict=False)
+        ]
+
+    # --- the gates of DualDIS ------------------------------------------------------------------
+
+    @property
+    def gated_by(self) -> tuple[BankName, ...]:
+        """Both banks, where there is a gate."""
+        return _BANKS if self.gate else ()
+
+    @property
+    def ungated(self) -> Method:
+        """DualIS of the same β."""
+        return DualSoftmax(self.beta_query, self.beta_gallery)
+
+    def gates(self, statistics: Statistics) -> tuple[Gate, ...]:
+        """A gate for the term of each bank."""
+        if self.gate is None:
+            return ()
+        return tuple(
+            Gate(term, statistics.activation_set(bank))
+            for bank, term in zip(_BANKS, self._terms(statistics), strict=False)
+        )
+
+    def closed_product(self, is_open: Sequence[bool]) -> tuple[Factor, ...]:
+        """The published product: a factor for each open gate."""
+        betas = (float(self.beta_query), float(self.beta_gallery))
+        gates = zip(betas, _BANKS, is_open, strict=True)
+        return tuple(Factor(beta, bank) for beta, bank, opened in gates if opened)
+
+    def check_tunable(self) -> None:
+        """Raise for the safe form, whose partly open queries no sweep can share."""
+        if self.gate == "safe":
+            raise NNNormError(
+                "dualdis can be tuned in its published form only; leave out gate 'safe'"
+            )

@@ -1,0 +1,98 @@
+"""Inverted softmax, ``b(r) = L_β(r)/β``, and gated as QBNorm (Bogolin et al., CVPR 2022)."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from nnnorm.bias import Gate
+from nnnorm.errors import NNNormError
+from nnnorm.methods.base import FloatArray, Method, Variant, check_number, record
+from nnnorm.methods.statistics import BankName, Needs, Statistics
+
+__all__ = ["BETAS", "InvertedSoftmax", "check_beta"]
+
+# The grid that the NNN paper uses for DBNorm.
+BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
+# Beyond this β the inverted softmax is the maximum to the last bit of a float32.
+_LARGEST_BETA = 1e9
+
+
+@record
+@dataclass(frozen=True)
+class InvertedSoftmax(Method):
+    """Inverted softmax: ``b(r) = L_β(r)/β``; gated it is QBNorm (Bogolin et al., CVPR 2022).
+
+    Parameters
+    ----------
+    beta : float
+        Inverse temperature. The best value depends on the scale of the scores; 0 is no correction.
+    gated : bool
+        QBNorm's dynamic form: correct only queries whose raw best item is also the best item of
+        some reference.
+
+    Examples
+    --------
+    >>> InvertedSoftmax(beta=1e6).fit_scores([[0.25, 0.5]]).values.round(4).tolist()
+    [0.5]
+    """
+
+    beta: float = 20.0
+    gated: bool = False
+
+    variants = (
+        Variant("is", "Inverted softmax", {"beta": BETAS}, fixed={"gated": False}),
+        Variant("qbnorm", "QBNorm", {"beta": BETAS}, fixed={"gated": True}),
+    )
+    symbols: ClassVar = {"beta": "β"}
+
+    def __post_init__(self) -> None:
+        check_beta("beta", self.beta)
+
+    @property
+    def variant(self) -> Variant:
+        """``"qbnorm"`` where it is gated, else ``"is"``."""
+        return self.variants[bool(self.gated)]
+
+    @property
+    def needs(self) -> Needs:
+        """L_β."""
+        return Needs(beta=float(self.beta))
+
+    def values(self, statistics: Statistics) -> FloatArray:
+        """``L_β/β``; zeros for β = 0."""
+        return statistics.log_mean_exp(self.beta) / (self.beta or 1.0)
+
+    # --- the gate of QBNorm --------------------------------------------------------------------
+
+    @property
+    def gated_by(self) -> tuple[BankName, ...]:
+        """The references, where it is gated."""
+        return ("references",) if self.gated else ()
+
+    @property
+    def ungated(self) -> Method:
+        """The inverted softmax of the same β."""
+        return InvertedSoftmax(self.beta)
+
+    def gates(self, statistics: Statistics) -> tuple[Gate, ...]:
+        """One gate for the whole bias."""
+        if not self.gated:
+            return ()
+        return (Gate(self.values(statistics), statistics.activation_set()),)
+
+
+def check_beta(what: str, beta: float) -> None:
+    """Raise unless an inverse temperature is between 0 and 1e9.
+
+    Examples
+    --------
+    >>> check_beta("beta", 20.0)
+    """
+    check_number(what, beta)
+    if not 0 <= beta <= _LARGEST_BETA or math.isnan(beta):
+        raise NNNormError(
+            f"{what} must be between 0 and 1e9 (beyond that it would overflow, and is the plain "
+            f"maximum long before); got {beta}"
+        )

@@ -1,0 +1,146 @@
+"""The methods by name. A new method is a file of its own and a line in `METHODS`."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from nnnorm.errors import NNNormError
+from nnnorm.methods.base import Method, Variant
+from nnnorm.methods.csls import CSLS
+from nnnorm.methods.dn import DN
+from nnnorm.methods.dual_softmax import DualSoftmax
+from nnnorm.methods.inverted_softmax import InvertedSoftmax
+from nnnorm.methods.nnn import NNN
+from nnnorm.methods.sinkhorn import Sinkhorn
+from nnnorm.methods.uncorrected import Uncorrected
+
+__all__ = [
+    "METHODS",
+    "METHOD_NAMES",
+    "MethodName",
+    "describe_setting",
+    "find_method",
+    "label_method",
+    "make_method",
+]
+
+# In the order in which tables and help list them.
+METHODS: Final[tuple[type[Method], ...]] = (
+    Uncorrected,
+    NNN,
+    CSLS,
+    DN,
+    InvertedSoftmax,
+    DualSoftmax,
+    Sinkhorn,
+)
+_BY_NAME: Final = {variant.name: (kind, variant) for kind in METHODS for variant in kind.variants}
+METHOD_NAMES: Final[tuple[str, ...]] = tuple(_BY_NAME)
+if TYPE_CHECKING:
+    MethodName: TypeAlias = str
+else:  # the command line reads its choices from this
+    MethodName = Literal[METHOD_NAMES]
+
+
+def find_method(name: str) -> tuple[type[Method], Variant]:
+    """Find the class of a method, and the facts about one of its names.
+
+    Parameters
+    ----------
+    name : str
+        One of `METHOD_NAMES`.
+
+    Returns
+    -------
+    kind : type of Method
+    variant : Variant
+
+    Examples
+    --------
+    >>> kind, variant = find_method("qbnorm")
+    >>> kind.__name__, variant.label
+    ('InvertedSoftmax', 'QBNorm')
+    """
+    if name not in _BY_NAME:
+        raise NNNormError(f"method must be one of {', '.join(METHOD_NAMES)}; got {name!r}")
+    return _BY_NAME[name]
+
+
+def make_method(name: MethodName, **params: Any) -> Method:
+    """Make a method from its command-line name and its parameters.
+
+    Parameters
+    ----------
+    name : str
+        One of `METHOD_NAMES`.
+    **params
+        Parameters of its class; those that are not given keep their defaults.
+
+    Returns
+    -------
+    Method
+
+    Examples
+    --------
+    >>> make_method("nnn", reference_k=16, alpha=0.5)
+    NNN(reference_k=16, alpha=0.5)
+    >>> make_method("qbnorm")
+    InvertedSoftmax(beta=20.0, gated=True)
+    """
+    kind, variant = find_method(name)
+    takes = [part for part in fields(kind) if part.name not in variant.fixed]
+    names = [part.name for part in takes]
+    if unknown := [param for param in params if param not in names]:
+        raise NNNormError(
+            f"method {name} takes {', '.join(names) or 'no parameters'}; got {', '.join(unknown)}"
+        )
+    given = {**variant.preset, **params}
+    missing = [part.name for part in takes if part.default is MISSING and part.name not in given]
+    if missing:
+        raise NNNormError(f"method {name} needs {' and '.join(missing)}; there is no default")
+    method = kind(**variant.fixed, **given)
+    if method.name != name:
+        what = ", ".join(f"{param}={given[param]!r}" for param in variant.preset)
+        raise NNNormError(f"{what} makes method {method.name}, not {name}; leave it out")
+    return method
+
+
+def label_method(name: str) -> str:
+    """Return what tables and plots call a method; a name that is not known stands for itself.
+
+    Examples
+    --------
+    >>> label_method("is")
+    'Inverted softmax'
+    """
+    return _BY_NAME[name][1].label if name in _BY_NAME else name
+
+
+def describe_setting(
+    name: str, params: Mapping[str, Any], between: str = " ", equals: str = "="
+) -> str:
+    """Write the parameters of a method as tables show them, by their short signs.
+
+    Parameters
+    ----------
+    name : str
+        A method's name; one that is not known has no parameters to show.
+    params : mapping
+        Entries that are not parameters of the method are left out.
+    between, equals : str
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> describe_setting("nnn", {"reference_k": 1024, "alpha": 0.75, "reliability": 0.9})
+    'k=1024 α=0.75'
+    """
+    symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
+    return between.join(
+        f"{symbols[param]}{equals}{value if isinstance(value, int) else f'{value:.4g}'}"
+        for param, value in params.items()
+        if param in symbols
+    )

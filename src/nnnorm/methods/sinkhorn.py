@@ -1,0 +1,75 @@
+"""Sinkhorn normalisation, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from nnnorm.errors import NNNormError
+from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number, record
+from nnnorm.methods.statistics import Statistics
+from nnnorm.methods.transport import transport_biases
+
+__all__ = ["Sinkhorn"]
+
+
+@record
+@dataclass(frozen=True)
+class Sinkhorn(Method):
+    """Entropic transport between gallery and references (DBSN: Pan et al., ACM MM 2025).
+
+    ``b(r) = −τ·log u_r``, where u scales the gallery side of the plan that spreads the references
+    evenly over the items. Equivalently, it is an inverted softmax at β = 1/τ whose references are
+    weighted so that none counts for more than its share. A gallery bank extends the gallery by
+    further places that references may go to.
+
+    Parameters
+    ----------
+    tau : float
+        Temperature, on the scale of the scores.
+    iterations : int
+        How often both marginals are balanced; each iteration costs one pass over all scores.
+
+    Examples
+    --------
+    >>> Sinkhorn(tau=0.1).fit_scores([[0.5, 0.5], [0.1, 0.1]]).values.round(2).tolist()
+    [0.5, 0.1]
+    """
+
+    tau: float = 0.01
+    iterations: int = 10
+
+    variants = (Variant("sinkhorn", "Sinkhorn", {"tau": (0.005, 0.01, 0.02, 0.05, 0.1)}),)
+    symbols: ClassVar = {"tau": "τ"}
+    gallery_bank = "optional"
+
+    def __post_init__(self) -> None:
+        check_number("tau", self.tau)
+        if not 1e-6 <= self.tau <= 100:
+            raise NNNormError(
+                "tau must be between 1e-6 and 100 (beyond that float32 loses the bias); "
+                f"got {self.tau}"
+            )
+        check_count("iterations", self.iterations)
+
+    def values(self, statistics: Statistics) -> FloatArray:
+        """``−τ·log u`` of the gallery's rows."""
+        if self not in statistics.kept:
+            self.share_work([self], statistics)
+        return np.asarray(statistics.kept[self])
+
+    @classmethod
+    def share_work(cls, methods: Sequence[Method], statistics: Statistics) -> None:
+        """Balance for all τ at once, since the products are the same for all of them."""
+        new = [m for m in methods if isinstance(m, cls) and m not in statistics.kept]
+        for iterations in dict.fromkeys(method.iterations for method in new):
+            some = [method for method in new if method.iterations == iterations]
+            biases = transport_biases(
+                statistics.joined_scores,
+                [float(method.tau) for method in some],
+                iterations,
+                n_wanted=statistics.n_gallery,
+                **statistics.options,
+            )
+            statistics.kept |= zip(some, biases, strict=True)

@@ -1,0 +1,260 @@
+"""Statistics of every item's scores against a bank: what the methods' formulas are made of.
+
+    m_k     mean of the k best reference scores of an item
+    m_all   mean of all of them
+    L_β     log-mean-exp: the log of the mean of exp(β·s)
+    A       activation set: the items that are the best item of at least one row of a bank
+
+Each is computed when it is first asked for, and kept. `Statistics.prepare` computes those of many
+settings in one pass over each bank, so that a whole grid costs no more than one fit.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError
+from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
+from nnnorm.means import Solver, means_by
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Matrix,
+    Products,
+    Scores,
+    log_mean_exp,
+    mean,
+    scan,
+    top_k,
+)
+
+__all__ = ["BankName", "Needs", "Statistics"]
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+BankName = Literal["references", "gallery_references"]
+# How the gallery bank joins the scores: as further columns beside the references, or as further
+# rows below the gallery.
+_Side: TypeAlias = Literal["columns", "rows"]
+_T = TypeVar("_T")
+
+
+class Needs(NamedTuple):
+    """The statistics of a formula that one pass over a bank gives for many settings at once.
+
+    Attributes
+    ----------
+    reference_k : int or None
+        k of m_k.
+    beta, beta_gallery : float
+        β of L_β over the references and over the gallery bank; 0 where none is needed.
+    """
+
+    reference_k: int | None = None
+    beta: float = 0.0
+    beta_gallery: float = 0.0
+
+
+class Statistics:
+    """Statistics of a gallery's scores, each computed once.
+
+    Parameters
+    ----------
+    scores : Products or Matrix, shape (n_gallery, n_references)
+    bank_scores : callable, optional
+        Returns the scores of the gallery bank for ``"columns"`` (n_gallery, n_gallery_references)
+        or ``"rows"`` (n_gallery + n_gallery_references, n_references).
+    dim : int, optional
+    fingerprints : dict, optional
+        Of the embeddings by role.
+    solver, quality : optional
+        How m_k is computed, see `nnnorm.means`.
+    memory_budget : int
+    progress : callable, optional
+
+    Attributes
+    ----------
+    about : dict
+        What the solver reports about m_k; empty where it is exact.
+    kept : dict
+        What has been computed so far.
+    """
+
+    def __init__(
+        self,
+        scores: Scores,
+        bank_scores: Callable[[_Side], Scores] | None = None,
+        *,
+        dim: int | None = None,
+        fingerprints: dict[str, str] | None = None,
+        solver: Solver = "auto",
+        quality: int | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> None:
+        self.scores, self._bank_scores = scores, bank_scores
+        self.n_gallery, self.n_references = scores.shape
+        self.dim, self.fingerprints = dim, fingerprints or {}
+        self.about: dict[str, Any] = {}
+        self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        self._solver: Solver = solver
+        self._quality = quality
+        self.kept: dict[Hashable, Any] = {}
+
+    @classmethod
+    def of_embeddings(
+        cls,
+        gallery: Embeddings,
+        references: Embeddings,
+        gallery_references: Embeddings | None = None,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        **options: Any,
+    ) -> "Statistics":
+        """Statistics of the products of embeddings."""
+        prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
+        bank_scores = None
+        if gallery_references is not None:
+            check_same_dim(gallery, gallery_references)
+            prints["gallery_references"] = gallery_references.fingerprint
+
+            def bank_scores(side: _Side, bank: Embeddings = gallery_references) -> Scores:
+                if side == "columns":
+                    return Products(gallery, bank, memory_budget=memory_budget)
+                return Products(gallery.joined(bank), references, memory_budget=memory_budget)
+
+        scores = Products(gallery, references, memory_budget=memory_budget)
+        options |= {"dim": gallery.dim, "fingerprints": prints, "memory_budget": memory_budget}
+        return cls(scores, bank_scores, **options)
+
+    @classmethod
+    def of_scores(
+        cls, scores: ScoreMatrix, gallery_scores: ScoreMatrix | None = None, **options: Any
+    ) -> "Statistics":
+        """Statistics of ready scores."""
+        bank_scores = None
+        if gallery_scores is not None:
+
+            def bank_scores(side: _Side, ready: ScoreMatrix = gallery_scores) -> Scores:
+                if side == "columns":
+                    if len(ready) != len(scores):
+                        raise NNNormError(
+                            "gallery_scores must have shape (n_gallery, n_gallery_references), with"
+                            f" as many rows as scores; got {ready.shape} and scores {scores.shape}"
+                        )
+                    return Matrix(ready)
+                if ready.shape[1] != scores.shape[1]:
+                    raise NNNormError(
+                        "gallery_scores must have shape (n_gallery_references, n_references), with "
+                        f"as many columns as scores; got {ready.shape} and scores {scores.shape}"
+                    )
+                return Matrix(scores.joined(ready))
+
+        return cls(Matrix(scores), bank_scores, **options)
+
+    @property
+    def has_gallery_bank(self) -> bool:
+        """Whether a gallery bank was given."""
+        return self._bank_scores is not None
+
+    @property
+    def gallery_scores(self) -> Scores:
+        """Scores of the gallery against the gallery bank, (n_gallery, n_gallery_references)."""
+        return self._scores_of("gallery_references")
+
+    @property
+    def joined_scores(self) -> Scores:
+        """Scores against the references of the gallery and, below it, the gallery bank if any."""
+        return self.scores if self._bank_scores is None else self._bank_scores("rows")
+
+    def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """Return what `make` gave when this key was first asked for."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        return cast(_T, self.kept[key])
+
+    def mean_of_best(self, reference_k: int) -> FloatArray:
+        """``m_k``, shape ``(n_gallery,)``."""
+        if reference_k > self.n_references:
+            raise NNNormError(
+                f"reference_k is {reference_k}, but there are only {self.n_references} references; "
+                "give more references or a smaller reference_k"
+            )
+
+        def compute() -> FloatArray:
+            values, about = means_by(
+                self._solver, self.scores, int(reference_k), quality=self._quality, **self.options
+            )
+            self.about = dict(about)
+            return values
+
+        return self.keep(("mean", int(reference_k)), compute)
+
+    def mean_of_all(self) -> FloatArray:
+        """``m_all``, shape ``(n_gallery,)``."""
+        return self.keep("mean of all", lambda: mean(self.scores, **self.options))
+
+    def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
+        """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
+        scores = self._scores_of(bank)
+        if beta == 0:
+            return np.zeros(self.n_gallery)
+        return self.keep(
+            ("log", bank, float(beta)),
+            lambda: log_mean_exp(scores, [float(beta)], **self.options)[0],
+        )
+
+    def activation_set(self, bank: BankName = "references") -> BoolArray:
+        """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
+
+        def compute() -> BoolArray:
+            best = top_k(self._scores_of(bank).transposed(), 1, **self.options).indices[:, 0]
+            active = np.zeros(self.n_gallery, dtype=bool)
+            active[best] = True
+            return active
+
+        return self.keep(("active", bank), compute)
+
+    def prepare(self, needs: Iterable[Needs]) -> None:
+        """Compute what several settings need in one pass over each bank.
+
+        A single m_k or L_β is left to be computed when it is asked for: the solvers know faster
+        ways to a single m_k than a pass over all scores.
+
+        Examples
+        --------
+        >>> from nnnorm.io import open_matrix
+        >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
+        >>> statistics.prepare([Needs(reference_k=1), Needs(reference_k=2)])
+        >>> statistics.mean_of_best(2).tolist()
+        [0.375]
+        """
+        asked = list(needs)
+        ks = {need.reference_k for need in asked if need.reference_k}
+        ks = {k for k in ks if ("mean", k) not in self.kept}
+        self._scan("references", ks, {need.beta for need in asked})
+        self._scan("gallery_references", set(), {need.beta_gallery for need in asked})
+
+    def _scan(self, bank: BankName, ks: set[int], betas: set[float]) -> None:
+        new = sorted(beta for beta in betas if beta and ("log", bank, beta) not in self.kept)
+        if len(ks) + len(new) < 2:
+            return
+        means = {k: np.empty(self.n_gallery, dtype=np.float32) for k in ks}
+        all_logs = np.empty((len(new), self.n_gallery))
+        scores = self._scores_of(bank)
+        for start, stop, best, logs in scan(
+            scores, k=max(ks, default=0), betas=new, **self.options
+        ):
+            for k, values in means.items():
+                values[start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
+            all_logs[:, start:stop] = logs
+        self.kept |= {("mean", k): values for k, values in means.items()}
+        self.kept |= {("log", bank, b): logs for b, logs in zip(new, all_logs, strict=True)}
+
+    def _scores_of(self, bank: BankName) -> Scores:
+        if bank == "references":
+            return self.scores
+        if self._bank_scores is None:
+            raise NNNormError("this needs a gallery bank; give gallery_references")
+        return self._bank_scores("columns")

@@ -1,0 +1,31 @@
+"""No correction: ``b(r) = 0``, so that "none" is a method like any other."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnnorm.methods.base import FloatArray, Method, Variant, record
+from nnnorm.methods.statistics import Statistics
+
+__all__ = ["NO_CORRECTION", "Uncorrected"]
+
+NO_CORRECTION = "none"
+
+
+@record
+@dataclass(frozen=True)
+class Uncorrected(Method):
+    """No correction: a bias of zeros.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Uncorrected().fit(np.eye(2), np.eye(2)).values.tolist()
+    [0.0, 0.0]
+    """
+
+    variants = (Variant(NO_CORRECTION, "no correction"),)
+
+    def values(self, statistics: Statistics) -> FloatArray:
+        """Zeros."""
+        return np.zeros(statistics.n_gallery, dtype=np.float32)
