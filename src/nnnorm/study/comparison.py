@@ -474,7 +474,7 @@ def _open_tasks(
         NNNormWarning,
         stacklevel=4,  # the caller of `compare` or `ablate`
     )
-    held, rest = (Task(_take(queries, part), gallery, right.some_queries(part)) for part in parts)
+    held, rest = (Task(queries.subset(part), gallery, right.some_queries(part)) for part in parts)
     return rest, held
 
 
