@@ -300,6 +300,7 @@ def test_a_source_that_ranks_by_distances_of_unequal_norms_is_warned_of(tmp_path
         export_index(FaissStore(tmp_path / "long"), FaissStore(), references=data.references)
     even = make_data(300, 40, 13, unit=True)
     fill(FaissStore(tmp_path / "unit"), even, list(range(300)), None, metric="l2")
+    recwarn.clear()
     export_index(FaissStore(tmp_path / "unit"), FaissStore(), references=data.references)
     assert not recwarn.list
 

@@ -259,12 +259,16 @@ def test_the_name_is_the_role_and_the_path(tmp_path):
 
 def test_opening_under_another_name_leaves_the_first_as_it_was(tmp_path):
     np.save(tmp_path / "a.npy", VALUES)
-    gallery = open_embeddings(tmp_path / "a.npy", name="gallery")
-    queries = open_embeddings(gallery, name="queries")
-    assert gallery.name == f"gallery ({tmp_path / 'a.npy'})"
+    opened = open_embeddings(tmp_path / "a.npy")
+    queries = open_embeddings(opened, name="queries")
+    assert opened.name == f"embeddings ({tmp_path / 'a.npy'})"
     assert queries.name == f"queries ({tmp_path / 'a.npy'})"
-    assert np.shares_memory(queries.rows(0, 7), gallery.rows(0, 7))
-    assert open_embeddings(gallery, name="gallery") is gallery
+    assert np.shares_memory(queries.rows(0, 7), opened.rows(0, 7))
+
+
+def test_a_name_that_was_given_stays():
+    photos = open_embeddings(VALUES, name="photos of 2024")
+    assert open_embeddings(photos, name="gallery") is photos
 
 
 @pytest.mark.parametrize(
@@ -554,10 +558,10 @@ def test_norms_and_fingerprint_come_from_the_read_that_opens(reads):
 
 
 def test_a_fingerprint_that_was_left_out_is_one_more_read_for_all_views(reads):
-    opened = open_embeddings(VALUES, name="gallery", fingerprint=False)
+    opened = open_embeddings(VALUES, fingerprint=False)
     view = open_embeddings(opened, name="queries")
-    assert view.fingerprint == opened.fingerprint == open_embeddings(VALUES).fingerprint
-    assert reads == {"gallery": 7, "queries": 7, "embeddings": 7}
+    assert view.fingerprint == opened.fingerprint
+    assert reads == {"embeddings": 7, "queries": 7}
 
 
 @pytest.mark.parametrize("normalize", [False, True])

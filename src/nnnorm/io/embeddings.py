@@ -187,7 +187,8 @@ def open_embeddings(
         only array, or the one named ``embedding``), ``.parquet`` (column ``embedding``), or a
         folder of such shards in clip-retrieval's layout.
     name : str, optional
-        The name of the argument, for messages: ``"gallery"``, ``"queries"``, ``"references"``.
+        The name of the argument, for messages: ``"gallery"``, ``"queries"``, ``"references"``. The
+        first name that is given stays.
     normalize : bool, optional
         True divides every row by its norm when it is read, so that scores are cosines. False keeps
         raw inner products. None does so too, with a warning if norms differ by more than 1 %.
@@ -200,8 +201,8 @@ def open_embeddings(
     Returns
     -------
     Embeddings
-        If `source` is one already, a view of it under this name, or itself if nothing changes;
-        nothing is read again.
+        If `source` is one already, a view of it (normalised, or named if it had no name), or
+        itself if nothing changes; nothing is read again.
 
     Raises
     ------
@@ -220,7 +221,8 @@ def open_embeddings(
         raise NNNormError(f"metric must be 'ip' or 'cosine'; got {metric!r}")
     if isinstance(source, Embeddings):
         opened = source
-        role = source._role if name is None else name
+        # A name that was given stays: "the items of photos.faiss" says more than "gallery".
+        role = name if name is not None and source._role == _NO_ROLE else source._role
         if role != source._role or (normalize and not source.normalized):
             opened = source._view(role, bool(normalize))
     else:
