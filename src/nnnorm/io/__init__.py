@@ -4,7 +4,7 @@ arrays         arrays of any library, files and folders of shards, read as numpy
 parquet        the columns of parquet files
 stored         matrices in one or several parts, read in float32 blocks
 embeddings     the one door for embeddings: opened and checked in one read
-score_matrix   ready scores, opened and checked
+ready_scores   ready scores, opened and checked
 tables         the one reader of CSV, TSV, JSONL and JSON
 files          files written whole or not at all
 progress       how far long work has come
@@ -14,7 +14,7 @@ from nnnorm.io.arrays import find_shards
 from nnnorm.io.embeddings import Embeddings, Metric, Source, check_same_dim, open_embeddings
 from nnnorm.io.files import check_writable, make_folder, write_whole
 from nnnorm.io.progress import Done, Progress
-from nnnorm.io.score_matrix import ScoreMatrix, open_matrix
+from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
     read_column,

@@ -1,7 +1,7 @@
 """Arrays of any library, files, and folders of shards, read as numpy arrays.
 
 Only readability is checked here; form and values are checked in `embeddings.py` and
-`score_matrix.py`. `.npy` files are memory-mapped; nothing is ever unpickled.
+`ready_scores.py`. `.npy` files are memory-mapped; nothing is ever unpickled.
 """
 
 import os
