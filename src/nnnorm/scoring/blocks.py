@@ -1,7 +1,7 @@
-"""Where scores come from: products of embeddings, or a ready matrix, handed out in blocks.
+"""Scores in blocks: products of embeddings, or a ready matrix.
 
-`Products` and `Matrix` are two forms of one thing, `Scores`: a matrix that is read a block at a
-time and never held whole. What is done with the blocks is `topk.py`'s matter.
+`Products` and `Matrix` both implement `Scores`: a matrix that is read a block at a time and never
+held whole. `topk.py` reduces the blocks.
 """
 
 import threading
@@ -25,14 +25,14 @@ DEFAULT_MEMORY_BUDGET = 512 * 2**20
 
 
 class Done:
-    """Counts what was done, whichever thread did it, and tells."""
+    """Adds up the work of all threads and reports it to `progress`."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total = progress, total
         self._lock, self._done = threading.Lock(), 0
 
     def add(self, n: int) -> None:
-        """Count so much more."""
+        """Add `n` to the work that is done."""
         if self._progress is None:
             return
         with self._lock:
@@ -41,14 +41,14 @@ class Done:
 
 
 class Scores(Protocol):
-    """Where blocks of scores come from: ``shape``, and ``strip`` to read some rows."""
+    """A score matrix that is read in blocks: ``shape``, and ``strip`` to read some rows."""
 
     shape: tuple[int, int]
     row_bytes: int
     column_bytes: int
 
     def strip(self, start: int, stop: int) -> "Strip":
-        """Get ready to read rows ``start:stop``."""
+        """Return a function that reads blocks of the rows ``start:stop``."""
 
     def some_rows(self, indices: IntArray) -> "Scores":
         """Give the scores of some rows only."""
@@ -68,9 +68,10 @@ class Products:
     rows : Embeddings, shape (n_rows, dim)
     columns : Embeddings, shape (n_columns, dim)
     offset : ndarray, shape (n_columns,), optional
-        Taken away from every row: a bias.
+        Subtracted from every row: a bias.
     memory_budget : int
-        A bank that has to be widened or normalised is kept widened if it takes at most a quarter.
+        Bytes. Columns that must be converted or normalised are held as float32 if they take at
+        most a quarter.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Products:
 
 
 class Matrix:
-    """Scores that are there already, from any scorer: shape ``(n_rows, n_columns)``."""
+    """Ready scores from any scorer: shape ``(n_rows, n_columns)``."""
 
     def __init__(self, scores: Embeddings, *, is_transposed: bool = False) -> None:
         self._scores = scores
