@@ -46,7 +46,7 @@ from nnnorm import Embeddings
 from nnnorm.io.files import check_writable, write_whole
 from nnnorm.means import approximate
 from nnnorm.means.approximate import approximate_means, choose_quality, residual
-from nnnorm.means.inverted_lists import Lists
+from nnnorm.means.inverted_lists import InvertedLists
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.scoring.topk import top_means, top_values
 from nnnorm.study.sweep import sweep_hits
@@ -239,7 +239,7 @@ def learned(problem: Problem, values: Floats, features: Floats, rng: np.random.G
     teachers = np.sort(rng.permutation(len(values))[:N_TEACHERS])
     scores = Products(problem.gallery, problem.references).some_rows(teachers)
     exact = top_means(scores, K)
-    foretold, _ = approximate._learn(features, teachers, exact - values[teachers], rng)
+    foretold, _ = approximate._predict_missed(features, teachers, exact - values[teachers], rng)
     values = values + foretold
     values[teachers] = exact
     return values
@@ -275,7 +275,7 @@ def make_lists(
     problem: Problem, references: Embeddings, quality: int, rng: np.random.Generator
 ) -> Any:
     n_lists = approximate._count_lists(len(problem.gallery), len(references), quality)
-    return Lists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
+    return InvertedLists(references, n_lists, rng, DEFAULT_MEMORY_BUDGET)
 
 
 def by_bare_lists(problem: Problem, bank: Any, quality: int) -> Floats:
@@ -297,7 +297,7 @@ def by_half(problem: Problem, quality: int, seed: int) -> Floats:
 
 def look(problem: Problem, bank: Any, k: int, quality: int) -> Any:
     budget = DEFAULT_MEMORY_BUDGET
-    return approximate._look_near(problem.gallery, None, bank, k, quality, budget, None)
+    return approximate._probe(problem.gallery, None, bank, k, quality, budget, None)
 
 
 # --- the measurement ---------------------------------------------------------------------------

@@ -1,12 +1,17 @@
-"""Approximate means: close to the exact ones, honest about how close, within memory."""
+"""Approximate means are close to the exact ones, report their error and keep to the budget."""
 
 import numpy as np
 import pytest
 
 import nnnorm.means.approximate as approximate
 from nnnorm import NNN, NNNormError, open_embeddings, search
-from nnnorm.means.approximate import approximate_means, choose_quality, residual
-from nnnorm.means.inverted_lists import Lists, best_lists
+from nnnorm.means.approximate import (
+    approximate_means,
+    choose_quality,
+    expected_cost,
+    residual,
+)
+from nnnorm.means.inverted_lists import InvertedLists, best_lists
 from nnnorm.scoring.blocks import Products
 from nnnorm.scoring.topk import top_means
 
@@ -39,7 +44,7 @@ def test_the_default_leaves_a_small_part_of_the_spread(problem):
     assert residual(approximate_means(gallery, references, 64).values, exact) < 0.03
 
 
-def test_by_default_a_large_gallery_looks_into_fewer_lists(problem):
+def test_by_default_a_large_gallery_probes_fewer_lists(problem):
     gallery, references, _ = problem
     assert [choose_quality(n) for n in (10, 100_000, 100_001)] == [32, 32, 8]
     default, same = (approximate_means(gallery, references, 64, **q) for q in ({}, {"quality": 32}))
@@ -56,11 +61,11 @@ def test_more_quality_leaves_less(problem):
 
 
 @pytest.mark.parametrize("quality", [2, 8, 32])
-def test_the_error_it_tells_is_the_error_it_makes(problem, quality):
+def test_the_reported_error_is_the_actual_error(problem, quality):
     gallery, references, exact = problem
     estimate = approximate_means(gallery, references, 64, quality=quality)
     made = residual(estimate.values, exact)
-    # Items that taught are exact, which lowers what is made a little.
+    # Training items are exact, which lowers the actual error a little.
     assert made == pytest.approx(estimate.error, rel=0.5)
 
 
@@ -73,7 +78,7 @@ def test_the_same_seed_gives_the_same_values_and_another_seed_others(problem):
     assert not np.array_equal(first, other)
 
 
-def test_items_that_taught_are_exact(problem):
+def test_training_items_are_exact(problem):
     gallery, references, exact = problem
     estimate = approximate_means(gallery, references, 64)
     same = np.isclose(estimate.values, exact, atol=1e-6)
@@ -201,7 +206,7 @@ def test_equal_scores_choose_no_list_twice():
 
 def test_every_reference_is_in_one_list_and_no_list_is_long(problem):
     _, references, _ = problem
-    bank = Lists(references, 300, np.random.default_rng(0), 2**29)
+    bank = InvertedLists(references, 300, np.random.default_rng(0), 2**29)
     assert sorted(bank.order) == list(range(30_000))
     assert bank.sizes.sum() == 30_000
     assert bank.sizes.max() <= bank.longest == 200
@@ -209,13 +214,13 @@ def test_every_reference_is_in_one_list_and_no_list_is_long(problem):
     np.testing.assert_allclose(bank.rows(7), references.take(bank.order[first:last]), rtol=1e-6)
 
 
-# --- heads, where there is much to multiply ------------------------------------------------------
+# --- projections, where there is much to multiply -----------------------------------------------
 
 
 @pytest.fixture
 def steep(monkeypatch):
-    """Embeddings that nearly fit into a few of their 64 directions, and means by heads of them."""
-    monkeypatch.setattr(approximate, "_WORTH_SHORTENING", 0)
+    """Embeddings that nearly lie in a few of their 64 directions, always projected."""
+    monkeypatch.setattr(approximate, "_WORTH_PROJECTING", 0)
     rng = np.random.default_rng(0)
     scale = 0.9 ** np.arange(64)
     turn = np.linalg.qr(rng.normal(size=(64, 64)))[0]
@@ -229,18 +234,18 @@ def steep(monkeypatch):
 
 
 def widths(monkeypatch):
-    """The width of every head that is made from now on."""
-    made, turn = [], approximate.turn
+    """The width of every projection that is made from now on."""
+    made, project = [], approximate.project
 
     def note(references, directions):
         made.append(directions.shape[1])
-        return turn(references, directions)
+        return project(references, directions)
 
-    monkeypatch.setattr(approximate, "turn", note)
+    monkeypatch.setattr(approximate, "project", note)
     return made
 
 
-def test_heads_serve_where_they_hold_nearly_everything(steep, monkeypatch):
+def test_projections_are_used_where_they_hold_nearly_everything(steep, monkeypatch):
     made = widths(monkeypatch)
     estimate = approximate_means(*steep, 64, quality=8)
     exact = top_means(Products(*steep), 64)
@@ -250,15 +255,15 @@ def test_heads_serve_where_they_hold_nearly_everything(steep, monkeypatch):
     assert estimate.error < 0.15
 
 
-def test_more_quality_wants_longer_heads(steep, monkeypatch):
+def test_more_quality_needs_wider_projections(steep, monkeypatch):
     made = widths(monkeypatch)
     for quality in (2, 32):
         approximate_means(*steep, 64, quality=quality)
     assert made[0] < made[1]
 
 
-def test_there_are_no_heads_of_embeddings_that_fill_their_space(monkeypatch):
-    monkeypatch.setattr(approximate, "_WORTH_SHORTENING", 0)
+def test_embeddings_that_fill_their_space_are_not_projected(monkeypatch):
+    monkeypatch.setattr(approximate, "_WORTH_PROJECTING", 0)
     made = widths(monkeypatch)
     rng = np.random.default_rng(0)
     rows = (open_embeddings(rng.normal(size=(n, 64))) for n in (500, 10_000))
@@ -269,12 +274,23 @@ def test_there_are_no_heads_of_embeddings_that_fill_their_space(monkeypatch):
 def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(steep):
     _, references = steep
     copied, taken = (
-        Lists(references, 100, np.random.default_rng(0), 2**29, held) for held in (0, 2**29)
+        InvertedLists(references, 100, np.random.default_rng(0), 2**29, held) for held in (0, 2**29)
     )
     assert copied.held_bytes == 4 * 20_000 * 64
     assert taken.held_bytes == 2**29
     for number in range(len(copied)):
         np.testing.assert_array_equal(copied.rows(number), taken.rows(number))
+
+
+def test_the_expected_cost_is_that_of_the_stored_benchmark():
+    cost = expected_cost(1_000_000, 500_000, 128)
+    assert cost.time == pytest.approx(67.4 / 3903, rel=0.5)  # benchmarks/results/million.json
+    assert cost.error == pytest.approx(0.105, rel=0.5)
+
+
+@pytest.mark.parametrize("size", [(1000, 5000), (1000, 200_000), (20, 10**6)])
+def test_there_is_no_cost_to_expect_where_little_would_be_saved(size):
+    assert expected_cost(*size, 128) is None
 
 
 @pytest.mark.parametrize("quality", [0, -1, 2.5, "high"])

@@ -1,28 +1,30 @@
-"""m_k for large banks in sublinear time: look near each item only, then learn what that misses.
+"""m_k of large banks in sublinear time: inverted lists, corrected by a regression.
 
-The references are sorted into lists of similar ones. An item is scored against the lists whose
-centres it likes best, all items of a list in one matrix product. The number of lists grows as the
-root of the bank, so while the bank is smaller than the gallery, four times the references cost
-twice the time; beyond that filling the lists, once, takes over. What lies in other lists is missed,
-and more for some items than for others. So the exact m_k of a few hundred items is computed too,
-and teaches a small ridge regression to foretell what is missed from what was found (the means over
-ranks 1, 2, 3–4, …) and from the mean and spread of the item's scores with all centres. The same
-items tell the error that is left, by cross-validation.
+The references are clustered into inverted lists. Each item probes the lists whose centroids score
+best, and all items that probe a list are scored in one matrix product. The number of lists grows
+with the square root of the bank, so while the bank is smaller than the gallery, four times the
+references take twice the time; beyond that, assigning references to lists dominates.
+
+References in other lists are missed, more so for some items than for others. The exact m_k of a few
+hundred items is therefore computed as well. A ridge regression predicts from them what is missed,
+given what was found (means over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
+item's scores with all centroids. Cross-validation on the same items measures the error that
+remains.
 """
 
 import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.io import Done, Embeddings, Progress
-from nnnorm.means.bounds import principal_basis, turn
-from nnnorm.means.inverted_lists import Lists, best_lists
+from nnnorm.means.bounds import principal_basis, project
+from nnnorm.means.inverted_lists import InvertedLists, best_lists
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Products,
@@ -31,36 +33,43 @@ from nnnorm.scoring import (
     top_means,
 )
 
-__all__ = ["Estimate", "approximate_means", "choose_quality", "residual"]
+__all__ = [
+    "Cost",
+    "Estimate",
+    "approximate_means",
+    "choose_quality",
+    "expected_cost",
+    "residual",
+]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Chosen on the sets of benchmarks/approximate.py: fewer items make the regression unsure.
-_N_TEACHERS = 512
+# Items with exact means to train on; chosen on the sets of benchmarks/approximate.py.
+_N_TRAINING = 512
 _SMALLEST_BANK = 8192
 _RIDGE = 1e-3
-# Heads may add half of the error that lists of a quality leave: about 0.44 / quality^0.65 there.
-_SHORTENED = 0.22
+# Projections may add half of the error that the lists leave, see `_expected_error`.
+_PROJECTION_SHARE = 0.5
 _N_SAMPLED_ITEMS, _N_SAMPLED = 256, 16_384
-# Multiply-adds with centres that take longer than looking for directions.
-_WORTH_SHORTENING = 2 * 10**10
-# Items whose scores with all centres stay in the processor's cache.
+# Multiply-adds with centroids from which on it pays to look for shorter vectors.
+_WORTH_PROJECTING = 2 * 10**10
+# Items whose scores with all centroids stay in the cache.
 _PIECE = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """Approximate means with what is known of their error.
+    """Approximate means and their error.
 
     Attributes
     ----------
     values : ndarray, shape (n_gallery,), float32
     error : float
-        Standard deviation of the error over that of m_k itself, a constant error aside; 0 where
-        the values are exact.
+        Standard deviation of the error relative to that of m_k; a constant error does not count.
+        0 if the values are exact.
     n_exact : int
-        Items whose value is exact.
+        Number of items whose value is exact.
     """
 
     values: FloatArray
@@ -78,7 +87,7 @@ def approximate_means(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Estimate:
-    """Estimate the mean of every item's k best reference scores, looking near each item only.
+    """Estimate the mean of every item's k best reference scores.
 
     Parameters
     ----------
@@ -86,18 +95,18 @@ def approximate_means(
     references : Embeddings, shape (n_references, dim)
     k : int
     quality : int, optional
-        Lists that every item looks into. Twice as many take less than twice as long and leave
-        about half of the error. By default what `choose_quality` says.
+        Number of inverted lists to probe per item. Twice as many take less than twice the time
+        and leave about two thirds of the error. The default is `choose_quality(n_gallery)`.
     seed : int
-        Of the lists and of the items that teach.
+        Random seed of the lists and of the training items.
     memory_budget : int
-        Bytes beyond the inputs and the answer.
+        Bytes beyond the inputs and the result.
     progress : callable, optional
 
     Returns
     -------
     Estimate
-        Exact where the bank is so small that lists would save nothing.
+        Exact if the bank is so small that lists would save nothing.
 
     Examples
     --------
@@ -113,35 +122,33 @@ def approximate_means(
     if not isinstance(quality, int) or quality < 1:
         raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
     products = Products(gallery, references, memory_budget=memory_budget)
-    n_lists = _count_lists(n_gallery, n_references, quality)
-    is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
-    too_few = 2 * quality * n_references < k * n_lists
-    if is_small or too_few or 4 * quality > n_lists:
+    if not _is_worth_lists(n_gallery, n_references, k, quality):
         exact = top_means(products, k, memory_budget=memory_budget, progress=progress)
         return Estimate(exact, 0.0, n_gallery)
     rng = np.random.default_rng(seed)
+    n_lists = _count_lists(n_gallery, n_references, quality)
     directions = None
-    if n_gallery * n_lists * gallery.dim > _WORTH_SHORTENING:
-        directions = _shorten(products, k, quality, seed, memory_budget)
+    if n_gallery * n_lists * gallery.dim > _WORTH_PROJECTING:
+        directions = _find_projection(products, k, quality, seed, memory_budget)
     if directions is None:
-        bank = Lists(references, n_lists, rng, memory_budget)
+        bank = InvertedLists(references, n_lists, rng, memory_budget)
     else:
         held_bytes = 4 * n_references * directions.shape[1]
-        heads = turn(references, directions)
-        bank = Lists(heads, n_lists, rng, memory_budget, held_bytes)
-        del heads  # sorted by now
-    found = _look_near(gallery, directions, bank, k, quality, memory_budget, progress)
-    # Too few candidates make no mean of k: those items are computed exactly, and teach nothing.
+        projected = project(references, directions)
+        bank = InvertedLists(projected, n_lists, rng, memory_budget, held_bytes)
+        del projected  # the lists hold a sorted copy
+    found = _probe(gallery, directions, bank, k, quality, memory_budget, progress)
+    # Items with fewer than k candidates are computed exactly and not trained on.
     is_short = found.n_candidates < k
-    able = np.flatnonzero(~is_short)
-    if len(able) < n_gallery // 2:
+    complete = np.flatnonzero(~is_short)
+    if len(complete) < n_gallery // 2:
         return Estimate(top_means(products, k, memory_budget=memory_budget), 0.0, n_gallery)
-    teachers = np.sort(rng.permutation(able)[: min(_N_TEACHERS, n_gallery // 4)])
-    exact_rows = np.union1d(teachers, np.flatnonzero(is_short))
+    training = np.sort(rng.permutation(complete)[: min(_N_TRAINING, n_gallery // 4)])
+    exact_rows = np.union1d(training, np.flatnonzero(is_short))
     exact = top_means(products.some_rows(exact_rows), k, memory_budget=memory_budget)
-    missed = exact[np.searchsorted(exact_rows, teachers)] - found.means[teachers]
-    foretold, error = _learn(found.features, teachers, missed, rng)
-    values = found.means + foretold
+    missed = exact[np.searchsorted(exact_rows, training)] - found.means[training]
+    predicted, error = _predict_missed(found.features, training, missed, rng)
+    values = found.means + predicted
     values[exact_rows] = exact
     spread = float(exact.std())
     error = error / spread if spread else 0.0
@@ -149,7 +156,7 @@ def approximate_means(
 
 
 def choose_quality(n_gallery: int) -> int:
-    """32 lists for each of up to 100,000 items, and 8 beyond, where time is what matters.
+    """Choose how many inverted lists to probe: 32 for up to 100,000 items, 8 for more.
 
     Examples
     --------
@@ -159,18 +166,73 @@ def choose_quality(n_gallery: int) -> int:
     return 32 if n_gallery <= 100_000 else 8
 
 
-def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
-    """As many as take the least time: n·L scores to fill them, n_gallery·(L + quality·n/L) to look.
+class Cost(NamedTuple):
+    """Expected cost of approximate means.
 
-    The square root of ``quality·n`` for a gallery that is larger than the bank; fewer, and so a
-    better look, where filling the lists is what takes the time.
+    Attributes
+    ----------
+    time : float
+        Relative to the time of exact means.
+    error : float
+        As in `Estimate`.
+    """
+
+    time: float
+    error: float
+
+
+def expected_cost(n_gallery: int, n_references: int, k: int) -> Cost | None:
+    """Estimate time and error at the default quality; None if less than half is saved.
+
+    The time counts scores: references and items with centroids, items with the references of the
+    lists they probe, training items with all references. Such a score takes about twice as long as
+    one of the whole product (1.6 to 2.5 times in benchmarks/million.py and
+    benchmarks/approximate.py).
+
+    Examples
+    --------
+    >>> cost = expected_cost(1_000_000, 500_000, 128)
+    >>> round(cost.time, 2), round(cost.error, 2)
+    (0.02, 0.11)
+    >>> expected_cost(1000, 5000, 128) is None
+    True
+    """
+    quality = choose_quality(n_gallery)
+    if not _is_worth_lists(n_gallery, n_references, k, quality):
+        return None
+    n_lists = _count_lists(n_gallery, n_references, quality)
+    n_scores = n_references * (n_lists + _N_TRAINING)
+    n_scores += n_gallery * (n_lists + quality * n_references // n_lists)
+    time = 2 * n_scores / (n_gallery * n_references)
+    return Cost(time, _expected_error(quality)) if time < 0.5 else None
+
+
+def _expected_error(quality: int) -> float:
+    """Error that lists and regression leave on the sets of benchmarks/approximate.py."""
+    return float(0.44 * quality**-0.65)
+
+
+def _is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:
+    n_lists = _count_lists(n_gallery, n_references, quality)
+    is_small = n_references < max(_SMALLEST_BANK, 8 * k) or n_gallery < 32
+    too_few_candidates = 2 * quality * n_references < k * n_lists
+    return not (is_small or too_few_candidates or 4 * quality > n_lists)
+
+
+def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
+    """Choose the number of lists L that minimises the scores of assigning and probing.
+
+    Assigning takes n·L scores and probing n_gallery·(L + quality·n/L). The minimum is about
+    ``√(quality·n)`` for a gallery larger than the bank, and fewer lists for a smaller one.
     """
     least = (quality * n_references * n_gallery / (n_references + n_gallery)) ** 0.5
     return round(min(least, 4 * n_references**0.5))
 
 
 def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
-    """Standard deviation of the difference, over that of the exact values: no constant counts.
+    """Compute the standard deviation of the error relative to that of the exact values.
+
+    A constant error does not count, since it changes no ranking.
 
     Examples
     --------
@@ -182,12 +244,12 @@ def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
     return float((estimated - right).std()) / spread if spread else 0.0
 
 
-def _shorten(
+def _find_projection(
     products: Products, k: int, quality: int, seed: int, memory_budget: int
 ) -> FloatArray | None:
-    """The directions of the shortest heads that do nearly as well as embeddings, if any do.
+    """Find the fewest directions whose scores are accurate enough, or None.
 
-    What they do worse is measured on a sample, and may be half of what lists of this quality miss.
+    Their error is measured on a sample, and may be half of the error that the lists leave.
     """
     rng = np.random.default_rng(seed)
     (n_items, n_references), dim = products.shape, products.rows.dim
@@ -200,9 +262,9 @@ def _shorten(
     widest = min(dim * 3 // 4, memory_budget // (8 * n_references))
     for width in range(max(8, dim // 8), widest + 1, max(8, dim // 16)):
         short = _top_mean(items[:, :width] @ references[:, :width].T, n_best)
-        # What differs by a factor is learned anyway.
+        # A constant factor is corrected by the regression.
         unexplained = (1 - np.corrcoef(short, exact)[0, 1] ** 2) ** 0.5
-        if unexplained < _SHORTENED * quality**-0.65:
+        if unexplained < _PROJECTION_SHARE * _expected_error(quality):
             return np.ascontiguousarray(basis[:, :width])
     return None
 
@@ -213,17 +275,17 @@ def _top_mean(scores: FloatArray, k: int) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """What was seen of every item: the mean of the k best, features, and among how many."""
+    """Per item: mean of the k best scores found, features, and number of candidates."""
 
     means: FloatArray
     features: FloatArray
     n_candidates: IntArray
 
 
-def _look_near(
+def _probe(
     gallery: Embeddings,
     directions: FloatArray | None,
-    bank: Lists,
+    bank: InvertedLists,
     k: int,
     n_probes: int,
     memory_budget: int,
@@ -238,93 +300,94 @@ def _look_near(
     sizes = bank.sizes
     shares = (sizes / sizes.sum()).astype(np.float32)
     n_workers = count_threads()
-    # Per item: its row, as read and as head, and the scores of its lists.
+    # Per item: its row as read and as projected, and its scores with the lists it probes.
     per_item = 4 * (4 * dim + n_probes * bank.longest)
     left = memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
     stop, done, own = threading.Event(), Done(progress, n_gallery), threading.local()
 
-    def look_at_centres(items: FloatArray, start: int) -> IntArray:
-        """Choose every item's lists; its mean and spread over all centres are features."""
-        of_centres = items @ bank.centres.T
-        lists = best_lists(of_centres, n_probes)
+    def choose_lists(items: FloatArray, start: int) -> IntArray:
+        """Choose every item's lists; mean and deviation over all centroids are features."""
+        by_centroid = items @ bank.centroids.T
+        lists = best_lists(by_centroid, n_probes)
         here = slice(start, start + len(items))
         n_candidates[here] = sizes[lists].sum(axis=1)
-        mean = of_centres @ shares
-        np.square(of_centres, out=of_centres)
+        mean = by_centroid @ shares
+        np.square(by_centroid, out=by_centroid)
         features[here, -2] = mean
-        features[here, -1] = np.sqrt(np.maximum(of_centres @ shares - mean**2, 0))
+        features[here, -1] = np.sqrt(np.maximum(by_centroid @ shares - mean**2, 0))
         return lists
 
-    def look(start: int, end: int) -> None:
+    def probe(start: int, end: int) -> None:
         items = gallery.rows(start, end)
         if directions is not None:
             items = items @ directions
         pieces = range(0, len(items), _PIECE)
         lists = np.concatenate(
-            [look_at_centres(items[first : first + _PIECE], start + first) for first in pieces]
+            [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
         ).ravel()
         rows, slots = np.divmod(np.arange(len(lists)), n_probes)
-        if not hasattr(own, "scores"):  # fresh memory for every strip would cost a third of all
+        if not hasattr(own, "scores"):  # allocating it per strip would take a third of the time
             own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
-        # Negated, with the empty places at +inf: partitioning is many times slower with -inf.
+        # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
         scores = own.scores[: len(items)]
         scores.fill(np.inf)
         negated = -items
         by_list = np.argsort(lists, kind="stable")
         edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
         for number in range(len(bank)):
-            who = by_list[edges[number] : edges[number + 1]]
-            if len(who) == 0 or stop.is_set():
+            probing = by_list[edges[number] : edges[number + 1]]
+            if len(probing) == 0 or stop.is_set():
                 continue
-            block = negated[rows[who]] @ bank.rows(number).T
-            scores[rows[who], slots[who], : block.shape[1]] = block
+            block = negated[rows[probing]] @ bank.rows(number).T
+            scores[rows[probing], slots[probing], : block.shape[1]] = block
         best = scores.reshape(len(items), -1)
         best.partition(k - 1, axis=1)
         best = -np.sort(best[:, :k], axis=1)
-        best = np.where(np.isfinite(best), best, np.float32(0))  # too few: exact later
+        best = np.where(np.isfinite(best), best, np.float32(0))  # exact later
         means[start:end] = best.mean(axis=1, dtype=np.float64)
         for column, (first, last) in enumerate(ranks):
             features[start:end, column] = best[:, first:last].mean(axis=1)
         done.add(end - start)
 
-    for _ in strips_in_order(look, n_gallery, n_strip, stop):
+    for _ in strips_in_order(probe, n_gallery, n_strip, stop):
         pass
     return _Found(means, features, n_candidates)
 
 
 def _rank_edges(k: int) -> list[tuple[int, int]]:
-    """Ranks 1, 2, 3–4, 5–8, … up to k."""
+    """Split ranks into 1, 2, 3–4, 5–8, … up to k."""
     edges = [0, *(2**power for power in range(k.bit_length()) if 2**power < k), k]
     return list(itertools.pairwise(edges))
 
 
-def _learn(
-    features: FloatArray, teachers: IntArray, missed: FloatArray, rng: np.random.Generator
+def _predict_missed(
+    features: FloatArray, training: IntArray, missed: FloatArray, rng: np.random.Generator
 ) -> tuple[FloatArray, float]:
-    """Foretell what every item's mean misses, and how far off that is where it was not taught."""
-    lessons = features[teachers].astype(np.float64)
-    folds = rng.permutation(len(teachers)) % 8
-    left = np.empty(len(teachers))
+    """Predict what every item's mean misses; also return the cross-validated error."""
+    known = features[training].astype(np.float64)
+    folds = rng.permutation(len(training)) % 8
+    errors = np.empty(len(training))
     for fold in range(8):
-        held = folds == fold
-        foretell = _ridge(lessons[~held], missed[~held])
-        left[held] = missed[held] - foretell(lessons[held])
-    return _ridge(lessons, missed)(features).astype(np.float32), float(left.std())
+        held_out = folds == fold
+        predict = _fit_ridge(known[~held_out], missed[~held_out])
+        errors[held_out] = missed[held_out] - predict(known[held_out])
+    return _fit_ridge(known, missed)(features).astype(np.float32), float(errors.std())
 
 
-def _ridge(
-    lessons: npt.NDArray[np.float64], target: npt.NDArray[Any]
+def _fit_ridge(
+    features: npt.NDArray[np.float64], target: npt.NDArray[Any]
 ) -> Callable[[npt.NDArray[Any]], npt.NDArray[np.float64]]:
-    """A linear function of the features, from which constant ones are left out."""
-    centre, scale = lessons.mean(axis=0), lessons.std(axis=0)
+    """Fit a ridge regression that ignores constant features."""
+    centre, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 1e-9 * (1 + np.abs(centre)), scale, np.inf)
-    known = (lessons - centre) / scale
-    middle = float(target.mean())
-    gram = known.T @ known + _RIDGE * len(known) * np.eye(known.shape[1])
-    slopes = np.linalg.solve(gram, known.T @ (target - middle)) / scale
+    standardized = (features - centre) / scale
+    intercept = float(target.mean())
+    gram = standardized.T @ standardized
+    gram += _RIDGE * len(standardized) * np.eye(standardized.shape[1])
+    slopes = np.linalg.solve(gram, standardized.T @ (target - intercept)) / scale
 
-    def foretell(rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return np.asarray((rows - centre) @ slopes + middle)
+    def predict(rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        return np.asarray((rows - centre) @ slopes + intercept)
 
-    return foretell
+    return predict

@@ -1,28 +1,37 @@
-"""Who computes m_k: one name for each way, the same answer from all but the last two.
+"""Which solver computes m_k, and what the bias reports about its error.
 
-    auto          pruned where a look at the data says that this is faster, exact elsewhere
-    exact         numpy: the whole product
-    pruned        numpy, exact too: the part of the product that matters (`pruned.py`)
-    torch         torch on the processor, exact; "cuda" and "mps" on those devices
-    approximate   inverted lists and a regression (`approximate.py`): for banks of 100,000 and more
-    faiss-ivf     Faiss's inverted lists, the paper's way
+    solver        m_k is    computed by
+    exact         exact     numpy: the whole product, block by block
+    pruned        exact     numpy: the part of the product that bounds cannot rule out
+    auto          exact     the faster of the two, see `_auto_means`
+    torch         exact     torch on the processor; "cuda" and "mps" on those devices
+    approximate   close     inverted lists and a regression, for banks of 100,000 and more
+    faiss-ivf     close     Faiss's inverted lists, as in the paper
 
-Whatever is not exact says so among the bias's parameters, with its error as measured on a sample of
-the gallery.
+A solver that is not exact reports its error, measured on a sample of the gallery, in the parameters
+of the bias.
 """
 
-import math
-from collections.abc import Mapping
+import time
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
-from nnnorm.io import Progress
-from nnnorm.means.approximate import approximate_means, choose_quality, residual
-from nnnorm.means.pruned import screened_means
-from nnnorm.means.pruning_plan import plan_screen
+from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.io import Done, Progress
+from nnnorm.means.approximate import (
+    approximate_means,
+    choose_quality,
+    expected_cost,
+    residual,
+)
+from nnnorm.means.exact import remaining_means
+from nnnorm.means.pruned import Pruning, pruned_means
+from nnnorm.means.pruning_plan import is_worth_planning, plan_pruning
+from nnnorm.means.race import race
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_means
 
 __all__ = ["SOLVER_NAMES", "Solver", "check_solver", "means_by"]
@@ -31,16 +40,17 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "pruned", "torch", "cuda", "mps", "approximate", "faiss-ivf"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 _INEXACT = ("approximate", "faiss-ivf")
-# A product of fewer multiply-adds takes a second; a look for something better, a quarter of one.
-_WORTH_A_LOOK = 10**11
-# Expected time over that of the whole product: some room for a look that was too rosy.
-_WORTH_SCREENING = 0.8
-# Items on which the error of somebody else's approximation is measured.
+# Pruning with more multiply-adds than this, relative to the whole product, does not enter the race:
+# its set-up would be lost.
+_MOST_WORK = 0.85
+# Items on which the error of Faiss's lists is measured.
 _N_CHECKED = 256
+# Work that takes longer than a minute is announced, once its rate was observed for three seconds.
+_LONG, _OBSERVED = 60.0, 3.0
 
 
 def check_solver(solver: str, quality: int | None) -> None:
-    """Raise where there is no such solver, or a quality for one that has none.
+    """Raise `NNNormError` for an unknown solver, or a quality that the solver does not have.
 
     Examples
     --------
@@ -68,26 +78,33 @@ def means_by(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, Mapping[str, Any]]:
-    """Compute m_k of every row by the solver that is asked for.
+    """Compute m_k of every row with the given solver.
 
     Parameters
     ----------
     solver : str
-        From `SOLVER_NAMES`.
+        One of `SOLVER_NAMES`.
     scores : Products or Matrix, shape (n_gallery, n_references)
-        A ready matrix can only be read by "exact".
+        A matrix of ready scores needs "auto" or "exact".
     k : int
     quality : int, optional
-        Lists that an item looks into, in the solvers that are not exact; by default
-        `choose_quality` of the gallery.
+        Number of inverted lists to probe per item, for the solvers that are not exact. The default
+        depends on the size of the gallery, see `choose_quality`.
     memory_budget : int
+        Bytes beyond the inputs and the result.
     progress : callable, optional
+        Called with ``(done, total)``.
 
     Returns
     -------
     values : ndarray, shape (n_gallery,), float32
     about : dict
-        What the bias should say of them: nothing, or the solver, its quality and its error.
+        Parameters for the bias: empty, or the solver, its quality and its error.
+
+    Warns
+    -----
+    NNNormWarning
+        If exact work will take more than a minute and "approximate" would be faster.
 
     Examples
     --------
@@ -99,33 +116,70 @@ def means_by(
     """
     check_solver(solver, quality)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    if solver in ("auto", "pruned") and isinstance(scores, Products):
-        screen = None
-        if solver == "pruned" or scores.rows.dim * math.prod(scores.shape) > _WORTH_A_LOOK:
-            screen = plan_screen(scores, k, memory_budget=memory_budget)
-        if screen is not None and (solver == "pruned" or screen.cost < _WORTH_SCREENING):
-            return screened_means(scores, k, screen, **options), {}
-        solver = "exact"  # too little to screen, or nothing to gain
-    if solver in ("auto", "exact"):
-        return top_means(scores, k, **options), {}
     if not isinstance(scores, Products):
-        raise NNNormError(
-            f"solver {solver} multiplies embeddings itself; ready scores need solver exact"
-        )
+        if solver not in ("auto", "exact"):
+            raise NNNormError(
+                f"solver {solver} multiplies embeddings itself; ready scores need solver exact"
+            )
+        return top_means(scores, k, **options), {}
+    if solver not in _INEXACT:
+        options["progress"] = _announce_long_work(progress, scores, k)
+        return _exact_means(solver, scores, k, **options), {}
     quality = choose_quality(scores.shape[0]) if quality is None else quality
     if solver == "approximate":
-        done = approximate_means(scores.rows, scores.columns, k, quality=quality, **options)
-        return done.values, {"solver": solver, "quality": quality, "error": done.error}
-    if solver == "faiss-ivf":
+        found = approximate_means(scores.rows, scores.columns, k, quality=quality, **options)
+        values, error = found.values, found.error
+    else:
         from nnnorm.means.faiss import ivf_means
 
         values = ivf_means(scores.rows, scores.columns, k, quality=quality, **options)
         error = _error_on_a_sample(values, scores, k, memory_budget)
-        return values, {"solver": solver, "quality": quality, "error": error}
+    return values, {"solver": solver, "quality": quality, "error": error}
+
+
+def _exact_means(solver: Solver, scores: Products, k: int, **options: Any) -> FloatArray:
+    if solver == "exact":
+        return top_means(scores, k, **options)
+    if solver == "auto":
+        return _auto_means(scores, k, **options)
+    if solver == "pruned":
+        plan = plan_pruning(scores, k, memory_budget=options["memory_budget"])
+        if plan is None:
+            return top_means(scores, k, **options)
+        return pruned_means(scores, k, plan, **options)
     from nnnorm.means.torch import torch_means
 
     device = "cpu" if solver == "torch" else solver
-    return torch_means(scores.rows, scores.columns, k, device=device, **options), {}
+    return torch_means(scores.rows, scores.columns, k, device=device, **options)
+
+
+def _auto_means(
+    scores: Products, k: int, *, memory_budget: int, progress: Progress | None
+) -> FloatArray:
+    """Compute exact means the faster way.
+
+    1. The whole product, if it is so small that planning would take a noticeable part of its time.
+    2. The whole product, if a sample of items and references shows that bounds rule out too little.
+    3. Otherwise a race on the first rows of the real work (`race.py`); the winner goes on.
+    """
+    plan = None
+    if is_worth_planning(scores):
+        plan = plan_pruning(scores, k, memory_budget=memory_budget)
+    if plan is None or plan.work > _MOST_WORK:
+        return top_means(scores, k, memory_budget=memory_budget, progress=progress)
+    n_rows, n_columns = scores.shape
+    means = np.empty(n_rows, dtype=np.float32)
+    done = Done(progress, n_rows * n_columns)
+    pruning = Pruning(scores, k, plan, memory_budget)
+    is_pruned, rest = race(pruning.exact_strip, pruning.strip, pruning.order, means)
+    done.add((n_rows - len(rest)) * n_columns)
+    if is_pruned:
+        pruning.fill(means, rest, done)
+        return means
+    del pruning  # the whole product may use its memory
+    rest = np.sort(rest)
+    means[rest] = remaining_means(scores, k, rest, memory_budget=memory_budget, done=done)
+    return means
 
 
 def _error_on_a_sample(values: FloatArray, scores: Scores, k: int, memory_budget: int) -> float:
@@ -133,3 +187,39 @@ def _error_on_a_sample(values: FloatArray, scores: Scores, k: int, memory_budget
     some = np.linspace(0, n_items - 1, min(n_items, _N_CHECKED)).astype(np.int64)
     exact = top_means(scores.some_rows(some), k, memory_budget=memory_budget)
     return residual(values[some], exact)
+
+
+def _announce_long_work(
+    progress: Progress | None, scores: Products, k: int
+) -> Callable[[int, int], None]:
+    """Wrap `progress` so that work of more than a minute is announced with an alternative."""
+    started, is_known = time.perf_counter(), False
+
+    def report(done: int, total: int) -> None:
+        nonlocal is_known
+        if progress is not None:
+            progress(done, total)
+        elapsed = time.perf_counter() - started
+        if is_known or elapsed < _OBSERVED:
+            return
+        is_known = True
+        expected = elapsed * total / done
+        cheaper = expected_cost(*scores.shape, k)
+        if expected > _LONG and cheaper is not None:
+            warnings.warn(
+                f"exact means will take about {_duration(expected)} in all; solver='approximate' "
+                f"(--solver approximate) should take about {_duration(cheaper.time * expected)}, "
+                f"with an error of about {cheaper.error:.0%} of their standard deviation",
+                NNNormWarning,
+                stacklevel=2,
+            )
+
+    return report
+
+
+def _duration(seconds: float) -> str:
+    """Round to two digits and name the unit: ``"40 seconds"``, ``"3.5 minutes"``."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+    return f"{max(1, round(seconds))} seconds"

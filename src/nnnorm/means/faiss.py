@@ -1,4 +1,4 @@
-"""m_k by Faiss's inverted lists: the way of the paper, for comparison."""
+"""m_k by Faiss's inverted lists, as in the paper."""
 
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 def build_ivf(references: Embeddings) -> Any:
-    """Sort references into about 4·√n inverted lists: done once for a bank.
+    """Build a Faiss index with about 4·√n inverted lists, once per bank.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def build_ivf(references: Embeddings) -> Any:
     n_lists = max(1, min(n_references, round(4 * n_references**0.5)))
     quantizer = faiss.IndexFlatIP(dim)
     index = faiss.IndexIVFFlat(quantizer, dim, n_lists, faiss.METRIC_INNER_PRODUCT)
-    index.cp.min_points_per_centroid = 1  # small banks are allowed, and no reason to warn
+    index.cp.min_points_per_centroid = 1  # small banks need no warning
     rows = np.array(references.rows(0, n_references))
     index.train(rows)
     index.add(rows)
@@ -53,10 +53,10 @@ def ivf_means(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Mean of the k best references that an inverted-list index finds for every item.
+    """Compute the mean of the k best scores that an inverted-list index finds for every item.
 
-    Where the lists that were looked into hold fewer than k references, Faiss fills up with −1 and
-    −3.4e38; such items are computed exactly instead.
+    If the lists that an item probes hold fewer than k references, Faiss pads with index −1 and
+    score −3.4e38; such items are computed exactly instead.
 
     Parameters
     ----------
@@ -64,11 +64,11 @@ def ivf_means(
     references : Embeddings, shape (n_references, dim)
     k : int
     quality : int
-        Lists that every item looks into (``nprobe``), of about 4·√n.
+        Number of inverted lists to probe per item (``nprobe``), of about 4·√n.
     index : faiss.IndexIVFFlat, optional
-        From `build_ivf`, of these references; by default built here.
+        Index of these references from `build_ivf`; built here by default.
     memory_budget : int
-        For the exact items. The index holds all references in memory, as Faiss does.
+        Bytes for the items that are computed exactly. Faiss itself holds all references.
     progress : callable, optional
 
     Returns

@@ -1,4 +1,4 @@
-"""A bank sorted into lists of similar references: what `approximate.py` looks into."""
+"""Inverted lists: references clustered by k-means, for `approximate.py` to probe."""
 
 import itertools
 from typing import TypeAlias
@@ -9,14 +9,14 @@ import numpy.typing as npt
 from nnnorm.io import Embeddings
 from nnnorm.scoring import Products, top_k
 
-__all__ = ["Lists", "best_lists"]
+__all__ = ["InvertedLists", "best_lists"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
-class Lists:
-    """A bank sorted into lists of similar rows, none much longer than the average.
+class InvertedLists:
+    """References clustered into lists, none more than twice as long as the average.
 
     Parameters
     ----------
@@ -24,9 +24,19 @@ class Lists:
     n_lists : int
     rng : Generator
     memory_budget : int
-        A sorted copy is made if it takes at most half of what `held_bytes` leaves of it.
+        Bytes. The references are copied in the order of the lists if the copy fits.
     held_bytes : int
-        What the references themselves take of it.
+        Bytes of the budget that the references themselves take.
+
+    Attributes
+    ----------
+    centroids : ndarray, shape (n_lists, dim)
+    order : ndarray, shape (n_references,)
+        Reference numbers, list by list.
+    edges : list of (int, int)
+        First and last position of every list in `order`.
+    longest : int
+        Most references in a list.
     """
 
     def __init__(
@@ -40,8 +50,8 @@ class Lists:
         n = len(references)
         some = np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False))
         sample = references.take(some)
-        centres = _cluster(sample, n_lists, rng, memory_budget)
-        nearest = _nearest(references, centres, memory_budget)
+        centroids = _cluster(sample, n_lists, rng, memory_budget)
+        nearest = _nearest(references, centroids, memory_budget)
         self.order = np.argsort(nearest, kind="stable")
         self.longest = -(-2 * n // n_lists)
         starts = np.searchsorted(nearest[self.order], np.arange(n_lists + 1))
@@ -57,18 +67,18 @@ class Lists:
         if fits:
             self._sorted = _sort_rows(references, self.order)
         self.held_bytes = n_bytes if fits else held_bytes
-        self.centres = np.stack([self.rows(number).mean(axis=0) for number in range(len(self))])
+        self.centroids = np.stack([self.rows(number).mean(axis=0) for number in range(len(self))])
 
     def __len__(self) -> int:
         return len(self.edges)
 
     @property
     def sizes(self) -> IntArray:
-        """How many references each list holds."""
+        """Number of references in each list."""
         return np.array([last - first for first, last in self.edges])
 
     def rows(self, number: int) -> FloatArray:
-        """References of a list, shape (n, dim)."""
+        """Return the references of a list, shape (n, dim)."""
         first, last = self.edges[number]
         if self._references is not None:
             return self._references.take(self.order[first:last])
@@ -76,7 +86,7 @@ class Lists:
 
 
 def _sort_rows(references: Embeddings, order: IntArray) -> FloatArray:
-    """Rows in that order, read one after another: faster than jumping about in a mapped file."""
+    """Copy rows into an order; sequential reads are faster than random ones in a mapped file."""
     ordered = np.empty(references.shape, dtype=np.float32)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
@@ -88,34 +98,34 @@ def _sort_rows(references: Embeddings, order: IntArray) -> FloatArray:
 def _cluster(
     sample: FloatArray, n_lists: int, rng: np.random.Generator, memory_budget: int
 ) -> FloatArray:
-    """A few rounds of k-means: the lists need not be perfect."""
-    centres = sample[rng.choice(len(sample), n_lists, replace=False)]
+    """Run five rounds of k-means, which is enough for lists."""
+    centroids = sample[rng.choice(len(sample), n_lists, replace=False)]
     rows = Embeddings([sample], name="references")
     for _ in range(5):
-        nearest = _nearest(rows, centres, memory_budget)
+        nearest = _nearest(rows, centroids, memory_budget)
         order = np.argsort(nearest, kind="stable")
         counts = np.bincount(nearest, minlength=n_lists)
         used = np.flatnonzero(counts)
         starts = (np.cumsum(counts) - counts)[used]
-        centres = centres.copy()
-        centres[used] = np.add.reduceat(sample[order], starts, axis=0) / counts[used, None]
-    return centres
+        centroids = centroids.copy()
+        centroids[used] = np.add.reduceat(sample[order], starts, axis=0) / counts[used, None]
+    return centroids
 
 
-def _nearest(rows: Embeddings, centres: FloatArray, memory_budget: int) -> IntArray:
-    """The centre at the least distance from every row."""
-    offset = (centres**2).sum(axis=1) / 2
-    products = Products(rows, Embeddings([centres], name="centres"), offset=offset)
+def _nearest(rows: Embeddings, centroids: FloatArray, memory_budget: int) -> IntArray:
+    """Find the centroid at the least distance from every row."""
+    offset = (centroids**2).sum(axis=1) / 2
+    products = Products(rows, Embeddings([centroids], name="centroids"), offset=offset)
     return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
 
 
 def best_lists(scores: FloatArray, n_probes: int) -> IntArray:
-    """Every item's best lists, in no order, shape (n_items, n_probes).
+    """Find the lists to probe for every item, unordered: shape (n_items, n_probes).
 
     Parameters
     ----------
     scores : ndarray, shape (n_items, n_lists)
-        Of items with the centres.
+        Scores of items with centroids.
     n_probes : int
 
     Examples

@@ -1,19 +1,19 @@
-"""Exact m_k for less than the whole product: heads screen, full embeddings decide.
+"""Exact means from part of the product: upper bounds rule most references out.
 
-    1  items are put in groups of similar ones
-    2  a sample of the bank guesses each item's floor: a score that its k best should all reach
-    3  products of bounding heads (`bounds.py`) tell which references may reach the floor of any
-       item of a group
-    4  those are scored in full, the whole group in one product; the k best are the answer
+    1  items are put in groups of similar ones (`grouping.py`)
+    2  scores with a sample of the references estimate a threshold per item, which its k best scores
+       should reach
+    3  bounds (`bounds.py`) tell which references may reach the threshold of an item of a group: the
+       group's candidates
+    4  the group is scored against its candidates in one product, and the k best scores are kept
 
-What the guarantee is: a reference that is left out has a bound below the floor, so its score is
-below too, whatever the data, worst-case rounding included. An item proves its floor by finding k
-scores that reach it; one that can't is scored in full against the whole bank. So the means are
-those of the whole product but for the order in which a float32 sum is added up.
+Why this is exact: a reference that is ruled out has an upper bound below the threshold, so its
+score is below the threshold as well, whatever the data, worst-case rounding included. If an item
+has k scores that reach its threshold, they are its k best. Any other item is scored against all
+references. The means thus equal those of the whole product up to the order of a float32 sum.
 
-How much it saves depends on the data alone: much where the spectrum falls, as it does in real
-embeddings; nothing where all directions weigh the same. `pruning_plan.py` looks at a
-sample and says which it is.
+How much is saved depends on the data alone: much where the spectrum falls steeply, nothing where
+all directions have the same variance. `pruning_plan.py` estimates it on a sample.
 """
 
 import threading
@@ -24,79 +24,78 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.io import Done, Embeddings, Progress
-from nnnorm.means.bounds import Heads, bounding_heads
+from nnnorm.means.bounds import bounding_vectors
+from nnnorm.means.exact import exact_strip
+from nnnorm.means.grouping import group_similar
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
-    KeepBestValues,
     Products,
     count_threads,
     strips_in_order,
 )
 
 __all__ = [
-    "BLOCK",
-    "GROUP",
-    "LOOK_PLAIN",
+    "GROUP_SIZE",
     "N_SAMPLED",
-    "Room",
-    "Screen",
-    "floors_of",
-    "screened_means",
+    "MemoryPlan",
+    "Pruning",
+    "PruningPlan",
+    "estimate_thresholds",
+    "pruned_means",
 ]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Items that are scored together, references looked through at a time, and those that guess floors.
-GROUP, BLOCK, N_SAMPLED = 24, 2048, 8192
-_STRIP, _FETCHED = 20 * GROUP, 1024
-# Work per score besides its multiply-adds, in multiply-adds, measured on two cores: looking through
-# a whole product, and fetching what is scored in full, from memory or from where it is stored.
-LOOK_PLAIN, _FETCH, _FETCH_STORED = 60, 500, 2500
+# Items that share their candidates, and references whose scores estimate the thresholds.
+GROUP_SIZE, N_SAMPLED = 24, 8192
+# References per product of bounds, items per strip, candidates gathered at a time.
+_BLOCK, _STRIP, _GATHERED = 2048, 20 * GROUP_SIZE, 1024
+# A group with a larger share of candidates is scored against all references: gathering costs about
+# as much as the product it saves.
+_MOST_CANDIDATES = 0.3
 
 
 @dataclass(frozen=True, eq=False)
-class Screen:
-    """How to screen: made by `plan_screen` (`pruning_plan.py`).
+class PruningPlan:
+    """How to prune, as `plan_pruning` (`pruning_plan.py`) chose it.
 
     Attributes
     ----------
     directions : ndarray, shape (dim, width)
-        What heads are made of.
-    order : ndarray, shape (n_rows,)
-        Rows, similar ones together; as they are where nothing can be gained.
+        Directions of the bounds.
     sample : ndarray, shape (n_sampled,)
-        Columns that guess the floors.
-    cost : float
-        Expected time over that of the whole product; infinite where nothing can be gained.
+        Columns that estimate the thresholds.
+    work : float
+        Expected multiply-adds relative to the whole product; infinite where too few references
+        can be ruled out.
     is_widened : bool
-        Whether stored columns are held as float32.
+        Whether columns that are not stored as float32 are converted once and held.
     """
 
     directions: FloatArray
-    order: IntArray
     sample: IntArray
-    cost: float
+    work: float
     is_widened: bool = False
 
 
-def screened_means(
+def pruned_means(
     scores: Products,
     k: int,
-    screen: Screen,
+    plan: PruningPlan,
     *,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Mean of the k best values of every row, as `top_means` has it.
+    """Compute the mean of the k best scores of every row, as `top_means` does.
 
     Parameters
     ----------
     scores : Products, shape (n_rows, n_columns)
     k : int
-    screen : Screen
+    plan : PruningPlan
     memory_budget : int
-        Bytes beyond the inputs and the answer.
+        Bytes beyond the inputs and the result.
     progress : callable, optional
 
     Returns
@@ -106,42 +105,32 @@ def screened_means(
     Examples
     --------
     >>> from nnnorm.io import open_embeddings
-    >>> from nnnorm.means.pruning_plan import plan_screen
+    >>> from nnnorm.means.pruning_plan import plan_pruning
     >>> from nnnorm.scoring import top_means
     >>> rng = np.random.default_rng(0)
     >>> rows, columns = (rng.normal(size=(n, 32)) * 0.9 ** np.arange(32) for n in (10, 20_000))
     >>> scores = Products(open_embeddings(rows), open_embeddings(columns))
-    >>> found = screened_means(scores, 5, plan_screen(scores, 5))
+    >>> found = pruned_means(scores, 5, plan_pruning(scores, 5))
     >>> bool(np.allclose(found, top_means(scores, 5), atol=1e-5))
     True
     """
-    n_rows, n_columns = scores.shape
-    room = Room(n_columns, scores.columns, memory_budget)
-    bank = _Bank(scores.columns, k, screen, room)
-    means = np.empty(n_rows, dtype=np.float32)
-    n_strip = room.n_strip(bank.held_bytes, k, -(-n_rows // count_threads()))
-    stop, done = threading.Event(), Done(progress, n_rows * n_columns)
-
-    def work(start: int, end: int) -> None:
-        rows = screen.order[start:end]
-        means[rows] = bank.means(scores.rows.take(rows), stop)
-        if not stop.is_set():
-            done.add((end - start) * n_columns)
-
-    for _ in strips_in_order(work, n_rows, n_strip, stop):
-        pass
+    means = np.empty(scores.shape[0], dtype=np.float32)
+    done = Done(progress, scores.shape[0] * scores.shape[1])
+    pruning = Pruning(scores, k, plan, memory_budget)
+    pruning.fill(means, pruning.order, done)
     return means
 
 
-def floors_of(likely: FloatArray, share: float) -> FloatArray:
-    """A score per item that a share of the whole bank should reach, from scores with a sample.
+def estimate_thresholds(sampled: FloatArray, share: float) -> FloatArray:
+    """Estimate a score per item that a given share of all references reaches.
 
-    Rarely too high: an item that finds fewer than k pays for the whole bank.
+    The estimate errs on the low side: an item with fewer than k scores above its threshold is
+    scored against all references.
 
     Parameters
     ----------
-    likely : ndarray, shape (n_items, n_sampled)
-        Partitioned in place.
+    sampled : ndarray, shape (n_items, n_sampled)
+        Scores with a sample of the references; partitioned in place.
     share : float
 
     Returns
@@ -150,154 +139,186 @@ def floors_of(likely: FloatArray, share: float) -> FloatArray:
 
     Examples
     --------
-    >>> floors_of(np.arange(1000, dtype=np.float32)[None], 0.01).tolist()  # the 19th of 1,000
+    >>> estimate_thresholds(np.arange(1000, dtype=np.float32)[None], 0.01).tolist()  # rank 19
     [981.0]
     """
-    expected = share * likely.shape[1]
+    expected = share * sampled.shape[1]
     rank = int(np.ceil(expected + 2.5 * np.sqrt(expected) + 1))
-    likely.partition(-rank, axis=1)
-    return likely[:, -rank].copy()
+    sampled.partition(-rank, axis=1)
+    return sampled[:, -rank].copy()
 
 
-class Room:
-    """What the memory budget has room for.
+class MemoryPlan:
+    """What fits into the memory budget.
 
     Parameters
     ----------
-    n_columns : int
     columns : Embeddings, shape (n_columns, dim)
     memory_budget : int
 
     Attributes
     ----------
     widest : int
-        Width of the widest heads.
+        Largest width of the bounds.
     is_widened : bool
-        Whether stored columns can be held as float32.
-    fetch : int
-        Work of fetching a column, in multiply-adds.
-    most_wanted, most_share : int and float
-        Columns, and the share of all, that a group may want; with more it is scored with all.
+        Whether columns that are not float32 in memory can be held as float32.
+    most_candidates : int
+        Most candidates of a group.
     """
 
-    def __init__(self, n_columns: int, columns: Embeddings, memory_budget: int) -> None:
-        self._n_columns, self._dim, self._budget = n_columns, columns.dim, memory_budget
-        held = memory_budget * 3 // 4
-        # Beside columns held as float32 there should be room for heads of a quarter of them.
-        self.is_widened = not columns.in_memory and 5 * n_columns * columns.dim <= held
-        room = held - 4 * n_columns * columns.dim if self.is_widened else memory_budget // 2
-        # Heads of more than half are seldom worth their while.
-        self.widest = min(max(16, columns.dim // 2), columns.dim, room // (4 * n_columns))
-        self.fetch = _FETCH if self.is_widened or columns.in_memory else _FETCH_STORED
-        self._worker = memory_budget // (8 * count_threads())
-        # A group that wants more had better be scored with all.
-        worth_fetching = min(0.4, (columns.dim + LOOK_PLAIN) / (columns.dim + self.fetch))
-        self.most_wanted = min(int(worth_fetching * n_columns), self._worker // (4 * GROUP))
-        self.most_share = self.most_wanted / n_columns
+    def __init__(self, columns: Embeddings, memory_budget: int) -> None:
+        n_columns, dim = columns.shape
+        self._shape, self._budget = columns.shape, memory_budget
+        three_quarters = memory_budget * 3 // 4
+        # Bounds of a quarter of the width should fit beside columns that are held as float32.
+        self.is_widened = not columns.in_memory and 5 * n_columns * dim <= three_quarters
+        left = three_quarters - 4 * n_columns * dim if self.is_widened else memory_budget // 2
+        # Bounds of more than half of the width seldom save anything.
+        self.widest = min(max(16, dim // 2), dim, left // (4 * n_columns))
+        self._per_thread = memory_budget // (8 * count_threads())
+        self.most_candidates = min(
+            int(_MOST_CANDIDATES * n_columns), self._per_thread // (4 * GROUP_SIZE)
+        )
 
-    def n_filled(self, width: int) -> int:
-        """Columns whose heads are made at a time: whole blocks."""
-        row_bytes = 4 * (self._dim + 3 * width)
-        return max(1, min(N_SAMPLED, self._worker // row_bytes) // BLOCK) * BLOCK
+    def n_bounded(self, width: int) -> int:
+        """Columns whose bounds are computed at a time: whole blocks."""
+        row_bytes = 4 * (self._shape[1] + 3 * width)
+        return max(1, min(N_SAMPLED, self._per_thread // row_bytes) // _BLOCK) * _BLOCK
 
     def n_strip(self, held_bytes: int, k: int, most: int) -> int:
         """Rows per strip: whole groups."""
-        left = (self._budget - held_bytes) // count_threads() - self._worker
-        left -= 12 * _FETCHED * self._dim  # a group's references, as stored and as float32
-        # Its scores with the sample, a block with its mask, its group's wants, the best of all;
-        # then four numbers for every block.
-        per_row = 4 * N_SAMPLED + 6 * BLOCK + self._n_columns // GROUP + 4 * (10 * k + 128)
-        per_row += 32 * self._n_columns // BLOCK
-        return max(1, min(_STRIP, most, left // per_row) // GROUP) * GROUP
+        n_columns, dim = self._shape
+        left = (self._budget - held_bytes) // count_threads() - self._per_thread
+        left -= 12 * _GATHERED * dim  # candidates as stored and as float32
+        # Per row: sampled scores, a block of bounds with its mask, a share of the group's
+        # candidates, the best scores of rows that are scored in full, four numbers per block.
+        per_row = 4 * N_SAMPLED + 6 * _BLOCK + n_columns // GROUP_SIZE + 4 * (10 * k + 128)
+        per_row += 32 * n_columns // _BLOCK
+        return max(1, min(_STRIP, most, left // per_row) // GROUP_SIZE) * GROUP_SIZE
 
 
-class _Bank:
-    """References with their heads, and the way from a strip of items to their means."""
+class Pruning:
+    """References with their bounds, and the means of rows by pruning.
 
-    def __init__(self, columns: Embeddings, k: int, screen: Screen, room: Room) -> None:
-        self._k, self._directions, self._most_wanted = k, screen.directions, room.most_wanted
-        dim, width = screen.directions.shape
-        self._heads = Heads(len(columns), width, BLOCK)
-        held = np.empty(columns.shape if screen.is_widened else (0, dim), dtype=np.float32)
+    Parameters
+    ----------
+    scores : Products, shape (n_rows, n_columns)
+    k : int
+    plan : PruningPlan
+    memory_budget : int
 
-        def fill(start: int, end: int) -> None:
+    Attributes
+    ----------
+    order : ndarray, shape (n_rows,)
+        Row numbers, similar rows together.
+    """
+
+    def __init__(self, scores: Products, k: int, plan: PruningPlan, memory_budget: int) -> None:
+        columns, memory = scores.columns, MemoryPlan(scores.columns, memory_budget)
+        self._rows, self._k, self._directions = scores.rows, k, plan.directions
+        self._most_candidates = memory.most_candidates
+        dim, width = plan.directions.shape
+        self.order = np.arange(scores.shape[0])
+        if np.isfinite(plan.work):
+            self.order = group_similar(
+                scores.rows,
+                plan.directions[:, :64],
+                group_size=GROUP_SIZE,
+                memory_budget=memory_budget // 4,
+            )
+        held = np.empty(columns.shape if plan.is_widened else (0, dim), dtype=np.float32)
+        sample = bounding_vectors(columns.take(plan.sample), plan.directions, is_item=False)
+        self._sample = sample[:, :width].copy()
+        self._bounds = np.empty((len(columns), sample.shape[1]), dtype=np.float32)
+
+        def bound(start: int, end: int) -> None:
             block = columns.rows(start, end)
-            self._heads.fill(start, bounding_heads(block, screen.directions, is_item=False))
-            if screen.is_widened:
+            self._bounds[start:end] = bounding_vectors(block, plan.directions, is_item=False)
+            if plan.is_widened:
                 held[start:end] = block
 
-        for _ in strips_in_order(fill, len(columns), room.n_filled(width), threading.Event()):
+        for _ in strips_in_order(bound, len(columns), memory.n_bounded(width), threading.Event()):
             pass
-        self._columns = Embeddings([held], name=columns.name) if screen.is_widened else columns
-        self.held_bytes = self._heads.nbytes + held.nbytes
-        sample = bounding_heads(columns.take(screen.sample), screen.directions, is_item=False)
-        sample[:, width:] = 0  # the likeliest scores, not the highest possible
-        self._sample = Heads(len(sample), width, BLOCK)
-        self._sample.fill(0, sample)
-        self._share = k / len(columns)
+        self._columns = Embeddings([held], name=columns.name) if plan.is_widened else columns
+        held_bytes = self._bounds.nbytes + held.nbytes
+        most = -(-scores.shape[0] // count_threads())
+        self._n_strip = memory.n_strip(held_bytes, k, most)
 
-    def means(self, items: FloatArray, stop: threading.Event) -> FloatArray:
-        """Find the means of a strip."""
-        heads = bounding_heads(items, self._directions, is_item=True)
-        floors = floors_of(self._sample.products(heads), self._share)
-        starts = np.arange(0, len(items), GROUP)
-        wanted = self._wanted(heads, floors, starts, stop)
-        # Fresh memory for every group would cost more than the products made in it.
-        references = np.empty((_FETCHED, items.shape[1]), dtype=np.float32)
-        scores = np.empty(GROUP * self._most_wanted, dtype=np.float32)
+    def fill(self, means: FloatArray, rows: IntArray, done: Done) -> None:
+        """Compute the means of these rows on all threads and write them into `means`."""
+        stop = threading.Event()
+
+        def work(start: int, end: int) -> None:
+            means[rows[start:end]] = self.strip(rows[start:end], stop)
+            if not stop.is_set():
+                done.add((end - start) * len(self._columns))
+
+        for _ in strips_in_order(work, len(rows), self._n_strip, stop):
+            pass
+
+    def strip(self, rows: IntArray, stop: threading.Event) -> FloatArray:
+        """Compute the means of a strip of rows on the calling thread."""
+        items = self._rows.take(rows)
+        vectors = bounding_vectors(items, self._directions, is_item=True)
+        sampled = vectors[:, : self._sample.shape[1]] @ self._sample.T
+        thresholds = estimate_thresholds(sampled, self._k / len(self._columns))
+        candidates = self._candidates(vectors, thresholds, stop)
+        # Buffers that are allocated once: fresh memory per group costs more than its product.
+        gathered = np.empty((_GATHERED, items.shape[1]), dtype=np.float32)
+        scores = np.empty(GROUP_SIZE * self._most_candidates, dtype=np.float32)
         means = np.empty(len(items), dtype=np.float32)
         unproven: list[int] = []
-        for start, columns in zip(starts, wanted, strict=True):
+        for number, columns in enumerate(candidates):
             if stop.is_set():
                 return means
-            group = slice(start, start + GROUP)
-            best = self._best(items[group], np.flatnonzero(columns), references, scores)
+            start = number * GROUP_SIZE
+            group = slice(start, start + GROUP_SIZE)
+            best = self._best(items[group], np.flatnonzero(columns), gathered, scores)
             if best is None:
-                unproven += range(start, min(start + GROUP, len(items)))
+                unproven += range(start, min(start + GROUP_SIZE, len(items)))
                 continue
             means[group] = best.mean(axis=1, dtype=np.float64)
-            unproven += (start + np.flatnonzero(best.min(axis=1) < floors[group])).tolist()
+            unproven += (start + np.flatnonzero(best.min(axis=1) < thresholds[group])).tolist()
         if unproven:
-            means[unproven] = self._in_full(items[unproven], stop)
+            means[unproven] = exact_strip(items[unproven], self._columns, self._k, stop)
         return means
 
-    def _wanted(
-        self, heads: FloatArray, floors: FloatArray, starts: IntArray, stop: threading.Event
+    def exact_strip(self, rows: IntArray, stop: threading.Event) -> FloatArray:
+        """Compute the means of a strip from the whole product, on the calling thread."""
+        return exact_strip(self._rows.take(rows), self._columns, self._k, stop)
+
+    def _candidates(
+        self, vectors: FloatArray, thresholds: FloatArray, stop: threading.Event
     ) -> npt.NDArray[np.bool_]:
-        """Which references may reach the floor of a group's item: ``(n_groups, n_columns)``."""
-        wanted = np.zeros((len(starts), len(self._columns)), dtype=bool)
-        n_whole = len(heads) // GROUP
-        for columns, reached in self._heads.reached(heads, floors, stop):
-            whole = reached[: n_whole * GROUP].reshape(n_whole, GROUP, reached.shape[1])
-            wanted[:n_whole, columns] = whole.any(axis=1)
-            if n_whole < len(starts):
-                wanted[-1, columns] = reached[n_whole * GROUP :].any(axis=0)
-        return wanted
+        """Which references may reach a threshold in a group: ``(n_groups, n_columns)``."""
+        n_whole, n_rest = divmod(len(vectors), GROUP_SIZE)
+        candidates = np.zeros((n_whole + (n_rest > 0), len(self._columns)), dtype=bool)
+        buffer = np.empty(len(vectors) * _BLOCK, dtype=np.float32)
+        for first in range(0, len(self._columns), _BLOCK):
+            if stop.is_set():
+                break
+            block = self._bounds[first : first + _BLOCK]
+            bounds = buffer[: len(vectors) * len(block)].reshape(len(vectors), len(block))
+            np.matmul(vectors, block.T, out=bounds)
+            reaches = bounds >= thresholds[:, None]
+            columns = slice(first, first + len(block))
+            whole = reaches[: n_whole * GROUP_SIZE].reshape(n_whole, GROUP_SIZE, len(block))
+            candidates[:n_whole, columns] = whole.any(axis=1)
+            if n_rest:
+                candidates[-1, columns] = reaches[n_whole * GROUP_SIZE :].any(axis=0)
+        return candidates
 
     def _best(
-        self,
-        items: FloatArray,
-        columns: IntArray,
-        references: FloatArray,
-        scores: FloatArray,
+        self, items: FloatArray, columns: IntArray, gathered: FloatArray, scores: FloatArray
     ) -> FloatArray | None:
-        """The k best scores of every item of a group with these references."""
-        if not self._k <= len(columns) <= self._most_wanted:
+        """The k best scores of a group with its candidates; None if there are too few or many."""
+        if not self._k <= len(columns) <= self._most_candidates:
             return None
         scores = scores[: len(items) * len(columns)].reshape(len(items), len(columns))
-        for first in range(0, len(columns), _FETCHED):
-            here = columns[first : first + _FETCHED]
-            taken = self._columns.take(here, out=references[: len(here)])
-            np.matmul(items, taken.T, out=scores[:, first : first + _FETCHED])
+        for first in range(0, len(columns), _GATHERED):
+            here = columns[first : first + _GATHERED]
+            taken = self._columns.take(here, out=gathered[: len(here)])
+            np.matmul(items, taken.T, out=scores[:, first : first + _GATHERED])
         cut = len(columns) - self._k
         scores.partition(cut, axis=1)
         return scores[:, cut:]
-
-    def _in_full(self, items: FloatArray, stop: threading.Event) -> FloatArray:
-        best = KeepBestValues(len(items), self._k)
-        for first in range(0, len(self._columns), BLOCK):
-            if stop.is_set():
-                break
-            last = min(first + BLOCK, len(self._columns))
-            best.update(items @ self._columns.rows(first, last).T, first)
-        return np.asarray(best.finish().mean(axis=1, dtype=np.float64), dtype=np.float32)

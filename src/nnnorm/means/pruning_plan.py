@@ -1,153 +1,148 @@
-"""Whether and how to screen (`pruned.py`): tried on a few items and references, and costed.
+"""Whether pruning can save work, and how wide its bounds should be: estimated on a small sample.
 
-Costs are work per score, in multiply-adds: of the products of heads, of looking at them, of
-fetching and scoring what is wanted, and of items that will not prove their floors. Heads of several
-widths are tried.
+Everything here counts multiply-adds and candidates; nothing depends on the speed of a processor.
+Which way is faster on this machine is decided by `race.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.means.bounds import N_BOUNDS, bounds_of, principal_basis
-from nnnorm.means.grouping import similar_together
-from nnnorm.means.pruned import GROUP, LOOK_PLAIN, N_SAMPLED, Room, Screen, floors_of
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, check_k, count_threads
+from nnnorm.io import Embeddings
+from nnnorm.means.bounds import N_NORMS, bounds_by_width, principal_basis
+from nnnorm.means.grouping import group_similar
+from nnnorm.means.pruned import (
+    GROUP_SIZE,
+    N_SAMPLED,
+    MemoryPlan,
+    PruningPlan,
+    estimate_thresholds,
+)
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, check_k, count_threads, on_a_worker
 
-__all__ = ["plan_screen"]
+__all__ = ["is_worth_planning", "plan_pruning"]
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
-_N_TRIED = 12  # groups
-# Where more items than this want too much each, the gallery is not even put in order; nor where
-# that would take more than this share of the whole product.
-_HOPELESS, _TOO_LONG = 0.8, 0.2
-# Work of a look at a bound, in multiply-adds, measured on two cores.
-_LOOK = 35
-# Multiply-adds of one core in the time in which a row of a large gallery finds its group, and how
-# large that is. More cores make it no quicker.
-_ORDER, _LARGE = 400_000, 8192
+# Items among which groups are formed, groups and references on which widths are tried.
+_N_GROUPED, _N_TRIED, _N_TRIED_REFERENCES = 2048, 6, 4096
+# Nothing can be saved if more than this share of single items have too many candidates.
+_MOST_HOPELESS = 0.8
+# A plan is made where it takes at most one part in this many of the whole product's time.
+_PLAN_SHARE = 24
 
 
-def plan_screen(
+def is_worth_planning(scores: Products) -> bool:
+    """Decide whether making a plan is cheap beside the whole product, by counting multiply-adds.
+
+    On one thread a plan needs the second moments of 8,192 vectors, their eigenvectors (about
+    20·dim³ multiply-adds), and bounds of the sample.
+
+    Examples
+    --------
+    >>> from nnnorm.io import open_embeddings
+    >>> few = open_embeddings(np.eye(4))
+    >>> is_worth_planning(Products(few, few))
+    False
+    """
+    (n_rows, n_columns), dim = scores.shape, scores.rows.dim
+    planning = 8192 * dim**2 + 20 * dim**3 + 3 * _N_TRIED * GROUP_SIZE * _N_TRIED_REFERENCES * dim
+    return n_rows * n_columns * dim / count_threads() >= _PLAN_SHARE * planning
+
+
+def plan_pruning(
     scores: Products, k: int, *, memory_budget: int = DEFAULT_MEMORY_BUDGET
-) -> Screen | None:
-    """Choose how wide heads should be, by what a sample of items and references would cost.
+) -> PruningPlan | None:
+    """Choose the width of the bounds that needs the fewest multiply-adds, on a sample.
 
     Parameters
     ----------
     scores : Products, shape (n_rows, n_columns)
     k : int
     memory_budget : int
-        Heads of all columns have to fit into half of it. Columns that are stored as something
-        else than float32 are widened once if both fit into three quarters. A sample of 8,192
-        columns is looked at twice, whatever the budget.
+        Bounds of all columns must fit into half of it. Columns that are not float32 in memory are
+        converted once if they fit into three quarters together with the bounds. The plan itself
+        reads 8,192 columns, whatever the budget.
 
     Returns
     -------
-    Screen or None
-        None if there is no room, or too little to screen: fewer than 16,384 columns, or k above
-        a tenth of them (less where dim is small). Scores with an offset are not screened either.
+    PruningPlan or None
+        None where pruning does not apply: fewer than 16,384 columns, a k above about a thirteenth
+        of them, scores with an offset, or too little memory for bounds.
 
     Examples
     --------
     >>> from nnnorm.io import open_embeddings
     >>> few = open_embeddings(np.eye(4))
-    >>> plan_screen(Products(few, few), 1) is None
+    >>> plan_pruning(Products(few, few), 1) is None
     True
     """
-    n_rows, n_columns = scores.shape
+    n_columns = scores.shape[1]
     check_k(k, n_columns)
-    dim, room = scores.rows.dim, Room(n_columns, scores.columns, memory_budget)
-    has_few = n_columns < 2 * N_SAMPLED or room.most_wanted < 4 * k
-    if has_few or room.widest < 16 or scores.offset is not None:
+    memory = MemoryPlan(scores.columns, memory_budget)
+    has_few = n_columns < 2 * N_SAMPLED or memory.most_candidates < 4 * k
+    if has_few or memory.widest < 16 or scores.offset is not None:
         return None
+    # On one thread: BLAS with several threads would gain little and wait a lot on a busy machine.
+    return on_a_worker(lambda: _plan(scores, k, memory))
+
+
+def _plan(scores: Products, k: int, memory: MemoryPlan) -> PruningPlan:
+    (n_rows, n_columns), dim = scores.shape, scores.rows.dim
     rng = np.random.default_rng(0)
     basis = principal_basis(scores.rows, scores.columns, rng)
     sample = np.sort(rng.choice(n_columns, N_SAMPLED, replace=False))
-    references = scores.columns.take(sample)
-    few = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP), replace=False))
-    wants = _wants(few, references[::8], basis, room.widest, k / n_columns)
-    is_hopeless = (wants > room.most_share).mean() > _HOPELESS
-    ordering = _ORDER * min(1, n_rows / _LARGE) * count_threads() / n_columns
-    if is_hopeless or ordering > _TOO_LONG * (dim + LOOK_PLAIN):
-        return Screen(basis[:, :14].copy(), np.arange(n_rows), sample, np.inf, room.is_widened)
-    order = similar_together(
-        scores.rows, basis[:, :64], group=GROUP, memory_budget=memory_budget // 4
-    )
-    n_groups = max(1, n_rows // GROUP)
-    n_tried = min(_N_TRIED, n_groups, max(1, memory_budget // (4 * 13 * GROUP * N_SAMPLED)))
-    tried = rng.choice(n_groups, n_tried, replace=False)[:, None] * GROUP
-    tried = np.minimum(tried + np.arange(GROUP), n_rows - 1)
-    items = scores.rows.take(order[tried.ravel()])
+    references = scores.columns.take(sample[:: N_SAMPLED // _N_TRIED_REFERENCES])
+    few = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP_SIZE), replace=False))
+    most_share = memory.most_candidates / n_columns
+    shares = _candidate_shares(few, references[::4], basis, memory.widest, k / n_columns)
+    if (shares > most_share).mean() > _MOST_HOPELESS:
+        narrow = basis[:, : 16 - N_NORMS].copy()
+        return PruningPlan(narrow, sample, np.inf, memory.is_widened)
+    items = _some_groups(scores.rows, basis[:, :64], rng)
+    # The product of bounds, and once for all rows the bounds of the references, the thresholds and
+    # the grouping, whose matrix–vector products count eightfold.
+    per_width = 1 / dim + 1 / n_rows + N_SAMPLED / n_columns / dim
+    grouping = 8 * 64 * min(n_rows, 8192) / GROUP_SIZE / (n_columns * dim)
+    best_width, least_work = 0, np.inf
+    # With their two norms these widths are multiples of 16, which matrix products prefer.
+    widths = 16 * np.unique(np.linspace(1, memory.widest // 16, 8).astype(int)) - N_NORMS
     n_best = max(1, round(k * len(references) / n_columns))
-    least = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best]
-
-    def cost_of(one: _Try) -> tuple[float, bool]:
-        """Work per score, in multiply-adds, and whether a group wants so much that it gets all."""
-        floors = floors_of(one.likely.copy(), k / n_columns)
-        reached = one.reached(floors).reshape(n_tried, GROUP, -1)
-        wanted = reached.any(axis=1).mean(axis=1)
-        is_whole = wanted > room.most_share
-        unproven = np.where(np.repeat(is_whole, GROUP), 1.0, least < floors).mean()
-        fetched = np.where(is_whole, 0.0, wanted).mean()
-        cost = fetched * (dim + room.fetch) + unproven * (dim + LOOK_PLAIN)
-        cost += one.width * (1 + dim / n_rows + N_SAMPLED / n_columns)  # products, heads, floors
-        return float(cost + ordering + _LOOK), bool(is_whole.any())
-
-    cost, directions = _cheapest(_tries(items, references, basis, room.widest), cost_of)
-    return Screen(directions, order, sample, cost / (dim + LOOK_PLAIN), room.is_widened)
-
-
-@dataclass(frozen=True, eq=False)
-class _Try:
-    """Heads of one width, tried on some items and references."""
-
-    directions: FloatArray
-    likely: FloatArray
-    reached: Callable[[FloatArray], npt.NDArray[np.bool_]]  # from floors
-
-    @property
-    def width(self) -> int:
-        return self.directions.shape[1]
+    kth_best = np.partition(items @ references.T, -n_best, axis=1)[:, -n_best]
+    for width, (partial, bounds) in zip(
+        widths.tolist(), bounds_by_width(items, references, basis, widths), strict=True
+    ):
+        thresholds = estimate_thresholds(partial.copy(), k / n_columns)
+        reaches = (bounds >= thresholds[:, None]).reshape(-1, GROUP_SIZE, len(references))
+        share = reaches.any(axis=1).mean(axis=1)
+        is_whole = share > most_share
+        unproven = np.where(np.repeat(is_whole, GROUP_SIZE), 1.0, kth_best < thresholds).mean()
+        # A candidate counts twice: it is gathered before it is multiplied.
+        work = grouping + width * per_width + 2 * np.where(is_whole, 0.0, share).mean() + unproven
+        if work < least_work:
+            best_width, least_work = width, float(work)
+        elif not is_whole.any():
+            break  # wider bounds cost more than they save
+    directions = np.ascontiguousarray(basis[:, :best_width])
+    return PruningPlan(directions, sample, least_work, memory.is_widened)
 
 
-def _tries(
-    items: FloatArray, references: FloatArray, basis: FloatArray, widest: int
-) -> Iterator[_Try]:
-    # Widths that are whole for the processor once the bounds are added.
-    widths = 16 * np.unique(np.linspace(1, widest // 16, 8).astype(int)) - N_BOUNDS
-    tried = bounds_of(items, references, basis, widths)
-    for width, (likely, bounds) in zip(widths, tried, strict=True):
-        first = np.ascontiguousarray(basis[:, :width])
-        yield _Try(first, likely, partial(_reach, bounds))
+def _some_groups(rows: Embeddings, directions: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """Groups of similar items, formed among a sample of the rows."""
+    some = np.sort(rng.choice(len(rows), min(len(rows), _N_GROUPED), replace=False))
+    sample = Embeddings([rows.take(some)], name=rows.name)
+    order = group_similar(sample, directions, group_size=GROUP_SIZE, memory_budget=2**26)
+    n_groups = max(1, len(some) // GROUP_SIZE)
+    tried = rng.choice(n_groups, min(_N_TRIED, n_groups), replace=False)[:, None] * GROUP_SIZE
+    tried = np.minimum(tried + np.arange(GROUP_SIZE), len(some) - 1)
+    return sample.take(order[tried.ravel()])
 
 
-def _reach(bounds: FloatArray, floors: FloatArray) -> npt.NDArray[np.bool_]:
-    return bounds >= floors[:, None]
-
-
-def _cheapest(
-    tries: Iterable[_Try], cost_of: Callable[[_Try], tuple[float, bool]]
-) -> tuple[float, FloatArray]:
-    """Cost and directions of the cheapest try, from narrow to wide as long as it may pay."""
-    best: tuple[float, FloatArray] = np.inf, np.empty((0, 0), np.float32)
-    for one in tries:
-        cost, is_wanting = cost_of(one)
-        if cost < best[0]:
-            best = cost, one.directions
-        elif not is_wanting:
-            break  # wider heads save less than they cost
-    return best
-
-
-def _wants(
+def _candidate_shares(
     items: FloatArray, references: FloatArray, basis: FloatArray, width: int, share: float
 ) -> FloatArray:
-    """The share of references that every item wants by itself; its group will want more."""
-    ((likely, bounds),) = bounds_of(items, references, basis, [width])
-    return np.asarray((bounds >= floors_of(likely, share)[:, None]).mean(axis=1), dtype=np.float32)
+    """The share of references that are candidates of each single item."""
+    ((partial, bounds),) = bounds_by_width(items, references, basis, [width])
+    thresholds = estimate_thresholds(partial, share)
+    return np.asarray((bounds >= thresholds[:, None]).mean(axis=1), dtype=np.float32)

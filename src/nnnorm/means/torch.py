@@ -1,4 +1,4 @@
-"""m_k by torch, on the processor or on a device that was asked for."""
+"""m_k by torch, on the processor or on a GPU."""
 
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ def torch_means(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Mean of every item's k best reference scores, exact: products and selection in float32.
+    """Compute the mean of every item's k best reference scores exactly, in float32.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def torch_means(
     device : str
         "cpu", "cuda" or "mps".
     memory_budget : int
-        Bytes on the device, roughly: for one block of items, references and scores.
+        Approximate bytes on the device, for one block of items, references and scores.
     progress : callable, optional
 
     Returns
@@ -48,11 +48,11 @@ def torch_means(
     [0.5, 0.5, 0.5]
     """
     torch = require("torch", extra="torch")
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if device in there and not there[device]():
+    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if device in available and not available[device]():
         raise NNNormError(
-            f"solver {device} was asked for, but torch {torch.__version__} sees no such device "
-            "here; take solver exact, or install torch for this machine"
+            f"solver {device} was asked for, but torch {torch.__version__} finds no such device; "
+            "use solver exact, or install a torch that supports the device"
         )
     n_items, n_references = len(gallery), len(references)
     n_block = max(4 * k, min(n_references, memory_budget // 4 // (4 * references.dim)))

@@ -1,9 +1,9 @@
-"""Scores in blocks, and what is kept of them: private to the package.
+"""Scores in blocks, and reductions over them: private to the package.
 
-blocks      products of embeddings, or a ready matrix, handed out a block at a time
-threads     strips of rows spread over the cores, with BLAS held to one thread each
-reducers    what is kept of a strip while its columns pass: best values, sums, log-mean-exps
-topk        the reductions every method is made of, within a memory budget
+blocks      products of embeddings, or a ready matrix, read a block at a time
+threads     strips of rows on all cores, with one BLAS thread each
+reducers    state of a strip while its blocks are read: best values, sums, log-mean-exps
+topk        the reductions that all methods use, within a memory budget
 """
 
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores

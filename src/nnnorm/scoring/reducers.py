@@ -1,7 +1,8 @@
-"""What is kept of a strip of rows while its columns pass by: one small class per question.
+"""Reducers: the state of a strip of rows while its blocks of columns are read, one class each.
 
-A reducer is made for a number of rows, sees the blocks of those rows from the first column to the
-last (and may overwrite them), and gives the strip's answer. `topk.py` walks; these only look.
+A reducer is made for a number of rows, is updated with the blocks of these rows from the first
+column to the last (which it may overwrite), and returns the result of the strip. `topk.py` reads
+the blocks.
 """
 
 from collections.abc import Sequence
@@ -24,84 +25,84 @@ __all__ = [
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-# exp of less is nothing beside the maximum's 1, and would be subnormal, which is slow.
+# exp of less is negligible beside the maximum's 1, and would be subnormal, which is slow.
 LEAST_EXPONENT = np.float32(-80)
-# Passes over pieces of this many scores (1 MB) stay in the cache, and last long enough that threads
-# seldom wait for each other; rows this short get no thread of their own from BLAS.
+# Passes over pieces of this many scores (1 MB) stay in the cache and are long enough for threads
+# to wait little; BLAS does not split rows of this many columns.
 _CACHED_SCORES = 2**18
 _CACHED_COLUMNS = 2**13
 
 
 class Reducer(Protocol):
-    """Keeps what is needed of one strip of rows while its columns pass by."""
+    """State of one strip of rows while its blocks are read."""
 
     def update(self, block: FloatArray, first_column: int) -> None:
-        """Take in a block; it may be overwritten."""
+        """Include a block, which may be overwritten."""
 
     def finish(self) -> Any:
-        """Return the strip's answer."""
+        """Return the result of the strip."""
 
 
 class KeepBestValues:
     """The k best values of each row, best first: ``(n_rows, k)``.
 
-    After the first columns few scores beat the k-th best so far of their row. Those few go on a
-    shelf beside the best, and only when it is full are the k best found anew.
+    After the first columns few scores exceed the k-th best so far of their row. These are appended
+    to a buffer beside the best, which is partitioned only when it is full.
     """
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._k = k
-        self._shelf = np.full((n_rows, 3 * k + 64), -np.inf, dtype=np.float32)
+        self._buffer = np.full((n_rows, 3 * k + 64), -np.inf, dtype=np.float32)
         self._filled = np.full(n_rows, k)
-        self._floor = np.full(n_rows, -np.inf, dtype=np.float32)
+        self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
 
     def update(self, block: FloatArray, first_column: int) -> None:
         in_threads(lambda rows: self._add(block[rows], rows), block)
 
     def _add(self, block: FloatArray, rows: slice) -> None:
-        k, room = self._k, self._shelf.shape[1]
-        better = block > self._floor[rows, None]
+        k, size = self._k, self._buffer.shape[1]
+        better = block > self._threshold[rows, None]
         if np.count_nonzero(better) > k * len(block):
             self._merge(block, rows)
             return
         found = np.flatnonzero(better)  # much faster than nonzero on two dimensions
         places, columns = np.divmod(found, block.shape[1])
         counts = np.bincount(places, minlength=len(block))
-        if counts.max() > room - k:
+        if counts.max() > size - k:
             self._merge(block, rows)
             return
-        self._tidy(rows.start + np.flatnonzero(self._filled[rows] + counts > room))
+        self._compact(rows.start + np.flatnonzero(self._filled[rows] + counts > size))
         starts = self._filled[rows] - (np.cumsum(counts) - counts)
         slots = np.arange(len(found)) + starts[places]
-        self._shelf[places + rows.start, slots] = block[places, columns]
+        self._buffer[places + rows.start, slots] = block[places, columns]
         self._filled[rows] += counts
 
     def _merge(self, block: FloatArray, rows: slice) -> None:
-        """Where many are better, as in the first columns, the best of the block are found first."""
+        """Merge a block with many better scores, such as the first one, by partitioning it."""
         k = self._k
         if block.shape[1] > k:
             block = np.partition(block, -k, axis=1)[:, -k:]
-        both = np.concatenate([self._shelf[rows], block], axis=1)
+        both = np.concatenate([self._buffer[rows], block], axis=1)
         both.partition(both.shape[1] - k, axis=1)
-        self._shelf[rows, :k] = both[:, -k:]
-        self._shelf[rows, k:] = -np.inf
+        self._buffer[rows, :k] = both[:, -k:]
+        self._buffer[rows, k:] = -np.inf
         self._filled[rows] = k
-        self._floor[rows] = both[:, -k]
+        self._threshold[rows] = both[:, -k]
 
-    def _tidy(self, rows: IntArray) -> None:
-        """Bring the k best of some shelves to their front, and raise what it takes to join them."""
+    def _compact(self, rows: IntArray) -> None:
+        """Move the k best of some buffers to their front, and raise the thresholds."""
         if len(rows) == 0:
             return
         k = self._k
-        best = np.partition(self._shelf[rows], -k, axis=1)[:, -k:]
-        self._shelf[rows, :k] = best
-        self._shelf[rows, k:] = -np.inf
+        best = np.partition(self._buffer[rows], -k, axis=1)[:, -k:]
+        self._buffer[rows, :k] = best
+        self._buffer[rows, k:] = -np.inf
         self._filled[rows] = k
-        self._floor[rows] = best[:, 0]
+        self._threshold[rows] = best[:, 0]
 
     def finish(self) -> FloatArray:
-        self._tidy(np.arange(len(self._shelf)))
-        best = self._shelf[:, : self._k].copy()
+        self._compact(np.arange(len(self._buffer)))
+        best = self._buffer[:, : self._k].copy()
         best.sort(axis=1)
         return best[:, ::-1]
 
@@ -118,19 +119,19 @@ class KeepBest:
         self._rows = np.empty(0, dtype=np.int64)
         self._columns = np.empty(0, dtype=np.int64)
         self._values = np.empty(0, dtype=np.float32)
-        self._floor = np.full(n_rows, -np.inf, dtype=np.float32)
+        self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
 
     def update(self, block: FloatArray, first_column: int) -> None:
         n_columns = block.shape[1]
-        # A later column must beat the k-th best so far: on a tie the lower column stays.
-        wanted = block > self._floor[:, None]
-        if n_columns > self._k and np.count_nonzero(wanted) > 2 * self._n_rows * self._k:
+        # A later column must exceed the k-th best so far: on a tie the lower column stays.
+        is_better = block > self._threshold[:, None]
+        if n_columns > self._k and np.count_nonzero(is_better) > 2 * self._n_rows * self._k:
             cut = block.copy()
             _partition(cut, self._k)
-            wanted &= block >= cut[:, -self._k, None]
-            self._thin_out_ties(block, wanted, cut[:, -self._k])
+            is_better &= block >= cut[:, -self._k, None]
+            self._thin_out_ties(block, is_better, cut[:, -self._k])
         # Much faster than nonzero on two dimensions.
-        rows, columns = np.divmod(np.flatnonzero(wanted), n_columns)
+        rows, columns = np.divmod(np.flatnonzero(is_better), n_columns)
         values = block[rows, columns]
         rows = np.concatenate([self._rows, rows])
         columns = np.concatenate([self._columns, columns + first_column])
@@ -143,16 +144,16 @@ class KeepBest:
         self._values = values[kept]
         last = self._values[place[place < self._k] == self._k - 1]
         if len(last) == self._n_rows:
-            self._floor = last
+            self._threshold = last
 
     def _thin_out_ties(
-        self, block: FloatArray, wanted: npt.NDArray[np.bool_], cut: FloatArray
+        self, block: FloatArray, is_better: npt.NDArray[np.bool_], cut: FloatArray
     ) -> None:
-        """Where very many scores equal the cut, keep only the first that can be needed."""
-        crowded = np.flatnonzero(np.count_nonzero(wanted, axis=1) > 2 * self._k + 64)
+        """Drop scores equal to the cut beyond the first k, where there are very many."""
+        crowded = np.flatnonzero(np.count_nonzero(is_better, axis=1) > 2 * self._k + 64)
         for row in crowded:
-            equal = np.flatnonzero(wanted[row] & (block[row] == cut[row]))
-            wanted[row, equal[self._k :]] = False
+            equal = np.flatnonzero(is_better[row] & (block[row] == cut[row]))
+            is_better[row, equal[self._k :]] = False
 
     def finish(self) -> tuple[FloatArray, IntArray]:
         shape = self._n_rows, self._k
@@ -160,7 +161,7 @@ class KeepBest:
 
 
 class KeepSum:
-    """The sum of each row, ``(n_rows,)``."""
+    """The sum of each row: ``(n_rows,)``."""
 
     def __init__(self, n_rows: int) -> None:
         self._sums = np.zeros(n_rows)
@@ -175,12 +176,12 @@ class KeepSum:
 class KeepLogMeanExp:
     """Per row the maximum so far, M, and per β the sum of ``exp(β(s − M)) − 1``.
 
-    A β that is small beside the spread of the scores is served by their power sums, one set for all
-    such β (Taylor about the middle of the row's piece, to the last bits of a float32); any other by
-    ``exp``, which costs as much as a dozen powers.
+    For β that are small relative to the range of the scores, one set of power sums serves all (a
+    Taylor series about the midpoint, to float32 precision). Any other β takes one ``exp`` per
+    score, which costs as much as a dozen powers.
     """
 
-    # Up to here the powers are cheaper than one more exp.
+    # Largest β·range/2 for which power sums are cheaper than exp.
     _SMALL = 4.0
 
     def __init__(self, n_rows: int, betas: Sequence[float]) -> None:
@@ -200,7 +201,7 @@ class KeepLogMeanExp:
         in_threads(lambda rows: self._add_in_pieces(block, rows), block)
 
     def _add_in_pieces(self, block: FloatArray, rows: slice) -> None:
-        """Piece by piece, so that the many passes over each stay in the processor's cache."""
+        """Add a block in pieces, so that the passes over each stay in the cache."""
         width = min(block.shape[1], _CACHED_COLUMNS)
         step = max(1, min(_CACHED_SCORES, block.size // (8 * count_threads())) // width)
         for start in range(rows.start, rows.stop, step):
@@ -242,8 +243,8 @@ def _sum_exp_excess(
 ) -> npt.NDArray[np.float64]:
     """Per β and row the sum of ``exp(β(s − middle)) − 1``, by power sums; `half` bounds the lag.
 
-    The product of two neighbouring powers gives the next sum, so only half of the powers are made,
-    and none is so small that it turns subnormal and slow.
+    The product of two neighbouring powers gives the next sum, so only half of the powers are
+    computed, and none is so small that it becomes subnormal and slow.
     """
     scales = betas * half
     lag = scores - middle[:, None]
@@ -262,7 +263,7 @@ def _sum_exp_excess(
 
 
 def _count_powers(scale: float) -> int:
-    """How many terms of exp's series leave less than the last bits of a float32."""
+    """Count the terms of the exponential series that float32 precision needs."""
     n_powers, term = 1, scale
     while term > 2e-8:
         n_powers += 1
@@ -271,7 +272,7 @@ def _count_powers(scale: float) -> int:
 
 
 def _row_dots(left: FloatArray, right: FloatArray) -> FloatArray:
-    """``Σ_j left_ij·right_ij``, by BLAS: several times faster than a product and its sum."""
+    """Compute ``Σ_j left_ij·right_ij`` by BLAS, several times faster than product and sum."""
     return np.asarray(np.matmul(left[:, None, :], right[:, :, None])[:, 0, 0])
 
 
@@ -295,7 +296,7 @@ class KeepBestAndLogs:
 
 
 def _partition(block: FloatArray, k: int) -> None:
-    """Bring the k largest of each row to its end, in place."""
+    """Move the k largest of each row to its end, in place."""
     cut = block.shape[1] - k
     if cut > 0:
         in_threads(lambda rows: block[rows].partition(cut, axis=1), block)

@@ -1,9 +1,9 @@
-"""Threads of our own: for what numpy does on one core, and for whole strips of work.
+"""Threads for passes that numpy makes on one core, and for whole strips of work.
 
-BLAS and we take turns. `in_threads` spreads one numpy pass over the cores between two products that
-BLAS spread itself. `strips_in_order` is the better way where there are rows enough: every thread
-takes strips of its own, multiplies them with a BLAS held to one thread, and reduces them while they
-are in its cache; nobody waits for anybody.
+`in_threads` splits one numpy pass over a block among the cores, between two matrix products that
+BLAS runs on all of them. `strips_in_order` is faster where there are enough rows: every thread
+multiplies strips of its own with a BLAS limited to one thread, and reduces them while they are in
+its cache, so that threads never wait for each other.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _here = threading.local()
 
 
 def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
-    """Do `work` on slices of a block's rows; numpy lets go of the interpreter while it computes.
+    """Call `work` on slices of a block's rows in threads; numpy releases the GIL meanwhile.
 
     Examples
     --------
@@ -47,15 +47,16 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
 def strips_in_order(
     work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event
 ) -> Iterator[tuple[int, int, Any]]:
-    """Yield ``(start, stop, work(start, stop))`` of all strips, worked on by all threads.
+    """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
 
     Parameters
     ----------
     work : callable
-        Should look at `stop` now and then, and end early when it is set.
+        Should check `stop` regularly and return early if it is set.
     n_rows, n_strip : int
+        Number of rows, in all and per strip.
     stop : threading.Event
-        Set when the caller goes away before the end.
+        Set when the iteration ends, so also when it is closed early.
 
     Examples
     --------
@@ -76,7 +77,7 @@ def strips_in_order(
         futures: list[Future[Any]] = []
         try:
             for number, (start, end) in enumerate(strips):
-                # A few strips ahead of the reader, so that waiting answers stay few.
+                # Only a few strips ahead of the consumer, so that few results are held.
                 while len(futures) < min(len(strips), number + 2 * n_threads):
                     futures.append(pool.submit(run, *strips[len(futures)]))
                 yield start, end, futures[number].result()
@@ -85,7 +86,7 @@ def strips_in_order(
 
 
 def on_a_worker(work: Callable[[], _T]) -> _T:
-    """Do `work` on one worker, so with a BLAS of one thread and nothing of the caller's changed.
+    """Call `work` on a worker thread, with BLAS limited to one thread.
 
     Examples
     --------
@@ -97,7 +98,7 @@ def on_a_worker(work: Callable[[], _T]) -> _T:
 
 
 def count_threads() -> int:
-    """OMP_NUM_THREADS where it is set, else the cores we may use.
+    """Return OMP_NUM_THREADS if it is set, else the number of usable cores.
 
     Examples
     --------
@@ -113,7 +114,7 @@ def count_threads() -> int:
 
 
 class _Limit:
-    """How many hold BLAS to one thread now, and what lets it go again."""
+    """Number of callers that limit BLAS now, and the handle that ends the limit."""
 
     lock = threading.Lock()
     holders = 0
@@ -122,7 +123,7 @@ class _Limit:
 
 @contextmanager
 def _one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread until the last who asked for it is done."""
+    """Limit BLAS to one thread until the last caller has left."""
     with _Limit.lock:
         _Limit.holders += 1
         if _Limit.holders == 1:
@@ -137,7 +138,7 @@ def _one_blas_thread() -> Iterator[None]:
 
 
 def _workers(n_threads: int) -> ThreadPoolExecutor:
-    # A BLAS on OpenMP counts threads for each thread by itself: every worker has to say it too.
+    # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
     return ThreadPoolExecutor(
         n_threads,
         thread_name_prefix="nnnorm",
@@ -158,7 +159,7 @@ def _pool(n_threads: int) -> ThreadPoolExecutor:
 
 
 def _start_anew() -> None:
-    """A forked child inherits pools without their threads, and limits that nobody will lift."""
+    """Reset a forked child, which inherits pools without threads and limits without owners."""
     _pool.cache_clear()
     _Limit.lock, _Limit.holders = threading.Lock(), 0
 

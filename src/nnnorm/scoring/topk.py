@@ -1,4 +1,4 @@
-"""Streamed reductions over a score matrix that is never held whole: what every method stands on.
+"""Streamed reductions over a score matrix that is never held whole; every method uses them.
 
                       columns (references, or the gallery in a search)
                     ┌─────────┬─────────┬─────────┐
@@ -7,11 +7,11 @@
     the queries)    │    ·    │    ·    │    ·    │ ─► reducer …
                     └─────────┴─────────┴─────────┘
 
-`blocks.py` hands out blocks, `reduce_rows` walks them so that memory stays under a budget, and a
-reducer (`reducers.py`) keeps what is asked for: the k best of each row (`top_k`), their means
-(`top_means`), the log-mean-exp for many β (`log_mean_exp`). Every thread takes strips of its own;
-where there are too few rows for that, BLAS shares each block out among its threads. Results do not
-depend on block size, threads or budget beyond the last bit of a float32 product.
+`blocks.py` computes blocks, `reduce_rows` visits them within a memory budget, and a reducer
+(`reducers.py`) keeps the k best of each row (`top_k`), their means (`top_means`) or log-mean-exps
+for many β (`log_mean_exp`). Every thread computes strips of its own; with too few rows for that,
+BLAS splits each block among its threads. Results do not depend on block size, threads or budget
+beyond float32 rounding.
 """
 
 import threading
@@ -49,10 +49,10 @@ __all__ = [
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Blocks of this many scores (32 MB) run at the full speed of BLAS; larger ones gain nothing.
+# Blocks of this many scores (32 MB) reach the full speed of BLAS.
 _BLOCK_SCORES = 8 * 2**20
 _SMALLEST_BUDGET = 2**20
-# A thread with less than this does better to help with the strip of another.
+# With less memory per thread than this, all threads share one strip.
 _WORKER_BUDGET = 16 * 2**20
 
 
@@ -63,14 +63,14 @@ class TopK(NamedTuple):
     ----------
     scores : ndarray, shape (n_rows, k), float32
     indices : ndarray, shape (n_rows, k), int64
-        Column numbers; equal scores stand in the order of their columns.
+        Column numbers; equal scores are in the order of their columns.
     """
 
     scores: FloatArray
     indices: IntArray
 
 
-# --- what may be asked -------------------------------------------------------------------------
+# --- reductions --------------------------------------------------------------------------------
 
 
 def top_k(
@@ -80,7 +80,7 @@ def top_k(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> TopK:
-    """Find the k best columns of every row, exactly, ties by the lower column.
+    """Find the k best columns of every row exactly; ties go to the lower column.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def top_k(
     k : int
         At most n_columns.
     memory_budget : int
-        Bytes beyond the inputs and the answer.
+        Bytes beyond the inputs and the result.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -130,7 +130,7 @@ def top_values(
 ) -> Iterator[tuple[int, int, FloatArray]]:
     """Yield the k best values of strips of rows, best first: ``(start, stop, (n, k))``.
 
-    A stream, so that a caller who wants means or sums never holds ``(n_rows, k)``.
+    Means or sums of the values thus never need ``(n_rows, k)`` in memory.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def top_means(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``.
+    """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``.
 
     Examples
     --------
@@ -182,13 +182,13 @@ def scan(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, int, FloatArray, npt.NDArray[np.float64]]]:
-    """Yield both the k best values and the log-mean-exps of strips of rows, from one product.
+    """Yield the k best values and the log-mean-exps of strips of rows from one product.
 
     Yields
     ------
     start, stop : int
     best : ndarray, shape (n_strip, k)
-        Best first; no column if `k` is 0.
+        Best first; no columns if `k` is 0.
     logs : ndarray, shape (n_betas, n_strip)
 
     Examples
@@ -219,7 +219,7 @@ def mean(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """Mean of every row, shape ``(n_rows,)``.
+    """Compute the mean of every row, shape ``(n_rows,)``.
 
     For products this is ``rows · mean(columns)``: one pass over each side.
 
@@ -256,12 +256,11 @@ def log_mean_exp(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> npt.NDArray[np.float64]:
-    """``log( mean_j exp(β·s_ij) )`` for every row and every β: shape ``(n_betas, n_rows)``.
+    """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``.
 
-    The mean where the literature writes the sum: the difference, ``log n``, is the same for every
-    item and so changes no ranking, while the mean stays exact as β → 0. Computed from the row's
-    running maximum, so nothing overflows, and from power sums where ``β·s`` is small, so nothing
-    drowns in the 1 of ``exp``.
+    The literature has the sum in place of the mean. The difference, ``log n``, is the same for
+    every item and changes no ranking, while the mean stays accurate as β → 0. The running maximum
+    of the row prevents overflow, and power sums keep precision where ``β·s`` is small.
 
     Examples
     --------
@@ -285,7 +284,7 @@ def log_mean_exp(
 
 
 def check_k(k: int, n_columns: int) -> None:
-    """Raise where there are no k best.
+    """Raise `NNNormError` unless 1 ≤ k ≤ n_columns.
 
     Examples
     --------
@@ -295,7 +294,7 @@ def check_k(k: int, n_columns: int) -> None:
         raise NNNormError(f"k must be between 1 and the {n_columns} columns there are; got {k}")
 
 
-# --- the walk ----------------------------------------------------------------------------------
+# --- blocks and strips -------------------------------------------------------------------------
 
 
 def reduce_rows(
@@ -308,7 +307,7 @@ def reduce_rows(
     progress: Progress | None = None,
     narrowest: int = 1,
 ) -> Iterator[tuple[int, int, Any]]:
-    """Walk all scores once, strip by strip, within the budget.
+    """Visit all scores once, strip by strip, within the memory budget.
 
     Parameters
     ----------
@@ -316,16 +315,16 @@ def reduce_rows(
     make_reducer : callable
         Called with the number of rows of a strip.
     bytes_per_score, bytes_per_row : int
-        What the reducer needs beyond the block itself.
+        Memory of the reducer beyond the block itself.
     memory_budget : int
         Bytes beyond the inputs.
     progress : callable, optional
     narrowest : int
-        Blocks narrower than a few times this would waste the reducer's work.
+        The reducer is inefficient on blocks narrower than a few times this.
 
     Yields
     ------
-    start, stop, answer
+    start, stop, result
         In the order of rows.
 
     Examples
@@ -344,7 +343,7 @@ def reduce_rows(
         )
     n_workers = count_threads()
     if n_rows < 128 * n_workers or memory_budget < _WORKER_BUDGET * n_workers:
-        n_workers = 1  # one strip at a time, by the threads of BLAS
+        n_workers = 1  # one strip at a time, on the threads of BLAS
     needs = 4 + bytes_per_score, bytes_per_row, memory_budget // n_workers, narrowest
     n_strip, n_block = _plan(scores, *needs)
     if n_workers > 1:
@@ -376,16 +375,16 @@ def reduce_rows(
 def _plan(
     scores: Scores, bytes_per_score: int, bytes_per_row: int, memory_budget: int, narrowest: int
 ) -> tuple[int, int]:
-    """Rows per strip and columns per block, so that all that is allocated fits the budget."""
+    """Choose rows per strip and columns per block so that all allocations fit the budget."""
     n_rows, n_columns = scores.shape
-    # A quarter is left to a widened bank (`Products`) and to what numpy allocates in passing.
+    # A quarter is left for a bank converted to float32 (`Products`) and numpy's temporaries.
     free = memory_budget * 3 // 4
     n_block = min(n_columns, max(2048, 16 * narrowest))
     n_block = max(1, min(n_block, free // (4 * max(1, scores.column_bytes))))
     free -= n_block * scores.column_bytes
     per_row = n_block * bytes_per_score + bytes_per_row + scores.row_bytes
     n_strip = min(n_rows, max(1, free // per_row), max(1024, _BLOCK_SCORES // n_block))
-    # Few rows (a handful of queries) leave room for wider blocks.
+    # Few rows, such as a handful of queries, allow wider blocks.
     free -= n_strip * per_row
     wider = (_BLOCK_SCORES // n_strip, n_block + free // max(1, n_strip * bytes_per_score * 2))
     if scores.column_bytes == 0:
@@ -394,7 +393,7 @@ def _plan(
 
 
 def _even_strips(n_rows: int, n_strip: int, n_workers: int, columns_are_free: bool) -> int:
-    """Strips of one size, as many for each thread; larger where columns are widened every time."""
+    """Equal strips, the same number per thread; larger if columns are converted every time."""
     n_strip = min(n_strip, 1280 if columns_are_free else 4096)
     n_strips = -(-n_rows // n_strip)
     return -(-n_rows // (-(-n_strips // n_workers) * n_workers))
