@@ -138,7 +138,7 @@ def test_interrupted_it_says_how_to_go_on(workplace, tiny_model):
     arguments += ["--batch-size", "4", "--shard-rows", "4", "-o", "out"]
     process = break_off(arguments, signal.SIGINT)
     assert process.returncode == 1
-    assert "Error: interrupted; what was done is kept" in process.errors
+    assert "Error: interrupted; finished work is kept" in process.errors
     assert "Traceback" not in process.errors
 
 
@@ -203,7 +203,7 @@ def test_all_outputs_are_looked_at_before_any_work(workplace, tiny_model):
 def test_empty_texts_are_refused(workplace, tiny_model):
     (workplace / "texts.txt").write_text("a star\n\na ring\n")
     result = run("encode", tiny_model("clip"), "--texts", "texts.txt", "-o", "out")
-    assert_fails(result, "entry 2 is empty (1 such)")
+    assert_fails(result, "texts.txt: line 2 is empty; fill or remove it")
     assert not (workplace / "out").exists()
 
 

@@ -96,7 +96,7 @@ def test_visogender_s_lists_are_pictures_and_questions(photos):
     [
         (["karpathy", "nowhere.json"], "there is no file nowhere.json"),
         (["coco", "dataset_flickr30k.json"], "missing: 'id'"),
-        (["table", "dataset_flickr30k.json"], "must end in .csv, .tsv or .parquet"),
+        (["table", "dataset_flickr30k.json"], "must end in .csv, .tsv, .jsonl or .parquet"),
         (["karpathy", "dataset_flickr30k.json", "x.json"], "karpathy takes one file; got 2"),
         (["visogender", "bad.tsv"], "needs the columns IDX, Occupation, Object"),
     ],

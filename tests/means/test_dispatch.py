@@ -191,7 +191,7 @@ def test_ready_scores_need_the_exact_solver():
         (NNN(), {"solver": "gpu"}, f"solver must be one of {', '.join(SOLVER_NAMES)}; got 'gpu'"),
         (NNN(), {"quality": 4}, "quality is for the solvers approximate and faiss-ivf; got it "),
         (NNN(), {"solver": "faiss-ivf", "quality": 0}, "whole number of at least 1; got 0"),
-        (DN(), {"solver": "approximate"}, "for nnn and csls; method dn needs solver exact"),
+        (DN(), {"solver": "approximate"}, "which method dn does not use; leave out solver"),
     ],
 )
 def test_what_can_not_be_is_one_sentence(problem, method, options, words):
