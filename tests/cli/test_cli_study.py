@@ -122,7 +122,7 @@ def test_compare_takes_validation_files_and_a_gallery_bank(problem):
 
 
 def test_ablate_tries_every_bank_at_every_size(problem):
-    banks = ["--bank", "own=references.npy", "--bank", "other=gallery_references.npy"]
+    banks = ["--references", "own=references.npy", "--references", "other=gallery_references.npy"]
     printed = run_json("ablate", *FILES, *banks, "--share", 1, "--share", 0.5)
     sizes = [(row["bank"], row["n_references"]) for row in printed["rows"]]
     assert sizes == [("own", 200), ("own", 100), ("other", 60), ("other", 30)]
@@ -135,7 +135,7 @@ def test_ablate_tries_every_bank_at_every_size(problem):
         (["diagnose", *FILES, *BANK], ["occurrences.png"]),
         (["tune", *FILES, *BANK], ["grid.png", "reference-k.png"]),
         (["compare", *FILES, *BANK, "--method", "nnn"], ["gains.png"]),
-        (["ablate", *FILES, "--bank", "own=references.npy"], ["bank-size.png"]),
+        (["ablate", *FILES, "--references", "own=references.npy"], ["bank-size.png"]),
     ],
     ids=lambda value: value[0],
 )
@@ -174,7 +174,7 @@ def test_references_among_the_queries_are_counted_and_said(problem):
 @pytest.mark.parametrize("command", ["evaluate", "tune", "compare", "ablate"])
 def test_a_wrong_truth_is_one_sentence(problem, command, truth, words):
     np.save("truth.npy", truth)
-    more = {"evaluate": [], "ablate": ["--bank", "own=references.npy"]}.get(command, BANK)
+    more = {"evaluate": [], "ablate": ["--references", "own=references.npy"]}.get(command, BANK)
     assert_fails(run(command, *FILES, *more), words)
 
 
@@ -200,12 +200,14 @@ def test_options_that_do_not_go_together_are_refused(problem):
     half = ["--validation-queries", "queries.npy"]
     words = "validation needs both --validation-queries and --validation-truth"
     assert_fails(run("compare", *FILES, *BANK, *half), words)
-    assert_fails(run("tune", *FILES, *BANK, "--method", "dualis"), "need a gallery bank")
+    assert_fails(run("tune", *FILES, *BANK, "--method", "dualis"), "needs a gallery bank")
 
 
 def test_wrong_usage_has_exit_code_2(problem):
-    assert_fails(run("tune", *FILES, *BANK, "--method", "best"), "'best' is none of none, nnn", 2)
-    assert_fails(run("ablate", *FILES, "--bank", "references.npy"), "expected NAME=FILE", 2)
+    assert_fails(
+        run("tune", *FILES, *BANK, "--method", "best"), "'best' is not one of none, nnn", 2
+    )
+    assert_fails(run("ablate", *FILES, "--references", "=references.npy"), "expected NAME=FILE", 2)
     assert_fails(run("tune", *FILES, *BANK, "--select", "luck"), "luck", 2)
 
 

@@ -63,7 +63,8 @@ def test_two_commands_correct_a_search(files, small):
 def test_fit_prints_a_table_and_what_to_do_next(files):
     result = fit()
     assert "a bias for 23 items from 57 past queries" in result.stdout
-    assert "params.reference_k" in result.stdout
+    assert "k = 4, α = 0" in result.stdout
+    assert "params." not in result.stdout
     assert "Next: nnnorm search --gallery gallery.npy" in result.stderr
 
 

@@ -207,3 +207,24 @@ def test_a_bias_of_another_gallery_is_refused(hubs, bias):
     gallery, queries, _ = hubs
     with pytest.raises(NNNormError, match="this bias was fitted on another gallery"):
         diagnose(queries, gallery[::-1], bias=bias)
+
+
+def test_ids_stand_for_rows_in_hubs_and_outliers(hubs):
+    gallery, queries, _ = hubs
+    values = np.full(len(gallery), 0.1)
+    values[:3] += [9.0, 0.01, -0.01]
+    ids = [f"photo-{row}" for row in range(len(gallery))]
+    found = diagnose(queries, gallery, Bias(values, 0.1, "nnn"), ids=ids)
+    shown = found.to_dict()
+    assert [hub["id"] for hub in shown["hubs"]] == [ids[hub.item] for hub in found.hubs]
+    assert shown["outlier_ids"][0] == "photo-0"
+    with pytest.raises(NNNormError, match="ids must have one id per item; got 2 for the"):
+        diagnose(queries, gallery, ids=["a", "b"])
+
+
+def test_references_stand_for_the_automatic_bias(hubs):
+    gallery, queries, references = hubs
+    fitted = diagnose(queries, gallery, NNN().fit(gallery, references))
+    assert diagnose(queries, gallery, references=references).to_dict() == fitted.to_dict()
+    with pytest.raises(NNNormError, match="give a bias or references to fit one from, not both"):
+        diagnose(queries, gallery, NNN().fit(gallery, references), references=references)

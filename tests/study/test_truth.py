@@ -224,3 +224,8 @@ def test_an_empty_list_is_too_short():
     for empty in ([], (), np.array([], dtype=int)):
         with pytest.raises(NNNormError, match="one item per query; got 0 numbers for 3 queries"):
             opened(empty)
+
+
+def test_embeddings_in_place_of_a_truth_are_recognised():
+    with pytest.raises(NNNormError, match=r"float64 of shape \(4, 8\), which look like embeddings"):
+        open_truth(np.ones((4, 8)), n_queries=4, n_gallery=9)

@@ -1,0 +1,118 @@
+"""A method's facts stand in its own file; all other places derive them from the registry."""
+
+import dataclasses
+import pickle
+import re
+from pathlib import Path
+from typing import ClassVar, get_args
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import DualSoftmax, NNNormError
+from nnnorm.methods import (
+    METHOD_NAMES,
+    MethodName,
+    describe_setting,
+    find_method,
+    label_method,
+    make_method,
+    registry,
+)
+from nnnorm.methods.base import Method, Variant, record
+from nnnorm.study import compare, tune
+from nnnorm.study.tuning import check_methods
+
+SOURCE = Path(nnnorm.__file__).parent
+BETAS = {"beta_query": 20.0, "beta_gallery": 5.0}
+
+
+@record
+@dataclasses.dataclass(frozen=True)
+class Shrunk(Method):
+    """A method of this test's own: c times the mean of all scores, squared."""
+
+    c: float = 1.0
+
+    variants = (Variant("shrunk", "Shrunk mean", {"c": (0.5, 1.0)}),)
+    symbols: ClassVar = {"c": "c"}
+
+    def values(self, statistics):
+        return self.c * statistics.mean_of_all() ** 2
+
+
+@pytest.fixture
+def shrunk(monkeypatch):
+    """What a line in the registry does."""
+    names = {**registry._BY_NAME, "shrunk": (Shrunk, Shrunk.variants[0])}
+    monkeypatch.setattr(registry, "_BY_NAME", names)
+
+
+def test_a_new_method_needs_its_own_file_and_a_line_in_the_registry(shrunk, small):
+    assert make_method("shrunk", c=2.0) == Shrunk(2.0)
+    assert label_method("shrunk") == "Shrunk mean"
+    assert describe_setting("shrunk", {"c": 0.5}) == "c=0.5"
+    known = {"queries": small.queries, "truth": np.arange(11)}
+    tuning = tune(small.gallery, small.references, **known, methods=["shrunk"])
+    assert [cell.params for cell in tuning.grid] == [{}, {"c": 0.5}, {"c": 1.0}]
+    with pytest.warns(UserWarning, match="no validation queries"):
+        found = compare(small.gallery, small.references, **known, methods=["csls", "shrunk"])
+    assert [result.method for result in found.results] == ["none", "csls", "shrunk"]
+
+
+def test_every_list_of_methods_is_that_of_the_registry():
+    names = [variant.name for kind in registry.METHODS for variant in kind.variants]
+    assert list(METHOD_NAMES) == names == list(get_args(MethodName))
+    assert check_methods("all", True) == [name for name in names if name != "none"]
+
+
+def test_no_other_room_lists_the_methods():
+    several = re.compile(r'"(csls|dn|is|qbnorm|dualis|dualdis|sinkhorn)"[:,)\]]')
+    for path in SOURCE.rglob("*.py"):
+        room = path.relative_to(SOURCE).parts[0]
+        if room in ("methods", "demo"):  # the demo compares some of them
+            continue
+        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = [line for line in lines if not line.strip().startswith((">>>", "..."))]
+        found = set(several.findall("\n".join(lines))) - {"is"}
+        assert not found, f"{path} names {found}"
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_method_has_a_label_symbols_and_an_explained_constructor(name):
+    kind, variant = find_method(name)
+    params = BETAS if kind is DualSoftmax else {}
+    method = make_method(name, **params)
+    assert method.variant is variant
+    assert label_method(name) == variant.label != ""
+    assert set(kind.symbols) <= {part.name for part in dataclasses.fields(kind)}
+    with pytest.raises(NNNormError, match=f"{kind.__name__} has no argument 'nothing'"):
+        kind(nothing=1)
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_a_method_is_a_plain_frozen_record(name):
+    method = make_method(name, **(BETAS if find_method(name)[0] is DualSoftmax else {}))
+    assert pickle.loads(pickle.dumps(method)) == method
+    assert type(method)(**dataclasses.asdict(method)) == method
+    assert eval(repr(method), vars(nnnorm)) == method
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.anything = 1
+
+
+def test_a_misspelt_argument_is_answered_with_the_right_one(small):
+    with pytest.raises(NNNormError, match="NNN has no argument 'k'; did you mean 'reference_k'"):
+        nnnorm.NNN(k=128)
+    with pytest.raises(NNNormError, match="fit has no argument 'engine'"):
+        nnnorm.NNN().fit(small.gallery, small.references, engine="exact")
+    with pytest.raises(NNNormError, match="tune takes gallery and references by position"):
+        tune(small.gallery, small.references, small.queries, np.arange(11))
+
+
+def test_fit_normalises_where_it_is_asked_to(small):
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True)
+            for rows in (small.gallery, small.references)]  # fmt: skip
+    expected = nnnorm.CSLS(3).fit(*unit).values
+    found = nnnorm.CSLS(3).fit(small.gallery, small.references, normalize=True).values
+    np.testing.assert_allclose(found, expected, atol=1e-6)
