@@ -177,9 +177,9 @@ def public_objects():
         if short.startswith(("cli", "__main__", "version")):
             continue
         module = importlib.import_module(module_info.name)
-        for name in module.__all__:
-            thing = getattr(module, name)
-            if inspect.isfunction(thing):
+        for name, thing in vars(module).items():
+            is_own = getattr(thing, "__module__", "") == module.__name__
+            if is_own and inspect.isfunction(thing) and not name.startswith("_"):
                 yield f"{short}.{name}", thing
 
 

@@ -26,40 +26,6 @@ if TYPE_CHECKING:
     from nnnorm.study import Task, ablate, audit, compare, diagnose, evaluate, tune
     from nnnorm.version import __version__
 
-__all__ = [
-    "CSLS",
-    "DN",
-    "NNN",
-    "Bias",
-    "DualSoftmax",
-    "Embeddings",
-    "InvertedSoftmax",
-    "MissingExtraError",
-    "NNNormError",
-    "NNNormWarning",
-    "Ranking",
-    "Sinkhorn",
-    "Task",
-    "Uncorrected",
-    "__version__",
-    "ablate",
-    "audit",
-    "augment_gallery",
-    "augment_queries",
-    "build_index",
-    "compare",
-    "diagnose",
-    "evaluate",
-    "export_index",
-    "load_shapes",
-    "open_embeddings",
-    "open_index",
-    "score_matrix",
-    "search",
-    "tune",
-    "verify_index",
-]
-
 _ROOMS = {
     "nnnorm.augmentation": ("augment_gallery", "augment_queries"),
     "nnnorm.bias": ("Bias",),
@@ -76,6 +42,7 @@ _ROOMS = {
     "nnnorm.version": ("__version__",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+__all__ = sorted(_ROOM_OF)
 
 
 def __getattr__(name: str) -> Any:

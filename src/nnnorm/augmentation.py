@@ -16,15 +16,6 @@ from nnnorm.bias import Bias, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Source, open_embeddings
 
-__all__ = [
-    "Augmentation",
-    "Target",
-    "augment_gallery",
-    "augment_queries",
-    "fit_augmentation",
-    "refuse_gates",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
 # Relative rounding error of a squared norm that is not a longer item.

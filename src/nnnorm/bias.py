@@ -21,8 +21,6 @@ from nnnorm.errors import NNNormError, first_line
 from nnnorm.io import Embeddings, write_whole
 from nnnorm.version import __version__
 
-__all__ = ["Bias", "Gate"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _FORMAT = "nnnorm.bias/1"
 

@@ -11,16 +11,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = [
-    "ArgumentError",
-    "MissingExtraError",
-    "NNNormError",
-    "NNNormWarning",
-    "explain_arguments",
-    "first_line",
-    "require",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

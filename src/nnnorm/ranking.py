@@ -25,14 +25,6 @@ from nnnorm.io import (
 )
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
 
-__all__ = [
-    "Ranking",
-    "iterate_scores",
-    "multiply_factors",
-    "score_matrix",
-    "search",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

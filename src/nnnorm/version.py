@@ -1,5 +1,3 @@
 """The version, where the build and every saved file find it."""
 
-__all__ = ["__version__"]
-
 __version__ = "0.2.0.dev0"

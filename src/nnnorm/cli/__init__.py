@@ -5,10 +5,8 @@ Each command is one short function; what it needs beyond the core is imported in
 order in which they are imported here.
 """
 
-from nnnorm.cli import core, encode, study, index, audit, reproduce  # noqa: F401, I001
+from nnnorm.cli import core, encode, study, index, audit, reproduce  # noqa: I001
 from nnnorm.cli.app import app
-
-__all__ = ["app", "main"]
 
 
 def main() -> None:

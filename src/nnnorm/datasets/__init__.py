@@ -15,33 +15,3 @@ from nnnorm.datasets.shapes import Shapes, load_shapes
 from nnnorm.datasets.sheet import GREEN, ORANGE, Row, draw_sheet
 from nnnorm.datasets.table import read_table
 from nnnorm.datasets.visogender import GENDERS, VisoGender, read_visogender, save_visogender
-
-__all__ = [
-    "GENDERS",
-    "GREEN",
-    "ORANGE",
-    "SHAPES",
-    "ClipRetrieval",
-    "Direction",
-    "Pairs",
-    "Part",
-    "Protocol",
-    "Row",
-    "Shapes",
-    "VisoGender",
-    "check_images",
-    "draw_sheet",
-    "load_pairs",
-    "load_shapes",
-    "paper_protocol",
-    "read_clip_retrieval",
-    "read_coco",
-    "read_karpathy",
-    "read_scene",
-    "read_table",
-    "read_visogender",
-    "save_clip_retrieval",
-    "save_pairs",
-    "save_visogender",
-    "write_png",
-]

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from nnnorm.datasets.scenes import Thing, read_scene
 
-__all__ = ["split_words", "word_pairs", "write_captions", "write_searches"]
-
 _NOUNS = {
     "circle": ("circle", "circle", "disc"),
     "diamond": ("diamond", "diamond", "rhombus"),

@@ -19,8 +19,6 @@ from nnnorm.io import Embeddings, find_shards, open_embeddings, read_columns, wr
 
 _BLOCK = 8192  # rows in memory at once
 
-__all__ = ["ClipRetrieval", "read_clip_retrieval", "save_clip_retrieval"]
-
 
 class ClipRetrieval(NamedTuple):
     """The pairs and embeddings of a folder.

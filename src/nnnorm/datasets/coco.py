@@ -15,8 +15,6 @@ from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_json
 
-__all__ = ["read_coco"]
-
 _WHAT = "a caption file of COCO, such as captions_val2017.json"
 
 

@@ -15,8 +15,6 @@ from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_json
 
-__all__ = ["read_karpathy"]
-
 _WHAT = "one of Karpathy's split files, such as dataset_flickr30k.json"
 
 

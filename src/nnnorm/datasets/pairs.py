@@ -18,8 +18,6 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError
 from nnnorm.io import check_writable, read_json, write_whole
 
-__all__ = ["Pairs", "load_pairs", "save_pairs", "tidy"]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.pairs/1"
 

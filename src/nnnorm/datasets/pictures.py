@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io import Progress
 
-__all__ = ["Problem", "check_images", "find_problems"]
-
 _BEGINNINGS = (
     b"\xff\xd8\xff",  # JPEG
     b"\x89PNG\r\n\x1a\n",

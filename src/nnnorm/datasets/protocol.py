@@ -15,8 +15,6 @@ import numpy.typing as npt
 from nnnorm.datasets.pairs import Pairs
 from nnnorm.errors import NNNormError
 
-__all__ = ["Direction", "Part", "Protocol", "paper_protocol"]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # What is retrieved: images by captions, or captions by images.
 Direction = Literal["image", "text"]

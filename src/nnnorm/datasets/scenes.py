@@ -18,20 +18,6 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError
 from nnnorm.io import write_whole
 
-__all__ = [
-    "BACKGROUNDS",
-    "COLOURS",
-    "PLACES",
-    "SHAPES",
-    "SIZES",
-    "Thing",
-    "describe_scene",
-    "draw_scene",
-    "make_scenes",
-    "read_scene",
-    "write_png",
-]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float64]
 _Inside: TypeAlias = Callable[[Floats, Floats], npt.NDArray[np.bool_]]

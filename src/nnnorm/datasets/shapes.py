@@ -19,8 +19,6 @@ from nnnorm.datasets.captions import split_words, word_pairs
 from nnnorm.datasets.scenes import describe_scene, draw_scene
 from nnnorm.errors import NNNormError
 
-__all__ = ["Shapes", "TextTower", "load_shapes"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Scenes: TypeAlias = npt.NDArray[np.uint8]

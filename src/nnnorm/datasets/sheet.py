@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 
-__all__ = ["GREEN", "GREY", "ORANGE", "Row", "draw_sheet", "draw_text"]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Colour: TypeAlias = tuple[int, int, int]
 

@@ -13,8 +13,6 @@ from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns
 
-__all__ = ["make_pairs", "read_table"]
-
 
 def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
     r"""Read a table with the columns `image`, `caption` and optionally `split`.

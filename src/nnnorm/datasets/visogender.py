@@ -16,8 +16,6 @@ from nnnorm.datasets.pairs import tidy
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns, write_whole
 
-__all__ = ["VisoGender", "read_visogender", "save_visogender"]
-
 _COLUMNS = ("IDX", "Occupation", "Object", "Occupation_perceived_gender")
 GENDERS = ("masculine", "feminine")
 

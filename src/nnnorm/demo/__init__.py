@@ -6,8 +6,3 @@ story   the results in words and tables
 
 from nnnorm.demo.run import run_demo
 from nnnorm.demo.story import tell_demo
-
-__all__ = [
-    "run_demo",
-    "tell_demo",
-]

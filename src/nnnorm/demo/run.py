@@ -33,8 +33,6 @@ from nnnorm.study import (
     tune,
 )
 
-__all__ = ["Demo", "Example", "run_demo"]
-
 Step: TypeAlias = Callable[[str], None]
 
 # Few enough values to take seconds, around what the authors of each method advise; Sinkhorn alone
@@ -197,7 +195,7 @@ def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) ->
     first = before.indices[:, 0] == shapes.truth, after.indices[:, 0] == shapes.truth
     hubs = find_hubs(diagnosis)
     examples = _pick_examples(shapes, before, after, hubs)
-    write_png(folder / "contact-sheet.png", draw_examples(shapes, examples, hubs))
+    write_png(folder / "contact-sheet.png", _draw_examples(shapes, examples, hubs))
     files, notes = ["contact-sheet.png", "bias.safetensors"], []
     try:
         files += _plot(folder, diagnosis, tuning, comparison)
@@ -221,12 +219,20 @@ def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) ->
 
 
 def find_hubs(diagnosis: Diagnosis) -> frozenset[int]:
-    """Pictures that come first at least `HUB` times as often as is fair, before the correction."""
+    """Find pictures that come first at least `HUB` times as often as is fair, uncorrected.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> before = SimpleNamespace(mean=5.0)
+    >>> sorted(find_hubs(SimpleNamespace(occurrences=np.array([5, 34, 2]), before=before)))
+    [1]
+    """
     often = np.flatnonzero(diagnosis.occurrences >= HUB * diagnosis.before.mean)
     return frozenset(map(int, often))
 
 
-def draw_examples(
+def _draw_examples(
     shapes: Shapes, examples: tuple[Example, ...], hubs: frozenset[int]
 ) -> npt.NDArray[np.uint8]:
     """The contact sheet: the right picture framed green, hubs orange."""

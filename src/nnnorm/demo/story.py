@@ -8,8 +8,6 @@ from nnnorm.methods import describe_setting
 from nnnorm.report import Table, tabulate_comparison
 from nnnorm.study import Result
 
-__all__ = ["tell_demo"]
-
 _NEXT = """\
 With embeddings of your own, a row per item or query, all from one model (for
 cosine add --normalize to both), and past queries like those to come, no labels:

@@ -4,15 +4,3 @@ from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.inputs import list_files, list_texts
 from nnnorm.encoders.load import Library, load_encoder
 from nnnorm.encoders.shards import Encoded, encode_to_folder, plan_encoding
-
-__all__ = [
-    "Encoded",
-    "Encoder",
-    "Library",
-    "Modality",
-    "encode_to_folder",
-    "list_files",
-    "list_texts",
-    "load_encoder",
-    "plan_encoding",
-]

@@ -34,8 +34,6 @@ from nnnorm.encoders.weights import (
 )
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["Albef", "albef_shapes", "clean_caption"]
-
 Tensor: TypeAlias = Any
 
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

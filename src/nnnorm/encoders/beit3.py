@@ -35,8 +35,6 @@ from nnnorm.encoders.weights import (
 )
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["Beit3", "beit3_shapes"]
-
 Tensor: TypeAlias = Any
 
 _MEAN = _STD = (0.5, 0.5, 0.5)

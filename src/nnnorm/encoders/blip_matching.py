@@ -19,8 +19,6 @@ from nnnorm.encoders.layers import to_numpy
 from nnnorm.errors import NNNormError, require
 from nnnorm.io import Progress
 
-__all__ = ["BlipMatcher"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

@@ -17,8 +17,6 @@ from nnnorm.encoders.sounds import read_sound
 from nnnorm.errors import NNNormError
 from nnnorm.io import Progress
 
-__all__ = ["Encoder", "Modality", "check_texts", "unit_rows"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Modality: TypeAlias = Literal["images", "texts", "audio"]
 

@@ -24,8 +24,6 @@ from nnnorm.encoders.weights import (
 )
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["HuggingFace", "load_pretrained"]
-
 Tensor: TypeAlias = Any
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 

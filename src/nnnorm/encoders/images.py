@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["MAX_PIXELS", "check_images", "open_image", "square_pixels"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 # Twice the limit of Pillow's warning: 537 MB once decoded.

@@ -10,8 +10,6 @@ from pathlib import Path
 from nnnorm.errors import NNNormError
 from nnnorm.io import TABLE_SUFFIXES, read_column, read_lines
 
-__all__ = ["list_files", "list_texts"]
-
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _SOUNDS = (".wav", ".flac", ".ogg", ".mp3")
 

@@ -13,19 +13,6 @@ import numpy.typing as npt
 from nnnorm.encoders.weights import State
 from nnnorm.errors import require
 
-__all__ = [
-    "HEAD",
-    "Shapes",
-    "apply_linear",
-    "apply_norm",
-    "attend",
-    "embed_patches",
-    "linear_shapes",
-    "norm_shapes",
-    "pad_rows",
-    "to_numpy",
-]
-
 Tensor: TypeAlias = Any
 Shapes: TypeAlias = MutableMapping[str, tuple[int, ...]]
 

@@ -10,8 +10,6 @@ from typing import Literal, TypeAlias, get_args
 from nnnorm.encoders.encoder import Encoder
 from nnnorm.errors import NNNormError
 
-__all__ = ["Library", "load_encoder"]
-
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip", "albef", "beit3"]
 
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")

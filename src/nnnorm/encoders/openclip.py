@@ -16,8 +16,6 @@ from nnnorm.encoders.layers import to_numpy
 from nnnorm.encoders.weights import fingerprint_files, pick_device
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["OpenClip", "split_name"]
-
 
 class OpenClip(Encoder):
     """A model of the open_clip library.

@@ -21,8 +21,6 @@ from nnnorm.encoders.weights import (
 )
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["SentenceEncoder"]
-
 
 class SentenceEncoder(Encoder):
     """A model of the sentence-transformers library.

@@ -27,8 +27,6 @@ from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
 from nnnorm.io import Progress, make_folder, write_whole
 
-__all__ = ["Encoded", "Plan", "encode_to_folder", "plan_encoding"]
-
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _ITEMS = "about.json", "items.jsonl"
 # Entries that must agree for work to be resumed; the others follow from these.

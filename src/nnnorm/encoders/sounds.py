@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = ["check_sounds", "read_sound"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

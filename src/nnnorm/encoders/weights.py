@@ -15,16 +15,6 @@ from typing import Any, TypeAlias
 
 from nnnorm.errors import NNNormError, first_line, require
 
-__all__ = [
-    "check_keys",
-    "check_vocabulary",
-    "fingerprint_files",
-    "pick_device",
-    "quiet_loading",
-    "read_checkpoint",
-    "resize_positions",
-]
-
 Tensor: TypeAlias = Any
 State: TypeAlias = Mapping[str, Tensor]
 

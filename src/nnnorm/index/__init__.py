@@ -11,22 +11,3 @@ from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import Facts, Found, Items, Store, Way
 from nnnorm.index.urls import ENGINES, open_store
 from nnnorm.index.verify import Verification, adopt_index, verify_index
-
-__all__ = [
-    "ENGINES",
-    "CorrectedIndex",
-    "Facts",
-    "Found",
-    "IndexRanking",
-    "Items",
-    "Recipe",
-    "Store",
-    "Verification",
-    "Way",
-    "adopt_index",
-    "build_index",
-    "export_index",
-    "open_index",
-    "open_store",
-    "verify_index",
-]

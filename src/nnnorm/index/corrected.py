@@ -29,13 +29,6 @@ from nnnorm.index.store import (
 from nnnorm.index.urls import open_store
 from nnnorm.io import Progress, Source, open_embeddings
 
-__all__ = [
-    "CorrectedIndex",
-    "IndexRanking",
-    "build_index",
-    "open_index",
-]
-
 _MOST_FETCHED = 10_000
 
 

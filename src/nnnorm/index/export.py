@@ -26,8 +26,6 @@ from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN
 
-__all__ = ["export_index"]
-
 
 @explain_arguments
 def export_index(

@@ -16,8 +16,6 @@ from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import BATCH, Facts, FloatArray, Ids, Items, Metadata, Sample, Store
 from nnnorm.io import Embeddings, Progress
 
-__all__ = ["check_fits", "cut", "fill_store", "make_sample"]
-
 _LARGEST_SAMPLE = 65536
 
 

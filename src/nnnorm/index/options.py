@@ -12,20 +12,6 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from nnnorm.errors import ArgumentError, NNNormError
 
-__all__ = [
-    "Options",
-    "ServerOptions",
-    "TableOptions",
-    "describe_parameters",
-    "ef",
-    "ef_construction",
-    "links",
-    "make_options",
-    "option",
-    "options_table",
-    "parse_options",
-]
-
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 

@@ -29,8 +29,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.io import Embeddings, Source, open_embeddings
 
-__all__ = ["PayloadEngine", "Payloads", "make_payloads"]
-
 PayloadEngine = Literal["elasticsearch", "opensearch", "weaviate", "vespa", "turbopuffer"]
 _MOST_CANDIDATES = 10_000  # of Elasticsearch and OpenSearch
 

@@ -11,8 +11,6 @@ from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import FloatArray, Hit, Ids, Store, gather_hits
 from nnnorm.ranking import Ranking
 
-__all__ = ["IndexRanking", "rank", "rerank"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IndexRanking(Ranking):

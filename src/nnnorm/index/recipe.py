@@ -20,8 +20,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
 from nnnorm.io import Embeddings
 
-__all__ = ["MetadataPrint", "Recipe", "make_recipe"]
-
 _FORMAT = "nnnorm.index/1"
 # Room for later items that are a little longer or have a larger bias.
 _HEADROOM = 1.05

@@ -20,33 +20,6 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError
 from nnnorm.index.options import Options, describe_parameters, make_options
 
-__all__ = [
-    "BATCH",
-    "Engine",
-    "Facts",
-    "FloatArray",
-    "Found",
-    "Hit",
-    "Ids",
-    "Items",
-    "Metadata",
-    "Place",
-    "Sample",
-    "Store",
-    "StoreMetric",
-    "Way",
-    "check_ids",
-    "check_kind",
-    "check_metadata",
-    "check_positive",
-    "check_way",
-    "gather_hits",
-    "make_items",
-    "quote_name",
-    "read_json_note",
-    "uuid_of",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
 StoreMetric = Literal["ip", "cosine", "l2"]

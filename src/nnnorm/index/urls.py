@@ -11,8 +11,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.index.options import parse_options
 from nnnorm.index.store import Store
 
-__all__ = ["ENGINES", "load_engine", "open_store"]
-
 # Scheme of the URL: module and class.
 ENGINES = {
     "faiss": ("nnnorm.index.stores.faiss", "FaissStore"),

@@ -20,8 +20,6 @@ from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.ranking import search
 
-__all__ = ["Verification", "adopt_index", "verify_index"]
-
 _GOOD_RECALL = 0.99
 _GOOD_SCORE = 1e-3  # of the spread of the scores
 

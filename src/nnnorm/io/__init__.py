@@ -23,25 +23,3 @@ from nnnorm.io.tables import (
     read_jsonl,
     read_lines,
 )
-
-__all__ = [
-    "TABLE_SUFFIXES",
-    "Done",
-    "Embeddings",
-    "Metric",
-    "Progress",
-    "ScoreMatrix",
-    "Source",
-    "check_same_dim",
-    "check_writable",
-    "find_shards",
-    "make_folder",
-    "open_embeddings",
-    "open_matrix",
-    "read_column",
-    "read_columns",
-    "read_json",
-    "read_jsonl",
-    "read_lines",
-    "write_whole",
-]

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
 
-__all__ = ["Found", "Ids", "find_shards", "read_source"]
-
 Ids: TypeAlias = npt.NDArray[Any]
 
 _SUFFIXES = (".npy", ".npz", ".parquet")

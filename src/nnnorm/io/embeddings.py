@@ -17,8 +17,6 @@ from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.io.arrays import Ids, read_source
 from nnnorm.io.stored import FloatArray, StoredMatrix, check_form, raise_not_finite
 
-__all__ = ["Embeddings", "Metric", "Source", "check_same_dim", "open_embeddings"]
-
 Metric = Literal["ip", "cosine"]
 # An array, a tensor, a path, or what `open_embeddings` returned.
 Source: TypeAlias = Any

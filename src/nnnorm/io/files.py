@@ -14,8 +14,6 @@ from typing import BinaryIO
 
 from nnnorm.errors import NNNormError
 
-__all__ = ["check_writable", "make_folder", "write_whole"]
-
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
     """Return the real path to write to, or raise an error that says why it can't be written.

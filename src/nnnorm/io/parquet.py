@@ -16,8 +16,6 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io.arrays import Ids
 
-__all__ = ["read_cells", "read_embedding_column"]
-
 _COLUMN, _IDS = "embedding", "id"
 
 

@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Done", "Progress"]
-
 # Called with (work done, work in all).
 Progress: TypeAlias = Callable[[int, int], None]
 

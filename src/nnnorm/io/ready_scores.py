@@ -11,8 +11,6 @@ from nnnorm.io.arrays import read_source
 from nnnorm.io.embeddings import Embeddings, Source
 from nnnorm.io.stored import StoredMatrix, check_form, raise_not_finite
 
-__all__ = ["ScoreMatrix", "open_matrix"]
-
 
 class ScoreMatrix(StoredMatrix):
     """A matrix of scores, shape ``(n_rows, n_columns)``, read in float32 blocks. Immutable."""

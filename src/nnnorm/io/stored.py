@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 
-__all__ = ["FloatArray", "StoredMatrix", "check_form", "raise_not_finite"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 _BLOCK_BYTES = 16 * 2**20

@@ -18,8 +18,6 @@ from typing import Any, TextIO, TypeAlias
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.io.parquet import read_cells
 
-__all__ = ["TABLE_SUFFIXES", "read_column", "read_columns", "read_json", "read_jsonl", "read_lines"]
-
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLE_SUFFIXES = (*_SEPARATORS, ".jsonl", ".parquet")
 # Longer lines are not one object per line; the csv module bounds a cell at 131,072 characters.

@@ -26,12 +26,3 @@ torch, faiss     means computed by those libraries
 from nnnorm.means.approximate import choose_quality
 from nnnorm.means.dispatch import Solver, check_solver, means_by
 from nnnorm.means.faiss import build_ivf, ivf_means
-
-__all__ = [
-    "Solver",
-    "build_ivf",
-    "check_solver",
-    "choose_quality",
-    "ivf_means",
-    "means_by",
-]

@@ -33,15 +33,6 @@ from nnnorm.scoring import (
     top_means,
 )
 
-__all__ = [
-    "Cost",
-    "Estimate",
-    "approximate_means",
-    "choose_quality",
-    "expected_cost",
-    "residual",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -16,15 +16,6 @@ import numpy.typing as npt
 from nnnorm.io import Embeddings
 from nnnorm.scoring import on_a_worker
 
-__all__ = [
-    "N_NORMS",
-    "bounding_vectors",
-    "bounds_by_width",
-    "principal_basis",
-    "project",
-    "squared_norms",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 # Coordinates of a bounding vector that hold norms: the residual norm and the rounding allowance.

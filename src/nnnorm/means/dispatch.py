@@ -34,8 +34,6 @@ from nnnorm.means.pruning_plan import is_worth_planning, plan_pruning
 from nnnorm.means.race import race
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_means
 
-__all__ = ["SOLVER_NAMES", "Solver", "check_solver", "means_by"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "pruned", "torch", "cuda", "mps", "approximate", "faiss-ivf"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from nnnorm.io import Done, Embeddings
 from nnnorm.scoring import KeepBestValues, Products, top_means
 
-__all__ = ["exact_strip", "remaining_means"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -9,8 +9,6 @@ from nnnorm.errors import require
 from nnnorm.io import Embeddings, Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
 
-__all__ = ["build_ivf", "ivf_means"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

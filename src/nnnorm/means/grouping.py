@@ -9,8 +9,6 @@ import numpy.typing as npt
 from nnnorm.io import Embeddings
 from nnnorm.scoring import count_threads, strips_in_order
 
-__all__ = ["group_similar"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -9,8 +9,6 @@ import numpy.typing as npt
 from nnnorm.io import Embeddings
 from nnnorm.scoring import Products, top_k
 
-__all__ = ["InvertedLists", "best_lists"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -34,16 +34,6 @@ from nnnorm.scoring import (
     strips_in_order,
 )
 
-__all__ = [
-    "GROUP_SIZE",
-    "N_SAMPLED",
-    "MemoryPlan",
-    "Pruning",
-    "PruningPlan",
-    "estimate_thresholds",
-    "pruned_means",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -21,8 +21,6 @@ from nnnorm.means.pruned import (
 )
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, check_k, count_threads, on_a_worker
 
-__all__ = ["is_worth_planning", "plan_pruning"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 # Items among which groups are formed, groups and references on which widths are tried.

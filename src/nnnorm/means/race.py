@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from nnnorm.scoring import count_threads, strips_in_order
 
-__all__ = ["Strip", "race"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # Computes the means of some rows on the calling thread.

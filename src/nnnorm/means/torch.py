@@ -9,8 +9,6 @@ from nnnorm.errors import NNNormError, require
 from nnnorm.io import Embeddings, Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
-__all__ = ["torch_means"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

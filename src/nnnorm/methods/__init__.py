@@ -39,29 +39,3 @@ from nnnorm.methods.registry import (
 from nnnorm.methods.sinkhorn import Sinkhorn
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.methods.uncorrected import NO_CORRECTION, Uncorrected
-
-__all__ = [
-    "CSLS",
-    "DN",
-    "METHOD_NAMES",
-    "NNN",
-    "NO_CORRECTION",
-    "BankName",
-    "DualSoftmax",
-    "Factor",
-    "GateForm",
-    "Grid",
-    "InvertedSoftmax",
-    "Method",
-    "MethodName",
-    "Needs",
-    "Sinkhorn",
-    "Statistics",
-    "Uncorrected",
-    "Variant",
-    "choose_reference_k",
-    "describe_setting",
-    "find_method",
-    "label_method",
-    "make_method",
-]

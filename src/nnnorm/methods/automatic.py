@@ -12,8 +12,6 @@ import numpy as np
 
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Scores, top_k
 
-__all__ = ["choose_alpha", "choose_reference_k", "split_half_reliability"]
-
 _LARGEST_ALPHA = 0.75
 _DOUBTFUL_REFERENCES = 8
 _N_ITEMS = 512

@@ -21,8 +21,6 @@ from nnnorm.means import Solver, check_solver
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
-__all__ = ["POWERS_OF_TWO", "Factor", "Grid", "Method", "Variant", "record"]
-
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
@@ -330,13 +328,23 @@ class Method(ABC):
 
 
 def check_number(what: str, value: float) -> None:
-    """Raise unless the value is a number."""
+    """Raise unless the value is a number.
+
+    Examples
+    --------
+    >>> check_number("tau", 0.5)
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise NNNormError(f"{what} must be a number; got {value!r}")
 
 
 def check_count(what: str, value: int) -> None:
-    """Raise unless the value is a whole number of at least 1."""
+    """Raise unless the value is a whole number of at least 1.
+
+    Examples
+    --------
+    >>> check_count("reference_k", 10)
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise NNNormError(f"{what} must be a whole number of at least 1; got {value!r}")
 

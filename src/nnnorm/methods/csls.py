@@ -6,8 +6,6 @@ from typing import ClassVar
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
 from nnnorm.methods.statistics import Needs, Statistics
 
-__all__ = ["CSLS"]
-
 
 @record
 @dataclass(frozen=True)

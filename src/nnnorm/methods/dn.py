@@ -7,8 +7,6 @@ from nnnorm.bias import check_weight
 from nnnorm.methods.base import FloatArray, Method, Variant, record
 from nnnorm.methods.statistics import Statistics
 
-__all__ = ["DN"]
-
 
 @record
 @dataclass(frozen=True)

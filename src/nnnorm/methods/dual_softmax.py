@@ -12,8 +12,6 @@ from nnnorm.methods.base import Factor, FloatArray, Grid, Method, Variant, recor
 from nnnorm.methods.inverted_softmax import BETAS, check_beta
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 
-__all__ = ["DualSoftmax", "GateForm"]
-
 GateForm: TypeAlias = Literal["paper", "safe"]
 _BANKS: tuple[BankName, BankName] = ("references", "gallery_references")
 # The NNN paper's grid: coarse over both β, then fine around the published settings.

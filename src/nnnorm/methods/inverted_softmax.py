@@ -11,8 +11,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.methods.base import FloatArray, Method, Variant, check_number, record
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 
-__all__ = ["BETAS", "InvertedSoftmax", "check_beta"]
-
 # The grid that the NNN paper uses for DBNorm.
 BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
 # Beyond this β the inverted softmax is the maximum to the last bit of a float32.

@@ -11,8 +11,6 @@ from nnnorm.methods.automatic import choose_alpha, choose_reference_k, split_hal
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
 from nnnorm.methods.statistics import Needs, Statistics
 
-__all__ = ["NNN"]
-
 Auto: TypeAlias = Literal["auto"]
 # The paper's grid of α.
 _ALPHAS = tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125))

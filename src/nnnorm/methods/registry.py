@@ -14,16 +14,6 @@ from nnnorm.methods.nnn import NNN
 from nnnorm.methods.sinkhorn import Sinkhorn
 from nnnorm.methods.uncorrected import Uncorrected
 
-__all__ = [
-    "METHODS",
-    "METHOD_NAMES",
-    "MethodName",
-    "describe_setting",
-    "find_method",
-    "label_method",
-    "make_method",
-]
-
 # In the order in which tables and help list them.
 METHODS: Final[tuple[type[Method], ...]] = (
     Uncorrected,

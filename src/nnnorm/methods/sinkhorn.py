@@ -11,8 +11,6 @@ from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_
 from nnnorm.methods.statistics import Statistics
 from nnnorm.methods.transport import transport_biases
 
-__all__ = ["Sinkhorn"]
-
 
 @record
 @dataclass(frozen=True)

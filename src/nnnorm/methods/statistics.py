@@ -29,8 +29,6 @@ from nnnorm.scoring import (
     top_k,
 )
 
-__all__ = ["BankName", "Needs", "Statistics"]
-
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 BankName = Literal["references", "gallery_references"]

@@ -25,8 +25,6 @@ from nnnorm.scoring import (
     log_mean_exp,
 )
 
-__all__ = ["transport_biases"]
-
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Strip: TypeAlias = npt.NDArray[np.float32]
 

@@ -7,8 +7,6 @@ import numpy as np
 from nnnorm.methods.base import FloatArray, Method, Variant, record
 from nnnorm.methods.statistics import Statistics
 
-__all__ = ["NO_CORRECTION", "Uncorrected"]
-
 NO_CORRECTION = "none"
 
 

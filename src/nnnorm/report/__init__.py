@@ -15,14 +15,3 @@ from nnnorm.report.tables import (
     tabulate_results,
     tabulate_tuning,
 )
-
-__all__ = [
-    "Table",
-    "plot_audit",
-    "tabulate_ablation",
-    "tabulate_audit",
-    "tabulate_comparison",
-    "tabulate_diagnosis",
-    "tabulate_results",
-    "tabulate_tuning",
-]

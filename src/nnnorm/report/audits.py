@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_audit", "tabulate_audit"]
 
 # Beyond so many queries, a table shows the most uneven ones and a plot their distribution.
 _MANY = 40

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "plot_bank_size",
-    "plot_gains",
-    "plot_grid",
-    "plot_occurrences",
-    "plot_reference_k",
-    "save_figure",
-]
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
@@ -476,7 +468,13 @@ def _make_figure(height: float) -> tuple["Figure", "Axes"]:
 
 
 def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
-    """A figure with clean axes side by side, apart from pyplot's."""
+    """Make a figure with clean axes side by side, independent of pyplot's state.
+
+    Examples
+    --------
+    >>> len(make_panels(3.0, 2)[1])
+    2
+    """
     require("matplotlib", "plots")
     figure: Figure = require("matplotlib.figure", "plots").Figure(
         figsize=(_WIDTH, height), facecolor="white", layout="constrained"
@@ -496,13 +494,26 @@ def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
 
 
 def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
+    """Set the title and the labels of both axes.
+
+    Examples
+    --------
+    >>> figure, (axes,) = make_panels(3.0, 1)
+    >>> label_axes(axes, "Hubs", "times first", "items")
+    """
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=10)
     axes.set_xlabel(x, fontsize=10, color=_INK)
     axes.set_ylabel(y, fontsize=10, color=_INK)
 
 
 def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
-    """Below the axes, where it can cover nothing, in as many columns as there is room for."""
+    """Put a legend below the axes, in as many columns as there is room for.
+
+    Examples
+    --------
+    >>> figure, (axes,) = make_panels(3.0, 1)
+    >>> add_legend(figure, axes.plot([0, 1], [0, 1], label="NNN"))
+    """
     for columns in range(len(handles), 0, -1):
         legend = figure.legend(
             handles=handles,

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Table"]
-
 _LEFT = ("setting", "tuned", "chosen by", "in the paper", "needs", "figure")
 _COLUMNS = 80  # of the narrowest terminal that tables are made for
 _LATEX = str.maketrans(

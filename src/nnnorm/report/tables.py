@@ -9,14 +9,6 @@ from nnnorm.methods import describe_setting
 from nnnorm.report.table import Table
 from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Interval, Result, Tuning
 
-__all__ = [
-    "tabulate_ablation",
-    "tabulate_comparison",
-    "tabulate_diagnosis",
-    "tabulate_results",
-    "tabulate_tuning",
-]
-
 # The statistics of N_k for people, and how each is shown.
 _STATISTICS = {
     "mean": ("mean hits per item", ".3f"),

@@ -16,18 +16,3 @@ from nnnorm.reproduce.tables import (
     tabulate_overview,
     tabulate_stand_ins,
 )
-
-__all__ = [
-    "EmbeddingFolder",
-    "Runner",
-    "encode_missing",
-    "find_missing",
-    "find_tables",
-    "list_material",
-    "load_paper",
-    "open_stand_in",
-    "run_table",
-    "tabulate_beside_paper",
-    "tabulate_overview",
-    "tabulate_stand_ins",
-]

@@ -13,8 +13,6 @@ from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import PaperTable, load_paper
 from nnnorm.reproduce.tables import list_material
 
-__all__ = ["encode_missing", "find_missing"]
-
 
 def find_missing(
     folder: EmbeddingFolder, tables: Sequence[PaperTable], short: str

@@ -31,8 +31,6 @@ from nnnorm.io import Embeddings, Source, open_embeddings, open_matrix
 from nnnorm.reproduce.paper import load_paper
 from nnnorm.study import Task
 
-__all__ = ["EmbeddingFolder", "Groups", "Material", "NotThere", "ReadyScores"]
-
 _IMAGES = ("images", "images.npy", "images.npz", "images.parquet", "img_emb")
 _TEXTS = ("texts", "texts.npy", "texts.npz", "texts.parquet", "text_emb")
 

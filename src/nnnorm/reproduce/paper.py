@@ -15,8 +15,6 @@ from nnnorm.datasets import Direction
 from nnnorm.errors import NNNormError
 from nnnorm.methods import MethodName
 
-__all__ = ["Experiment", "Paper", "PaperCell", "PaperTable", "find_tables", "load_paper"]
-
 Search = Literal["exact", "index"]
 
 

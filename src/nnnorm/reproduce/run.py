@@ -37,8 +37,6 @@ from nnnorm.study import (
     tune,
 )
 
-__all__ = ["Figure", "Outcome", "Runner", "run_table"]
-
 T = TypeVar("T")
 Counts: TypeAlias = npt.NDArray[np.int64]
 _PER_CENT = ("antihub_share", "precision@1", "precision@5")

@@ -12,8 +12,6 @@ from nnnorm.io import Source, open_embeddings
 from nnnorm.means import build_ivf, choose_quality, ivf_means
 from nnnorm.methods import NNN
 
-__all__ = ["Timed", "time_exact", "time_index"]
-
 
 class Timed(NamedTuple):
     """A bias and the time to compute it, in seconds.

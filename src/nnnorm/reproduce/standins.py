@@ -17,8 +17,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores
 from nnnorm.study import Task
 
-__all__ = ["NOTES", "STAND_INS", "open_stand_in"]
-
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 _PER_IMAGE = 5
 _SPLITS = {"test": "test", "validation": "val", "references": "train"}

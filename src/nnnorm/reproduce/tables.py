@@ -13,14 +13,6 @@ from nnnorm.reproduce.paper import Experiment, PaperTable, load_paper
 from nnnorm.reproduce.run import Figure, Outcome
 from nnnorm.reproduce.standins import NOTES
 
-__all__ = [
-    "describe",
-    "list_material",
-    "tabulate_beside_paper",
-    "tabulate_overview",
-    "tabulate_stand_ins",
-]
-
 _METRICS = {
     "gain": "gain in R@1",
     "setting": "best (α, k)",

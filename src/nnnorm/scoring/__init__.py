@@ -10,22 +10,3 @@ from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Matrix, Products, Score
 from nnnorm.scoring.reducers import LEAST_EXPONENT, KeepBestValues
 from nnnorm.scoring.threads import count_threads, in_threads, on_a_worker, strips_in_order
 from nnnorm.scoring.topk import check_k, log_mean_exp, mean, scan, top_k, top_means
-
-__all__ = [
-    "DEFAULT_MEMORY_BUDGET",
-    "LEAST_EXPONENT",
-    "KeepBestValues",
-    "Matrix",
-    "Products",
-    "Scores",
-    "check_k",
-    "count_threads",
-    "in_threads",
-    "log_mean_exp",
-    "mean",
-    "on_a_worker",
-    "scan",
-    "strips_in_order",
-    "top_k",
-    "top_means",
-]

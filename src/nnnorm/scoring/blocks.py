@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from nnnorm.io import Embeddings, ScoreMatrix, check_same_dim
 
-__all__ = ["DEFAULT_MEMORY_BUDGET", "Matrix", "Products", "Scores"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -13,16 +13,6 @@ import numpy.typing as npt
 
 from nnnorm.scoring.threads import count_threads, in_threads
 
-__all__ = [
-    "LEAST_EXPONENT",
-    "KeepBest",
-    "KeepBestAndLogs",
-    "KeepBestValues",
-    "KeepLogMeanExp",
-    "KeepSum",
-    "Reducer",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # exp of less is negligible beside the maximum's 1, and would be subnormal, which is slow.

@@ -18,8 +18,6 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["count_threads", "in_threads", "on_a_worker", "strips_in_order"]
-
 _T = TypeVar("_T")
 _here = threading.local()
 

@@ -34,18 +34,6 @@ from nnnorm.scoring.reducers import (
 )
 from nnnorm.scoring.threads import count_threads, strips_in_order
 
-__all__ = [
-    "TopK",
-    "check_k",
-    "log_mean_exp",
-    "mean",
-    "reduce_rows",
-    "scan",
-    "top_k",
-    "top_means",
-    "top_values",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

@@ -21,8 +21,6 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.groups import measure_groups
 from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
 
-__all__ = ["Audit", "Line", "audit", "audit_visogender"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Shares that are fair: as in the gallery, the same for all, or given.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]

@@ -26,18 +26,6 @@ from nnnorm.study.splits import split_queries
 from nnnorm.study.truth import clusters_of, open_truth
 from nnnorm.study.tuning import Select, Trial, check_methods, check_select, try_settings
 
-__all__ = [
-    "Ablation",
-    "AblationRow",
-    "Comparison",
-    "Result",
-    "Task",
-    "ablate",
-    "compare",
-    "make_result",
-    "report_gain",
-]
-
 
 class Task(NamedTuple):
     """Queries with known answers in a gallery.

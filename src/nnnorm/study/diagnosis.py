@@ -27,8 +27,6 @@ from nnnorm.study.hubness import (
     measure_hubness,
 )
 
-__all__ = ["Diagnosis", "diagnose"]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 

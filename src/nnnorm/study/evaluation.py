@@ -23,8 +23,6 @@ from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.truth import Truth, open_truth
 
-__all__ = ["Counter", "Evaluation", "count_above", "evaluate", "evaluate_ranking", "mean_metrics"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # Right items per query up to which each is compared with its row; beyond, the row is sorted.

@@ -18,8 +18,6 @@ from nnnorm.ranking import multiply_factors
 from nnnorm.study.evaluation import Evaluation, count_above
 from nnnorm.study.truth import Truth
 
-__all__ = ["GateWatch"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # The banks that gate a method, which of those gates are open, and the factors of the product.
 _Case: TypeAlias = tuple[tuple[BankName, ...], tuple[bool, ...], tuple[Factor, ...]]

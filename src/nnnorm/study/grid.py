@@ -18,8 +18,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
 from nnnorm.methods import Grid, Method, MethodName, Statistics, find_method, make_method
 
-__all__ = ["Grid", "Setting", "check_grids", "make_settings", "prepare"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from nnnorm.ranking import Ranking
 
-__all__ = ["count_groups", "measure_groups"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

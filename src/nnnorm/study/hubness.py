@@ -15,16 +15,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.ranking import Ranking
 from nnnorm.study.truth import open_truth
 
-__all__ = [
-    "Hub",
-    "Hubness",
-    "compare_occurrences",
-    "count_occurrences",
-    "find_outliers",
-    "list_hubs",
-    "measure_hubness",
-]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.

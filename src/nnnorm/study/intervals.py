@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 
-__all__ = ["Interval", "binomial_half_width", "interval_of_difference", "interval_of_mean"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _MANY_KINDS = 512
 _DRAWS_AT_ONCE = 2**22

@@ -15,8 +15,6 @@ from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.study.truth import Truth, clusters_of
 
-__all__ = ["count_overlap", "split_items", "split_queries"]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -20,8 +20,6 @@ from nnnorm.ranking import iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.truth import Truth
 
-__all__ = ["Correction", "sweep_hits"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
 Correction: TypeAlias = Callable[[], FloatArray]

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.io import read_json
 
-__all__ = ["Truth", "clusters_of", "open_truth", "read_truth"]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 

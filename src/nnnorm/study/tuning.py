@@ -27,8 +27,6 @@ from nnnorm.study.intervals import Interval, interval_of_difference
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
-__all__ = ["Cell", "Select", "Trial", "Tuning", "check_methods", "choose", "try_settings", "tune"]
-
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Select = Literal["one-standard-error", "max"]
 
@@ -305,7 +303,12 @@ def try_settings(
 
 
 def check_select(select: str) -> None:
-    """Raise unless there is such a rule."""
+    """Raise unless there is such a rule.
+
+    Examples
+    --------
+    >>> check_select("max")
+    """
     if select not in ("one-standard-error", "max"):
         raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
 

@@ -1,3 +1,1 @@
 """One file per engine, which imports its library when a collection is opened."""
-
-__all__: list[str] = []

@@ -29,8 +29,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, DatabaseStore
 
-__all__ = ["ChromaOptions", "ChromaStore"]
-
 # What Chroma can't keep (lists, mappings, None) goes under this key of an item's metadata.
 _OTHER = "nnnorm_json"
 _DOCUMENT = "chroma:document"

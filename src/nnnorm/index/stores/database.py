@@ -18,8 +18,6 @@ from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.options import ServerOptions
 from nnnorm.index.store import Ids, Items, Place, Store, check_kind, read_json_note
 
-__all__ = ["BIAS", "METADATA", "DatabaseStore", "make_plain", "to_arrow"]
-
 _T = TypeVar("_T")
 # Columns of a collection that nnnorm creates: the bias, and the metadata as JSON.
 BIAS, METADATA = "nnnorm_bias", "metadata"

@@ -33,8 +33,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore, make_plain, to_arrow
 
-__all__ = ["DuckdbOptions", "DuckdbStore"]
-
 _SCORES: dict[StoreMetric, str] = {
     "ip": "array_inner_product({column}, {query})",
     "cosine": "array_cosine_similarity({column}, {query})",

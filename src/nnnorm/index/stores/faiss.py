@@ -16,8 +16,6 @@ from nnnorm.index.options import Options, ef, ef_construction, links, option
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
 from nnnorm.index.stores.local import Labels, LocalStore
 
-__all__ = ["FaissOptions", "FaissStore"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FaissOptions(Options):

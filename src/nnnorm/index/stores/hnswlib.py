@@ -15,8 +15,6 @@ from nnnorm.index.options import Options, ef, ef_construction, links, option
 from nnnorm.index.store import FloatArray, Sample, StoreMetric
 from nnnorm.index.stores.local import Labels, LocalStore
 
-__all__ = ["HnswlibOptions", "HnswlibStore"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HnswlibOptions(Options):

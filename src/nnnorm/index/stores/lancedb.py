@@ -29,8 +29,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore, make_plain, to_arrow
 
-__all__ = ["LancedbOptions", "LancedbStore"]
-
 _METRICS: dict[str, StoreMetric] = {"dot": "ip", "ip": "ip", "cosine": "cosine", "l2": "l2"}
 _DISTANCES: dict[StoreMetric, str] = {"ip": "dot", "cosine": "cosine", "l2": "l2"}
 

@@ -31,8 +31,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.io import check_writable, write_whole
 
-__all__ = ["Labels", "LocalStore"]
-
 Labels: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.sidecar/1"
 

@@ -32,8 +32,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
-__all__ = ["MilvusOptions", "MilvusStore"]
-
 _METRICS: dict[str, StoreMetric] = {"IP": "ip", "COSINE": "cosine", "L2": "l2"}
 _NOTE = "nnnorm"
 _LONGEST_NAME = 65535

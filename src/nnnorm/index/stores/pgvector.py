@@ -29,8 +29,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
-__all__ = ["PgvectorOptions", "PgvectorStore"]
-
 _OPERATORS: dict[StoreMetric, str] = {"ip": "<#>", "cosine": "<=>", "l2": "<->"}
 _CLASSES: dict[str, StoreMetric] = {
     "vector_ip_ops": "ip",

@@ -29,8 +29,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, DatabaseStore
 
-__all__ = ["DISTANCES", "PAYLOAD", "Described", "Point", "PointStore", "Shared"]
-
 _NAME = "nnnorm_id"
 PAYLOAD = [BIAS, _NAME]  # what a search needs of it
 DISTANCES: dict[StoreMetric, str] = {"ip": "Dot", "cosine": "Cosine", "l2": "Euclid"}

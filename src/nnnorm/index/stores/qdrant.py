@@ -16,8 +16,6 @@ from nnnorm.index.options import ServerOptions, ef, ef_construction, option
 from nnnorm.index.store import FloatArray, Ids, Place, Sample, StoreMetric
 from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore, Shared
 
-__all__ = ["QdrantOptions", "QdrantStore"]
-
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
 _FOLDERS = Shared()
 atexit.register(_FOLDERS.close)  # a client that is left open complains when Python ends

@@ -17,8 +17,6 @@ from nnnorm.index.store import FloatArray, Ids, Place, Sample, StoreMetric
 from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore, Shared
 from nnnorm.io import write_whole
 
-__all__ = ["QdrantEdgeOptions", "QdrantEdgeStore"]
-
 _SHARDS = Shared()
 
 

@@ -30,8 +30,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
-__all__ = ["SqliteVecStore"]
-
 
 class _Definition(NamedTuple):
     """What the statement that created a table says: its columns, width, metric and kind of ids."""

@@ -16,8 +16,6 @@ from nnnorm.index.options import Options, ef, ef_construction, links, option
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
 from nnnorm.index.stores.local import Labels, LocalStore
 
-__all__ = ["UsearchOptions", "UsearchStore"]
-
 _METRICS: dict[str, StoreMetric] = {"ip": "ip", "cos": "cosine", "l2sq": "l2"}
 
 
