@@ -192,7 +192,7 @@ def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
         "Now yours",
     ):
         assert words in told.stdout
-    assert "here it costs" in told.stdout
+    assert "worse with the correction" in told.stdout
     for name in (
         "bias.safetensors",
         "contact-sheet.png",
