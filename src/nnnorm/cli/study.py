@@ -376,7 +376,9 @@ def ablate(
     paths = (validation_gallery, validation_queries, validation_truth)
     validation = _open_validation(paths, items, normalize, metric)
     banks = {
-        name: open_input(file, f"references {name}", normalize, metric)
+        name: open_input(
+            file, "references" if len(references) == 1 else f"references {name}", normalize, metric
+        )
         for name, file in map(_name_and_file, references)
     }
     for opened in banks.values():
