@@ -70,6 +70,13 @@ def test_a_clear_race_ends_after_a_few_per_cent_of_the_rows():
     assert track.strips["exact"] == track.strips["pruned"]
 
 
+@pytest.mark.parametrize(("n_rows", "length"), [(1000, 96), (9000, 192), (100_000, 768)])
+def test_the_first_strips_are_as_long_as_the_gallery_allows(n_rows, length):
+    track = Track(1.0, 20.0)
+    track.run(n_rows)
+    assert set(track.strips["exact"]) == {length}
+
+
 def test_a_close_race_takes_longer_strips_for_both():
     track = Track(1.0, 0.95)
     track.run()

@@ -55,11 +55,11 @@ def test_a_forked_child_makes_threads_of_its_own(monkeypatch):
 
 
 def blas_threads():
-    """Of numpy's library; others that were loaded since are none of our business."""
+    """Threads of the BLAS that numpy uses; libraries that were loaded later do not count."""
     return [library["num_threads"] for library in threads._blas().select(user_api="blas").info()]
 
 
-def test_strips_come_in_order_whoever_is_done_first(monkeypatch):
+def test_strips_come_in_order_whichever_is_done_first(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     another_is_done = threading.Event()
 
@@ -109,7 +109,7 @@ def test_an_error_in_a_strip_reaches_the_caller_and_stops_the_others(monkeypatch
     assert len(begun) < 10
 
 
-def test_a_reader_who_goes_away_stops_the_work(monkeypatch):
+def test_closing_the_iteration_stops_the_work(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     begun = []
     strips = strips_in_order(lambda start, _: begun.append(start), 1000, 1, threading.Event())

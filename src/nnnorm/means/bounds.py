@@ -20,7 +20,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 # Coordinates of a bounding vector that hold norms: the residual norm and the rounding allowance.
 N_NORMS = 2
-_N_SAMPLED = 4096
+_N_SAMPLED = 2048
 _ROUNDING = 2.0**-24
 # Absolute rounding error of subnormal numbers.
 _SMALLEST = 1e-38
@@ -34,7 +34,7 @@ def principal_basis(rows: Embeddings, columns: Embeddings, rng: np.random.Genera
     rows : Embeddings, shape (n_rows, dim)
     columns : Embeddings, shape (n_columns, dim)
     rng : Generator
-        Draws up to 4,096 vectors from each side.
+        Draws up to 2,048 vectors from each side.
 
     Returns
     -------

@@ -40,7 +40,7 @@ SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
 _INEXACT = ("approximate", "faiss-ivf")
 # Pruning with more multiply-adds than this, relative to the whole product, does not enter the race:
 # its set-up would be lost.
-_MOST_WORK = 0.85
+_MOST_WORK = 0.8
 # Items on which the error of Faiss's lists is measured.
 _N_CHECKED = 256
 # Work that takes longer than a minute is announced, once its rate was observed for three seconds.

@@ -24,17 +24,17 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, check_k, count_threa
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 # Items among which groups are formed, groups and references on which widths are tried.
-_N_GROUPED, _N_TRIED, _N_TRIED_REFERENCES = 2048, 6, 4096
+_N_GROUPED, _N_TRIED, _N_TRIED_REFERENCES = 2048, 6, 2048
 # Nothing can be saved if more than this share of single items have too many candidates.
 _MOST_HOPELESS = 0.8
 # A plan is made where it takes at most one part in this many of the whole product's time.
-_PLAN_SHARE = 24
+_PLAN_SHARE = 20
 
 
 def is_worth_planning(scores: Products) -> bool:
     """Decide whether making a plan is cheap beside the whole product, by counting multiply-adds.
 
-    On one thread a plan needs the second moments of 8,192 vectors, their eigenvectors (about
+    On one thread a plan needs the second moments of 4,096 vectors, their eigenvectors (about
     20·dim³ multiply-adds), and bounds of the sample.
 
     Examples
@@ -45,7 +45,7 @@ def is_worth_planning(scores: Products) -> bool:
     False
     """
     (n_rows, n_columns), dim = scores.shape, scores.rows.dim
-    planning = 8192 * dim**2 + 20 * dim**3 + 3 * _N_TRIED * GROUP_SIZE * _N_TRIED_REFERENCES * dim
+    planning = 4096 * dim**2 + 20 * dim**3 + 3 * _N_TRIED * GROUP_SIZE * _N_TRIED_REFERENCES * dim
     return n_rows * n_columns * dim / count_threads() >= _PLAN_SHARE * planning
 
 
@@ -94,7 +94,7 @@ def _plan(scores: Products, k: int, memory: MemoryPlan) -> PruningPlan:
     references = scores.columns.take(sample[:: N_SAMPLED // _N_TRIED_REFERENCES])
     few = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP_SIZE), replace=False))
     most_share = memory.most_candidates / n_columns
-    shares = _candidate_shares(few, references[::4], basis, memory.widest, k / n_columns)
+    shares = _candidate_shares(few, references[::2], basis, memory.widest, k / n_columns)
     if (shares > most_share).mean() > _MOST_HOPELESS:
         narrow = basis[:, : 16 - N_NORMS].copy()
         return PruningPlan(narrow, sample, np.inf, memory.is_widened)

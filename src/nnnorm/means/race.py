@@ -5,11 +5,11 @@
     │ pruned ►     │   left to the faster of both  │     ◄ exact  │
     └──────────────┴───────────────────────────────┴──────────────┘
 
-In every round both compute strips of the same height at the same time, on threads of their own. The
+In every round both compute strips of the same length at the same time, on threads of their own. The
 race ends as soon as one is clearly faster; strips grow from round to round, and the last round
-decides whatever the margin. Every row that was computed keeps its mean, so nothing is lost but the
-difference. The clock is the processor time of the thread that does a strip, and the fastest strip
-counts, so other programs on the machine hardly matter.
+decides by any margin. Every row that was computed keeps its mean, so that only the difference in
+speed is lost. The clock is the processor time of the thread that computes a strip, and the fastest
+strip counts, so that other programs on the machine hardly matter.
 """
 
 import threading
@@ -29,7 +29,9 @@ Strip: TypeAlias = Callable[[IntArray, threading.Event], FloatArray]
 
 # Rows per strip, and how much faster the winner must be to end the race there. The whole product
 # is less efficient on short strips, which the first margins allow for.
-_ROUNDS = ((96, 1.75), (192, 1.4), (384, 1.15), (768, 1.0))
+_ROUNDS = ((96, 1.75), (192, 1.4), (384, 1.15), (768, 1.15), (768, 1.0))
+# The race begins with the longest strip that is at most one part in this many of the rows.
+_FIRST_SHARE = 32
 
 
 def race(
@@ -71,15 +73,16 @@ def race(
     """
     front, back = 0, len(order)
     seconds_per_row = {"exact": np.inf, "pruned": np.inf}
-    for height, margin in _ROUNDS:
-        n_pairs = max(1, min(count_threads() // 2, len(order) // (16 * height)))
-        if back - front < 4 * n_pairs * height:
+    n_skipped = sum(_FIRST_SHARE * length <= len(order) for length in {n for n, _ in _ROUNDS[1:]})
+    for length, margin in _ROUNDS[n_skipped:]:
+        n_pairs = max(1, min(count_threads() // 2, len(order) // (_FIRST_SHARE * length)))
+        if back - front < 4 * n_pairs * length:
             break  # so few rows are left that another round would not pay
         strips: list[tuple[str, Strip, IntArray]] = []
         for _ in range(n_pairs):
-            strips.append(("exact", exact, order[back - height : back]))
-            strips.append(("pruned", pruned, order[front : front + height]))
-            front, back = front + height, back - height
+            strips.append(("exact", exact, order[back - length : back]))
+            strips.append(("pruned", pruned, order[front : front + length]))
+            front, back = front + length, back - length
         for name, seconds in _compute(strips, means, clock):
             seconds_per_row[name] = min(seconds_per_row[name], seconds)
         faster, slower = sorted(seconds_per_row.values())
