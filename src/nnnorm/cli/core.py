@@ -9,22 +9,23 @@ import typer
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
+    BiasFile,
     Budget,
     Debug,
     Gallery,
+    Inputs,
     Json,
-    MetricOption,
-    Normalize,
+    Queries,
     app,
     check_output,
     number_or_auto,
-    open_input,
     print_facts,
     print_json,
     print_ranking,
     print_story,
     show_progress,
     show_steps,
+    with_shared_options,
 )
 from nnnorm.means import Solver
 from nnnorm.methods import GateForm, MethodName
@@ -34,6 +35,7 @@ from nnnorm.methods import GateForm, MethodName
     epilog="Example: nnnorm fit --gallery photos.npy --references past_queries.npy "
     "-o bias.safetensors"
 )
+@with_shared_options
 def fit(
     gallery: Gallery,
     references: Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")],
@@ -65,8 +67,8 @@ def fit(
         int | None,
         typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf)."),
     ] = None,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
     debug: Debug = False,
@@ -87,18 +89,14 @@ def fit(
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     check_output(output, ".safetensors", [gallery, references, gallery_references])
-    items = open_input(gallery, "gallery", normalize, metric)
-    bank = open_input(references, "references", normalize, metric)
-    gallery_bank = (
-        open_input(gallery_references, "gallery_references", normalize, metric)
-        if gallery_references
-        else None
-    )
+    items = inputs.open(gallery, "gallery")
+    bank = inputs.open(references, "references")
+    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Scoring the gallery against the references") as progress:
         bias = chosen.fit(
             items,
             bank,
-            gallery_references=gallery_bank,
+            gallery_references=second,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget * 2**20,
@@ -123,17 +121,18 @@ def fit(
     epilog="Example: nnnorm search --gallery photos.npy --queries queries.npy "
     "--bias bias.safetensors -k 10"
 )
+@with_shared_options
 def search(
     gallery: Gallery,
-    queries: Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")],
-    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    queries: Queries,
+    bias: BiasFile = None,
     weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
     debug: Debug = False,
@@ -144,8 +143,8 @@ def search(
     if output is not None:
         check_output(output, ".npz", [gallery, queries, bias])
     loaded = nnnorm.Bias.load(bias) if bias else None
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
     with show_progress("Searching") as progress:
         ranking = nnnorm.search(
             asked,

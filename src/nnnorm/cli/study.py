@@ -4,7 +4,7 @@ Each takes files, prints a table (or JSON), and writes Markdown and plots where 
 checked before the work begins, and references that are among the queries are counted and reported.
 """
 
-from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,17 +12,18 @@ import typer
 
 from nnnorm.cli.app import (
     SOURCE,
+    BiasFile,
     Budget,
-    Debug,
+    Figures,
     Gallery,
-    Json,
-    MetricOption,
-    Normalize,
+    Inputs,
+    Queries,
+    Report,
+    Seed,
     app,
     check_output,
-    open_input,
-    print_json,
     show_progress,
+    with_shared_options,
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
@@ -31,7 +32,6 @@ from nnnorm.study import Select
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
-Queries = Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")]
 TruthFile = Annotated[Path, typer.Option(help=f"Right items: {_TRUTH}.")]
 References = Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")]
 GalleryReferences = Annotated[
@@ -42,37 +42,53 @@ Methods = Annotated[
     typer.Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
 ]
 SelectOption = Annotated[Select, typer.Option(help="The rule that chooses a setting of the grid.")]
-Seed = Annotated[int, typer.Option(help="Random seed of splits and intervals.", min=0)]
-Markdown = Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")]
-Plots = Annotated[Path | None, typer.Option(help="Write plots to this folder (made if needed).")]
-ValidationGallery = Annotated[
-    Path | None, typer.Option(help="Gallery of the validation queries, if it is another.")
-]
-ValidationQueries = Annotated[
-    Path | None,
-    typer.Option(help="Queries to tune on; by default the queries of half of the items."),
-]
-ValidationTruth = Annotated[Path | None, typer.Option(help="Right items of those queries.")]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The options that name other queries to tune on."""
+
+    validation_gallery: Annotated[
+        Path | None, typer.Option(help="Gallery of the validation queries, if it is another.")
+    ] = None
+    validation_queries: Annotated[
+        Path | None,
+        typer.Option(help="Queries to tune on; by default the queries of half of the items."),
+    ] = None
+    validation_truth: Annotated[Path | None, typer.Option(help="Right items of those queries.")] = (
+        None
+    )
+
+    def open(self, items: Embeddings, inputs: Inputs) -> Any:
+        """Open the validation task; None where no validation files were given."""
+        from nnnorm.study import Task, read_truth
+
+        gallery, queries, truth = astuple(self)
+        if gallery is None and queries is None and truth is None:
+            return None
+        if queries is None or truth is None:
+            raise NNNormError("validation needs both --validation-queries and --validation-truth")
+        if gallery is not None:
+            items = inputs.open(gallery, "validation gallery")
+        return Task(inputs.open(queries, "validation queries"), items, read_truth(truth))
 
 
 @app.command(
     epilog="Example: nnnorm evaluate --gallery photos.npy --queries captions.npy "
     "--truth truth.npy --bias bias.safetensors"
 )
+@with_shared_options
 def evaluate(
     gallery: Gallery,
     queries: Queries,
     truth: TruthFile,
-    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    bias: BiasFile = None,
     weight: Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")] = None,
     seed: Seed = 0,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
-    markdown: Markdown = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    report: Report,
 ) -> None:
     """Measure R@1, R@5, R@10 and more, before and after a correction."""
     from nnnorm.bias import Bias
@@ -87,12 +103,12 @@ def evaluate(
     )
     from nnnorm.study import evaluate as measure
 
-    check_outputs(markdown, plots)
+    report.check()
     loaded = Bias.load(bias) if bias else None
     if loaded is None and weight is not None:
         raise NNNormError("--weight needs --bias; give one, or leave out --weight")
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
     right = read_truth(truth)
     budget = memory_budget * 2**20
     with show_progress("Evaluating") as progress:
@@ -116,35 +132,25 @@ def evaluate(
         for result, means in zip(results, others, strict=True)
     ]
     title = f"{len(asked):,} queries, {len(items):,} items"
-    figures: list[tuple[str, Callable[[Any], Any]]] = []
+    figures: Figures = {}
     if loaded is not None:
         counts = [count_occurrences(e.top1, e.n_gallery) for e in evaluations]
         labels = ("uncorrected", label_method(loaded.method))
-        figures = [("occurrences.png", lambda p: p.plot_occurrences(*counts, labels=labels))]
-    deliver(
-        [tabulate_results(results, title, notes)],
-        {
-            "n_queries": len(asked),
-            "n_gallery": len(items),
-            "results": [
-                {**result.to_dict(), **means} for result, means in zip(results, others, strict=True)
-            ],
-        },
-        as_json,
-        markdown,
-        plots,
-        figures,
-    )
+        figures = {"occurrences.png": lambda p: p.plot_occurrences(*counts, labels=labels)}
+    both = [{**result.to_dict(), **means} for result, means in zip(results, others, strict=True)]
+    about = {"n_queries": len(asked), "n_gallery": len(items), "results": both}
+    report.deliver([tabulate_results(results, title, notes)], about, figures)
 
 
 @app.command(
     epilog="Example: nnnorm diagnose --gallery photos.npy --queries queries.npy "
     "--references past_queries.npy"
 )
+@with_shared_options
 def diagnose(
     gallery: Gallery,
     queries: Queries,
-    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    bias: BiasFile = None,
     references: Annotated[
         Path | None, typer.Option(help="Instead of a bias: fit the automatic NNN from this bank.")
     ] = None,
@@ -157,13 +163,10 @@ def diagnose(
     ] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Places that count as retrieved.")] = 1,
     most: Annotated[int, typer.Option(help="Number of hubs to list.", min=1)] = 10,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
-    markdown: Markdown = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    report: Report,
 ) -> None:
     """Show the items that come back too often, before and after a correction."""
     from nnnorm.bias import Bias
@@ -172,13 +175,13 @@ def diagnose(
     from nnnorm.study import diagnose as look_for_hubs
     from nnnorm.study import read_truth
 
-    check_outputs(markdown, plots)
+    report.check()
     if bias and references:
         raise NNNormError("give --bias or --references, not both")
     loaded = Bias.load(bias) if bias else None
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
-    bank = open_input(references, "references", normalize, metric) if references else None
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
+    bank = inputs.open(references, "references") if references else None
     with show_progress("Counting") as progress:
         found = look_for_hubs(
             asked,
@@ -193,27 +196,16 @@ def diagnose(
             progress=progress,
         )
     labels = ("uncorrected", label_method(found.method) if found.method else "")
-    deliver(
-        tabulate_diagnosis(found),
-        found.to_dict(),
-        as_json,
-        markdown,
-        plots,
-        [
-            (
-                "occurrences.png",
-                lambda p: p.plot_occurrences(
-                    found.occurrences, found.occurrences_after, labels=labels
-                ),
-            )
-        ],
-    )
+    counts = (found.occurrences, found.occurrences_after)
+    figures: Figures = {"occurrences.png": lambda p: p.plot_occurrences(*counts, labels=labels)}
+    report.deliver(tabulate_diagnosis(found), found.to_dict(), figures)
 
 
 @app.command(
     epilog="Example: nnnorm tune --gallery photos.npy --references past_queries.npy "
     "--queries captions.npy --truth truth.npy -o bias.safetensors"
 )
+@with_shared_options
 def tune(
     gallery: Gallery,
     references: References,
@@ -226,27 +218,24 @@ def tune(
         Path | None, typer.Option("--output", "-o", help="Write the chosen bias there.")
     ] = None,
     seed: Seed = 0,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
-    markdown: Markdown = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    report: Report,
 ) -> None:
     """Try a grid of settings on queries with known answers, and choose one."""
     from nnnorm.report import tabulate_tuning
     from nnnorm.study import read_truth
     from nnnorm.study import tune as try_all
 
-    check_outputs(markdown, plots)
+    report.check()
     if output is not None:
-        inputs = [gallery, references, queries, truth, gallery_references]
-        check_output(output, ".safetensors", inputs)
-    items = open_input(gallery, "gallery", normalize, metric)
-    bank = open_input(references, "references", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
-    gallery_bank = _open_bank(gallery_references, normalize, metric)
+        read = [gallery, references, queries, truth, gallery_references]
+        check_output(output, ".safetensors", read)
+    items = inputs.open(gallery, "gallery")
+    bank = inputs.open(references, "references")
+    asked = inputs.open(queries, "queries")
+    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     warn_of_overlap(bank, asked)
     with show_progress("Trying every setting") as progress:
         tuning = try_all(
@@ -255,7 +244,7 @@ def tune(
             queries=asked,
             truth=read_truth(truth),
             methods=_check_names(method) or ("nnn",),
-            gallery_references=gallery_bank,
+            gallery_references=second,
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,
@@ -264,51 +253,47 @@ def tune(
     if output is not None:
         tuning.bias.save(output)
         typer.echo(f"The chosen bias is in {output}", err=True)
-    has_map = any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid)
-    figures: list[tuple[str, Callable[[Any], Any]]] = [
-        ("grid.png", lambda p: p.plot_grid(tuning)),
-        ("reference-k.png", lambda p: p.plot_reference_k(tuning)),
-    ]
+    figures: Figures = {}
+    if any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
+        figures = {
+            "grid.png": lambda p: p.plot_grid(tuning),
+            "reference-k.png": lambda p: p.plot_reference_k(tuning),
+        }
     about = {**tuning.to_dict(), "output": str(output) if output else None}
-    deliver([tabulate_tuning(tuning)], about, as_json, markdown, plots, figures if has_map else [])
+    report.deliver([tabulate_tuning(tuning)], about, figures)
 
 
 @app.command(
     epilog="Example: nnnorm compare --gallery photos.npy --references past_queries.npy "
     "--queries captions.npy --truth truth.npy"
 )
+@with_shared_options
 def compare(
     gallery: Gallery,
     references: References,
     queries: Queries,
     truth: TruthFile,
     gallery_references: GalleryReferences = None,
-    validation_gallery: ValidationGallery = None,
-    validation_queries: ValidationQueries = None,
-    validation_truth: ValidationTruth = None,
+    *,
+    validation: Validation,
     method: Methods = None,
     select: SelectOption = "one-standard-error",
     seed: Seed = 0,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    inputs: Inputs,
     memory_budget: Budget = 512,
-    markdown: Markdown = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    report: Report,
 ) -> None:
     """Tune every method on validation queries and report all on test queries."""
     from nnnorm.report import tabulate_comparison
     from nnnorm.study import compare as run_all
     from nnnorm.study import read_truth
 
-    check_outputs(markdown, plots)
-    paths = (validation_gallery, validation_queries, validation_truth)
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
-    validation = _open_validation(paths, items, normalize, metric)
-    bank = open_input(references, "references", normalize, metric)
-    gallery_bank = _open_bank(gallery_references, normalize, metric)
+    report.check()
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
+    task = validation.open(items, inputs)
+    bank = inputs.open(references, "references")
+    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     warn_of_overlap(bank, asked)
     with show_progress("Comparing") as progress:
         comparison = run_all(
@@ -316,28 +301,23 @@ def compare(
             bank,
             queries=asked,
             truth=read_truth(truth),
-            validation=validation,
-            gallery_references=gallery_bank,
+            validation=task,
+            gallery_references=second,
             methods=_check_names(method) or "all",
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
-    deliver(
-        [tabulate_comparison(comparison)],
-        comparison.to_dict(),
-        as_json,
-        markdown,
-        plots,
-        [("gains.png", lambda p: p.plot_gains(comparison))],
-    )
+    figures: Figures = {"gains.png": lambda p: p.plot_gains(comparison)}
+    report.deliver([tabulate_comparison(comparison)], comparison.to_dict(), figures)
 
 
 @app.command(
     epilog="Example: nnnorm ablate --gallery photos.npy --queries captions.npy "
     "--truth truth.npy --references own=past_queries.npy --references web=other_queries.npy"
 )
+@with_shared_options
 def ablate(
     gallery: Gallery,
     references: Annotated[
@@ -346,9 +326,8 @@ def ablate(
     ],
     queries: Queries,
     truth: TruthFile,
-    validation_gallery: ValidationGallery = None,
-    validation_queries: ValidationQueries = None,
-    validation_truth: ValidationTruth = None,
+    *,
+    validation: Validation,
     share: Annotated[
         list[float] | None,
         typer.Option(
@@ -357,26 +336,21 @@ def ablate(
     ] = None,
     select: SelectOption = "one-standard-error",
     seed: Seed = 0,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    inputs: Inputs,
     memory_budget: Budget = 512,
-    markdown: Markdown = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    report: Report,
 ) -> None:
     """Measure NNN with smaller and other banks, tuned and automatic."""
     from nnnorm.report import tabulate_ablation
     from nnnorm.study import ablate as run_all
     from nnnorm.study import read_truth
 
-    check_outputs(markdown, plots)
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
-    paths = (validation_gallery, validation_queries, validation_truth)
-    validation = _open_validation(paths, items, normalize, metric)
+    report.check()
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
+    task = validation.open(items, inputs)
     banks = {
-        name: open_input(file, f"references {name}", normalize, metric)
+        name: inputs.open(file, f"references {name}")
         for name, file in map(_name_and_file, references)
     }
     for opened in banks.values():
@@ -387,24 +361,18 @@ def ablate(
             banks,
             queries=asked,
             truth=read_truth(truth),
-            validation=validation,
+            validation=task,
             shares=share or (1.0, 0.5, 0.2, 0.1),
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
-    deliver(
-        [tabulate_ablation(ablation)],
-        ablation.to_dict(),
-        as_json,
-        markdown,
-        plots,
-        [("bank-size.png", lambda p: p.plot_bank_size(ablation))],
-    )
+    figures: Figures = {"bank-size.png": lambda p: p.plot_bank_size(ablation)}
+    report.deliver([tabulate_ablation(ablation)], ablation.to_dict(), figures)
 
 
-# --- input and output ----------------------------------------------------------------------------
+# --- input ----------------------------------------------------------------------------
 
 
 def _check_names(names: list[str] | None) -> list[MethodName]:
@@ -413,30 +381,6 @@ def _check_names(names: list[str] | None) -> list[MethodName]:
             f"{unknown[0]!r} is not one of {', '.join(METHOD_NAMES)}", param_hint="--method"
         )
     return names or []
-
-
-def _open_bank(path: Path | None, normalize: bool | None, metric: Any) -> Embeddings | None:
-    return None if path is None else open_input(path, "gallery_references", normalize, metric)
-
-
-def _open_validation(
-    paths: tuple[Path | None, Path | None, Path | None],
-    items: Embeddings,
-    normalize: bool | None,
-    metric: Any,
-) -> Any:
-    """The validation task, or None where no validation files were given."""
-    from nnnorm.study import Task, read_truth
-
-    gallery, queries, truth = paths
-    if queries is None and truth is None and gallery is None:
-        return None
-    if queries is None or truth is None:
-        raise NNNormError("validation needs both --validation-queries and --validation-truth")
-    if gallery is not None:
-        items = open_input(gallery, "validation gallery", normalize, metric)
-    asked = open_input(queries, "validation queries", normalize, metric)
-    return Task(asked, items, read_truth(truth))
 
 
 def _name_and_file(text: str) -> tuple[str, Path]:
@@ -459,44 +403,3 @@ def warn_of_overlap(references: Embeddings, queries: Embeddings) -> None:
             "the queries; a bank that includes the queries makes the result look too good",
             err=True,
         )
-
-
-def check_outputs(markdown: Path | None, plots: Path | None) -> None:
-    """Check before the work that its results can be written."""
-    from nnnorm.errors import require
-    from nnnorm.io import check_writable, make_folder
-
-    if markdown is not None:
-        check_writable(markdown)
-    if plots is not None:
-        require("matplotlib", "plots")
-        make_folder(plots)
-
-
-def deliver(
-    tables: Sequence[Any],
-    result: Any,
-    as_json: bool,
-    markdown: Path | None,
-    plots: Path | None,
-    figures: Sequence[tuple[str, Callable[[Any], Any]]],
-) -> None:
-    """Write Markdown and plots where asked, then print the tables, or JSON."""
-    from nnnorm.io import write_whole
-
-    if markdown is not None:
-        text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
-        write_whole(markdown, lambda file: file.write(text.encode()))
-    if plots is not None:
-        from nnnorm.report import plots as drawing
-
-        for name, draw in figures:
-            drawing.save_figure(draw(drawing), plots / name)
-            typer.echo(f"Plot: {plots / name}", err=True)
-    if as_json:
-        print_json(result)
-        return
-    for place, table in enumerate(tables):
-        if place:
-            typer.echo()
-        table.print()
