@@ -18,7 +18,16 @@ from typing import Annotated, Any, TypeAlias
 import typer
 from typer.core import TyperGroup
 
-from nnnorm.io import Embeddings, Metric, Progress
+from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
+from nnnorm.io import (
+    Embeddings,
+    Metric,
+    Progress,
+    check_writable,
+    make_folder,
+    open_embeddings,
+    write_whole,
+)
 from nnnorm.ranking import Ranking
 
 
@@ -26,7 +35,6 @@ class _Group(TyperGroup):
     """Turns our errors into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
-        from nnnorm.errors import MissingExtraError, NNNormError, first_line
 
         try:
             with warnings.catch_warnings():
@@ -61,8 +69,6 @@ class _Group(TyperGroup):
 
 def _show_warnings_as_notes() -> None:
     """Our own warnings become lines on stderr; those of other libraries stay as they are."""
-    from nnnorm.errors import NNNormWarning
-
     usual = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
@@ -127,8 +133,6 @@ class Inputs:
 
     def open(self, path: Path, name: str) -> Embeddings:
         """Open embeddings of the command line."""
-        from nnnorm.io import open_embeddings
-
         return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
 
 
@@ -147,9 +151,6 @@ class Report:
 
     def check(self) -> None:
         """Check before the work that its results can be written."""
-        from nnnorm.errors import require
-        from nnnorm.io import check_writable, make_folder
-
         if self.markdown is not None:
             check_writable(self.markdown)
         if self.plots is not None:
@@ -158,8 +159,6 @@ class Report:
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
         """Write Markdown and plots where asked, then print the tables, or JSON."""
-        from nnnorm.io import write_whole
-
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
             write_whole(self.markdown, lambda file: file.write(text.encode()))
@@ -206,9 +205,6 @@ def with_shared_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
-    from nnnorm.errors import NNNormError
-    from nnnorm.io import check_writable
-
     target = check_writable(output)
     if any(path is not None and path.resolve() == target for path in inputs):
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")

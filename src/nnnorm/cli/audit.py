@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nnnorm import study
+from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
     BiasFile,
@@ -20,6 +22,9 @@ from nnnorm.cli.app import (
 )
 from nnnorm.cli.study import warn_of_overlap
 from nnnorm.errors import NNNormError
+from nnnorm.io import read_columns
+from nnnorm.methods import NNN
+from nnnorm.report import plot_audit, tabulate_audit
 
 
 @app.command(
@@ -31,8 +36,7 @@ def audit(
     gallery: Gallery,
     queries: Queries,
     groups: Annotated[
-        Path | None,
-        typer.Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item."),
+        Path | None, typer.Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item.")
     ] = None,
     visogender: Annotated[
         Path | None,
@@ -72,12 +76,7 @@ def audit(
     report: Report,
 ) -> None:
     """Count how often each group is retrieved, before and after a correction."""
-    from nnnorm.bias import Bias
     from nnnorm.datasets import read_visogender
-    from nnnorm.methods import NNN
-    from nnnorm.report import plot_audit, tabulate_audit
-    from nnnorm.study import audit as count
-    from nnnorm.study import audit_visogender
 
     report.check()
     if (groups is None) == (visogender is None):
@@ -114,9 +113,9 @@ def audit(
             _check_counts(table, len(items), len(asked))
             given = {"genders": table.genders, "occupations": table.occupations}
             given["asked_occupations"] = list(table.questions)
-            found = audit_visogender(asked, items, loaded, seed=seed, **given)
+            found = study.audit_visogender(asked, items, loaded, seed=seed, **given)
         else:
-            found = count(asked, items, loaded, seed=seed, progress=progress, **given)
+            found = study.audit(asked, items, loaded, seed=seed, progress=progress, **given)
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
     about = {**found.to_dict(), "correction": correction}
     report.deliver(tabulate_audit(found), about, {"audit.png": lambda _: plot_audit(found)})
@@ -135,7 +134,6 @@ def _check_counts(about: Any, n_gallery: int, n_queries: int) -> None:
 def _read_groups(
     groups: Path, group_column: str, label_column: str | None, query_table: Path | None
 ) -> dict[str, Any]:
-    from nnnorm.io import read_columns
 
     labels = () if label_column is None else (label_column,)
     columns = read_columns(groups, (group_column, *labels))

@@ -27,8 +27,12 @@ from nnnorm.cli.app import (
     show_steps,
     with_shared_options,
 )
+from nnnorm.io import open_embeddings
 from nnnorm.means import Solver
-from nnnorm.methods import GateForm, MethodName
+from nnnorm.methods import GateForm, MethodName, describe_setting, find_method, make_method
+from nnnorm.ranking import Ranking
+from nnnorm.scoring import count_threads
+from nnnorm.version import __version__
 
 
 @app.command(
@@ -64,8 +68,7 @@ def fit(
         Solver, typer.Option(help="How the means are computed (nnn, csls); auto is exact.")
     ] = "auto",
     quality: Annotated[
-        int | None,
-        typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf)."),
+        int | None, typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
     ] = None,
     *,
     inputs: Inputs,
@@ -74,8 +77,6 @@ def fit(
     debug: Debug = False,
 ) -> None:
     """Compute the bias of every gallery item from a bank of past queries."""
-    from nnnorm.methods import make_method
-
     given = {
         "reference_k": number_or_auto("--reference-k", reference_k, int),
         "alpha": number_or_auto("--alpha", alpha, float),
@@ -216,8 +217,6 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from nnnorm.version import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 
@@ -238,8 +237,6 @@ def _why_nothing(bias: Bias) -> str:
 
 def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     """Title and facts of a bias for people; `to_dict` has everything for programs."""
-    from nnnorm.methods import describe_setting, find_method
-
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
@@ -284,9 +281,6 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
 
     import numpy as np
 
-    from nnnorm.scoring import count_threads
-    from nnnorm.version import __version__
-
     def installed(package: str) -> str:
         try:
             return version(package)
@@ -320,9 +314,6 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
     import numpy as np
 
-    from nnnorm.io import open_embeddings
-    from nnnorm.ranking import Ranking
-
     if file.suffix == ".safetensors":
         bias = Bias.load(file)
         title, facts = _facts_of_bias(bias, file)
@@ -345,8 +336,5 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         "fingerprint": opened.fingerprint,
     }
     meaning = "inner products are cosines" if unit else "for cosine use --normalize"
-    facts = {
-        "norms": f"{low:.4g} to {high:.4g}: {meaning}",
-        "fingerprint": opened.fingerprint,
-    }
+    facts = {"norms": f"{low:.4g} to {high:.4g}: {meaning}", "fingerprint": opened.fingerprint}
     return title, about, facts

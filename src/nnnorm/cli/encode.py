@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from nnnorm.cli.app import Debug, Json, app, print_facts, print_json, show_progress, show_steps
-from nnnorm.encoders import Library, Modality
+from nnnorm.encoders import Library, Modality, list_files, list_texts, load_encoder, plan_encoding
 from nnnorm.errors import NNNormError
 
 
@@ -17,8 +17,7 @@ from nnnorm.errors import NNNormError
 )
 def encode(
     model: Annotated[
-        str,
-        typer.Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub."),
+        str, typer.Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the embeddings.")],
     images: Annotated[
@@ -61,8 +60,6 @@ def encode(
 
     A table is a .csv, .tsv, .jsonl or .parquet file.
     """
-    from nnnorm.encoders import load_encoder, plan_encoding
-
     wanted = _list_items(
         {
             "images": (images, image_column),
@@ -105,8 +102,6 @@ def encode(
 
 def _list_items(sources: dict[Modality, tuple[Path | None, str | None]]) -> dict[Modality, Any]:
     """List the items of each modality for which a source was given."""
-    from nnnorm.encoders import list_files, list_texts
-
     wanted: dict[Modality, Any] = {}
     for modality, (source, column) in sources.items():
         if source is None and column is not None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
     Debug,
@@ -28,8 +29,16 @@ from nnnorm.cli.app import (
     with_shared_options,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.index import CorrectedIndex, Way
-from nnnorm.io import Progress
+from nnnorm.index import (
+    CorrectedIndex,
+    Way,
+    adopt_index,
+    build_index,
+    export_index,
+    open_index,
+    verify_index,
+)
+from nnnorm.io import Progress, read_json, read_jsonl
 
 index_app = typer.Typer(
     help="Run the corrected search inside an existing engine.",
@@ -71,9 +80,6 @@ def build(
     debug: Debug = False,
 ) -> None:
     """Build an index in an engine from a gallery and its bias."""
-    from nnnorm.bias import Bias
-    from nnnorm.index import build_index
-
     loaded = Bias.load(bias)
     items = inputs.open(gallery, "gallery")
     named, described = read_ids(ids), _read_metadata(metadata)
@@ -102,8 +108,6 @@ def search(
     debug: Debug = False,
 ) -> None:
     """Search a corrected index."""
-    from nnnorm.index import open_index
-
     if output is not None:
         check_output(output, ".npz", [queries])
     asked = inputs.open(queries, "queries")
@@ -163,9 +167,6 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Compare an index with the exact corrected search; exit code 1 where they differ."""
-    from nnnorm.bias import Bias
-    from nnnorm.index import adopt_index, open_index, verify_index
-
     if (gallery is None) != (bias is None):
         raise NNNormError("--gallery and --bias go together; give both or neither")
     if way is not None and gallery is None:
@@ -233,20 +234,11 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Copy a collection with the correction; an interrupted copy continues when run again."""
-    from nnnorm.bias import Bias
-    from nnnorm.index import export_index
-
     loaded = Bias.load(bias) if bias else None
     named = read_ids(ids)
     with _long_work("Exporting") as progress:
         done = export_index(
-            source,
-            to,
-            references=references,
-            bias=loaded,
-            ids=named,
-            way=way,
-            progress=progress,
+            source, to, references=references, bias=loaded, ids=named, way=way, progress=progress
         )
     _print_index(done, as_json, "Wrote the corrected copy")
 
@@ -257,8 +249,6 @@ def export(
 def read_ids(path: Path | None) -> Any:
     """Read ids from a .npy file or a JSON list."""
     import numpy as np
-
-    from nnnorm.io import read_json
 
     if path is None:
         return None
@@ -276,7 +266,6 @@ def read_ids(path: Path | None) -> Any:
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
-    from nnnorm.io import read_json, read_jsonl
 
     if path is None:
         return None

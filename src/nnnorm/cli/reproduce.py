@@ -22,6 +22,8 @@ from nnnorm.cli.app import (
     with_shared_options,
 )
 from nnnorm.errors import NNNormError
+from nnnorm.io import check_writable, make_folder, write_whole
+from nnnorm.report import plot_audit
 
 Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
 
@@ -49,7 +51,6 @@ def dataset(
 ) -> None:
     """Write a data set's images, captions, pairs and splits as plain lists."""
     from nnnorm.datasets import check_images
-    from nnnorm.io import make_folder
 
     if kind == "clip-retrieval" and (images or skip_broken or decode):
         raise NNNormError(
@@ -109,8 +110,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder with embeddings of the paper's models.")
     ] = None,
     encoder: Annotated[
-        list[str] | None,
-        typer.Option(help="Encode what is missing there: clip=MODEL; repeatable."),
+        list[str] | None, typer.Option(help="Encode what is missing there: clip=MODEL; repeatable.")
     ] = None,
     stand_in: Annotated[
         list[str] | None,
@@ -123,7 +123,6 @@ def reproduce(
     report: Report,
 ) -> None:
     """List the paper's tables, or measure some and show them next to the paper's."""
-    from nnnorm.io import check_writable
     from nnnorm.reproduce import (
         EmbeddingFolder,
         Runner,
@@ -222,8 +221,6 @@ def _pictures(runner: Any, table: Any, outcomes: Sequence[Any], prefix: str) -> 
     ]
     pictures: dict[str, Callable[[Any], Any]] = {}
     if table.name == "gender" and after:
-        from nnnorm.report import plot_audit
-
         audit = runner.groups(after[0].experiment)
         pictures[f"{prefix}gender.png"] = lambda _: plot_audit(audit)
     if table.name in ("hubness", "cross-attention"):
@@ -287,7 +284,6 @@ def _write_dataset(
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    from nnnorm.io import write_whole
 
     text = "\n".join(lines) + "\n"
     write_whole(path, lambda file: file.write(text.encode("utf-8")))

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nnnorm import study
+from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
     BiasFile,
@@ -27,8 +29,14 @@ from nnnorm.cli.app import (
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
-from nnnorm.methods import METHOD_NAMES, MethodName, find_method
-from nnnorm.study import Select
+from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, find_method, label_method
+from nnnorm.report import (
+    tabulate_ablation,
+    tabulate_comparison,
+    tabulate_diagnosis,
+    tabulate_results,
+    tabulate_tuning,
+)
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
@@ -41,7 +49,9 @@ Methods = Annotated[
     list[str] | None,
     typer.Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
 ]
-SelectOption = Annotated[Select, typer.Option(help="The rule that chooses a setting of the grid.")]
+SelectOption = Annotated[
+    study.Select, typer.Option(help="The rule that chooses a setting of the grid.")
+]
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,6 @@ class Validation:
 
     def open(self, items: Embeddings, inputs: Inputs) -> Any:
         """Open the validation task; None where no validation files were given."""
-        from nnnorm.study import Task, read_truth
-
         gallery, queries, truth = astuple(self)
         if gallery is None and queries is None and truth is None:
             return None
@@ -70,7 +78,9 @@ class Validation:
             raise NNNormError("validation needs both --validation-queries and --validation-truth")
         if gallery is not None:
             items = inputs.open(gallery, "validation gallery")
-        return Task(inputs.open(queries, "validation queries"), items, read_truth(truth))
+        return study.Task(
+            inputs.open(queries, "validation queries"), items, study.read_truth(truth)
+        )
 
 
 @app.command(
@@ -91,36 +101,24 @@ def evaluate(
     report: Report,
 ) -> None:
     """Measure R@1, R@5, R@10 and more, before and after a correction."""
-    from nnnorm.bias import Bias
-    from nnnorm.methods import NO_CORRECTION, label_method
-    from nnnorm.report import tabulate_results
-    from nnnorm.study import (
-        count_occurrences,
-        make_result,
-        mean_metrics,
-        read_truth,
-        report_gain,
-    )
-    from nnnorm.study import evaluate as measure
-
     report.check()
     loaded = Bias.load(bias) if bias else None
     if loaded is None and weight is not None:
         raise NNNormError("--weight needs --bias; give one, or leave out --weight")
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
-    right = read_truth(truth)
+    right = study.read_truth(truth)
     budget = memory_budget * 2**20
     with show_progress("Evaluating") as progress:
         options: Any = {"truth": right, "memory_budget": budget, "progress": progress}
-        raw = measure(asked, items, **options)
+        raw = study.evaluate(asked, items, **options)
         evaluations = [raw]
-        results = [make_result(NO_CORRECTION, {}, raw, None)]
+        results = [study.make_result(NO_CORRECTION, {}, raw, None)]
         if loaded is not None:
-            done = measure(asked, items, loaded, weight=weight, **options)
+            done = study.evaluate(asked, items, loaded, weight=weight, **options)
             evaluations.append(done)
-            results.append(report_gain(loaded.method, loaded.params, done, raw, seed=seed))
-    others = [mean_metrics(evaluation) for evaluation in evaluations]
+            results.append(study.report_gain(loaded.method, loaded.params, done, raw, seed=seed))
+    others = [study.mean_metrics(evaluation) for evaluation in evaluations]
     notes = [
         f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "
         f"{means['median_rank']:g}, "
@@ -134,7 +132,7 @@ def evaluate(
     title = f"{len(asked):,} queries, {len(items):,} items"
     figures: Figures = {}
     if loaded is not None:
-        counts = [count_occurrences(e.top1, e.n_gallery) for e in evaluations]
+        counts = [study.count_occurrences(e.top1, e.n_gallery) for e in evaluations]
         labels = ("uncorrected", label_method(loaded.method))
         figures = {"occurrences.png": lambda p: p.plot_occurrences(*counts, labels=labels)}
     both = [{**result.to_dict(), **means} for result, means in zip(results, others, strict=True)]
@@ -169,12 +167,6 @@ def diagnose(
     report: Report,
 ) -> None:
     """Show the items that come back too often, before and after a correction."""
-    from nnnorm.bias import Bias
-    from nnnorm.methods import label_method
-    from nnnorm.report import tabulate_diagnosis
-    from nnnorm.study import diagnose as look_for_hubs
-    from nnnorm.study import read_truth
-
     report.check()
     if bias and references:
         raise NNNormError("give --bias or --references, not both")
@@ -183,12 +175,12 @@ def diagnose(
     asked = inputs.open(queries, "queries")
     bank = inputs.open(references, "references") if references else None
     with show_progress("Counting") as progress:
-        found = look_for_hubs(
+        found = study.diagnose(
             asked,
             items,
             loaded,
             references=bank,
-            truth=read_truth(truth) if truth else None,
+            truth=study.read_truth(truth) if truth else None,
             ids=ids.read_text(encoding="utf-8").splitlines() if ids else None,
             k=k,
             most=most,
@@ -224,10 +216,6 @@ def tune(
     report: Report,
 ) -> None:
     """Try a grid of settings on queries with known answers, and choose one."""
-    from nnnorm.report import tabulate_tuning
-    from nnnorm.study import read_truth
-    from nnnorm.study import tune as try_all
-
     report.check()
     if output is not None:
         read = [gallery, references, queries, truth, gallery_references]
@@ -238,11 +226,11 @@ def tune(
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     warn_of_overlap(bank, asked)
     with show_progress("Trying every setting") as progress:
-        tuning = try_all(
+        tuning = study.tune(
             items,
             bank,
             queries=asked,
-            truth=read_truth(truth),
+            truth=study.read_truth(truth),
             methods=_check_names(method) or ("nnn",),
             gallery_references=second,
             select=select,
@@ -284,10 +272,6 @@ def compare(
     report: Report,
 ) -> None:
     """Tune every method on validation queries and report all on test queries."""
-    from nnnorm.report import tabulate_comparison
-    from nnnorm.study import compare as run_all
-    from nnnorm.study import read_truth
-
     report.check()
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
@@ -296,11 +280,11 @@ def compare(
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     warn_of_overlap(bank, asked)
     with show_progress("Comparing") as progress:
-        comparison = run_all(
+        comparison = study.compare(
             items,
             bank,
             queries=asked,
-            truth=read_truth(truth),
+            truth=study.read_truth(truth),
             validation=task,
             gallery_references=second,
             methods=_check_names(method) or "all",
@@ -321,8 +305,7 @@ def compare(
 def ablate(
     gallery: Gallery,
     references: Annotated[
-        list[str],
-        typer.Option(help="A bank, as FILE or NAME=FILE; may be given several times."),
+        list[str], typer.Option(help="A bank, as FILE or NAME=FILE; may be given several times.")
     ],
     queries: Queries,
     truth: TruthFile,
@@ -341,10 +324,6 @@ def ablate(
     report: Report,
 ) -> None:
     """Measure NNN with smaller and other banks, tuned and automatic."""
-    from nnnorm.report import tabulate_ablation
-    from nnnorm.study import ablate as run_all
-    from nnnorm.study import read_truth
-
     report.check()
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
@@ -356,11 +335,11 @@ def ablate(
     for opened in banks.values():
         warn_of_overlap(opened, asked)
     with show_progress("Trying every bank") as progress:
-        ablation = run_all(
+        ablation = study.ablate(
             items,
             banks,
             queries=asked,
-            truth=read_truth(truth),
+            truth=study.read_truth(truth),
             validation=task,
             shares=share or (1.0, 0.5, 0.2, 0.1),
             select=select,
@@ -395,9 +374,7 @@ def _name_and_file(text: str) -> tuple[str, Path]:
 
 def warn_of_overlap(references: Embeddings, queries: Embeddings) -> None:
     """Warn on stderr where references are among the queries."""
-    from nnnorm.study import count_overlap
-
-    if n_common := count_overlap(references, queries):
+    if n_common := study.count_overlap(references, queries):
         typer.echo(
             f"Warning: {n_common:,} of the {len(references):,} rows of {references.name} are among "
             "the queries; a bank that includes the queries makes the result look too good",
