@@ -4,18 +4,30 @@ A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a tra
 `--debug`. Results go to stdout, progress and notes to stderr.
 """
 
+import functools
+import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperGroup
 
-from nnnorm.io import Embeddings, Metric, Progress
+from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
+from nnnorm.io import (
+    Embeddings,
+    Metric,
+    Progress,
+    check_writable,
+    make_folder,
+    open_embeddings,
+    write_whole,
+)
 from nnnorm.ranking import Ranking
 
 
@@ -23,7 +35,6 @@ class _Group(TyperGroup):
     """Turns our errors into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
-        from nnnorm.errors import MissingExtraError, NNNormError, first_line
 
         try:
             with warnings.catch_warnings():
@@ -58,8 +69,6 @@ class _Group(TyperGroup):
 
 def _show_warnings_as_notes() -> None:
     """Our own warnings become lines on stderr; those of other libraries stay as they are."""
-    from nnnorm.errors import NNNormWarning
-
     usual = warnings.showwarning
 
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
@@ -92,15 +101,15 @@ def _remember_debug(ctx: typer.Context, value: bool) -> bool:
 
 SOURCE = ".npy, .npz, .parquet or a folder of shards"
 Gallery = Annotated[Path, typer.Option(help=f"Items that are searched: {SOURCE}.")]
+Queries = Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")]
+BiasFile = Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")]
+Seed = Annotated[int, typer.Option(help="Random seed of splits and intervals.", min=0)]
 Normalize = Annotated[
     bool | None,
     typer.Option(
         "--normalize/--no-normalize",
         help="Divide every row of every input by its norm, or compare raw inner products.",
     ),
-]
-MetricOption = Annotated[
-    Metric, typer.Option(help="With cosine, rows must have unit norm (or use --normalize).")
 ]
 Budget = Annotated[int, typer.Option(help="Memory to use beyond the inputs, in MB.", min=1)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -109,18 +118,93 @@ Debug = Annotated[
 ]
 
 
-def open_input(path: Path, name: str, normalize: bool | None, metric: Metric) -> Embeddings:
-    """Open embeddings of the command line."""
-    from nnnorm.io import open_embeddings
+# Names of files, and functions that make the figures from the module of plots.
+Figures: TypeAlias = Mapping[str, Callable[[Any], Any]]
 
-    return open_embeddings(path, name=name, normalize=normalize, metric=metric)
+
+@dataclass(frozen=True)
+class Inputs:
+    """The options that decide how embeddings are opened."""
+
+    normalize: Normalize = None
+    metric: Annotated[
+        Metric, typer.Option(help="With cosine, rows must have unit norm (or use --normalize).")
+    ] = "ip"
+
+    def open(self, path: Path, name: str) -> Embeddings:
+        """Open embeddings of the command line."""
+        return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The options that decide where the tables and plots of a study go."""
+
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write the table to this Markdown file.")
+    ] = None
+    plots: Annotated[
+        Path | None, typer.Option(help="Write plots to this folder (made if needed).")
+    ] = None
+    as_json: Json = False
+    debug: Debug = False
+
+    def check(self) -> None:
+        """Check before the work that its results can be written."""
+        if self.markdown is not None:
+            check_writable(self.markdown)
+        if self.plots is not None:
+            require("matplotlib", "plots")
+            make_folder(self.plots)
+
+    def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
+        """Write Markdown and plots where asked, then print the tables, or JSON."""
+        if self.markdown is not None:
+            text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
+            write_whole(self.markdown, lambda file: file.write(text.encode()))
+        if self.plots is not None:
+            from nnnorm.report import plots as drawing
+
+            for name, draw in (figures or {}).items():
+                drawing.save_figure(draw(drawing), self.plots / name)
+                typer.echo(f"Plot: {self.plots / name}", err=True)
+        if self.as_json:
+            print_json(result)
+            return
+        for place, table in enumerate(tables):
+            if place:
+                typer.echo()
+            table.print()
+
+
+def with_shared_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace every parameter that is a dataclass of options by those options, for Typer."""
+    signature = inspect.signature(function)
+    options: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if is_dataclass(group := parameter.annotation):
+            groups[name] = group
+            options += [
+                parameter.replace(name=field.name, default=field.default, annotation=field.type)
+                for field in fields(group)
+            ]
+        else:
+            options.append(parameter)
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        function(**given)
+
+    vars(command)["__signature__"] = signature.replace(parameters=options)
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    return command
 
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
-    from nnnorm.errors import NNNormError
-    from nnnorm.io import check_writable
-
     target = check_writable(output)
     if any(path is not None and path.resolve() == target for path in inputs):
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
@@ -184,7 +268,7 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()) -> None:
+def print_facts(title: str, facts: Mapping[str, Any]) -> None:
     """Print a title and below it a line for each fact, under the name a person would give it."""
     from rich.console import Console
     from rich.table import Table
@@ -192,7 +276,7 @@ def print_facts(title: str, facts: Mapping[str, Any], skip: tuple[str, ...] = ()
     console = Console(highlight=False, markup=False, emoji=False)
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     for name, value in facts.items():
-        if value is not None and name not in skip:
+        if value is not None:
             table.add_row(f"  {name}", f"{value:.4g}" if isinstance(value, float) else str(value))
     console.print(title, style="bold")  # not the table's own title, which would wrap to its width
     console.print(table)

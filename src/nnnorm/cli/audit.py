@@ -5,32 +5,38 @@ from typing import Annotated, Any
 
 import typer
 
+from nnnorm import study
+from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
-    Debug,
+    BiasFile,
     Gallery,
-    Json,
-    MetricOption,
-    Normalize,
+    Inputs,
+    Queries,
+    Report,
+    Seed,
     app,
     number_or_auto,
-    open_input,
     show_progress,
+    with_shared_options,
 )
-from nnnorm.cli.study import Markdown, Plots, Queries, Seed, check_outputs, deliver, warn_of_overlap
+from nnnorm.cli.study import warn_of_overlap
 from nnnorm.errors import NNNormError
+from nnnorm.io import read_columns
+from nnnorm.methods import NNN
+from nnnorm.report import plot_audit, tabulate_audit
 
 
 @app.command(
     epilog="Example: nnnorm audit --gallery photos.npy --queries questions.npy "
     "--groups people.csv --group-column gender -k 10 --references past_queries.npy"
 )
+@with_shared_options
 def audit(
     gallery: Gallery,
     queries: Queries,
     groups: Annotated[
-        Path | None,
-        typer.Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item."),
+        Path | None, typer.Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item.")
     ] = None,
     visogender: Annotated[
         Path | None,
@@ -54,7 +60,7 @@ def audit(
     target: Annotated[
         str, typer.Option(help="Fair shares: gallery, equal, or A=0.5,B=0.5.")
     ] = "gallery",
-    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    bias: BiasFile = None,
     references: Annotated[
         Path | None, typer.Option(help=f"Instead of a bias: fit NNN from this bank, {SOURCE}.")
     ] = None,
@@ -65,28 +71,21 @@ def audit(
         str | None, typer.Option(help="With --references: a number or auto (VisoGender: 0.75).")
     ] = None,
     seed: Seed = 0,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
-    markdown: Markdown = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    *,
+    inputs: Inputs,
+    report: Report,
 ) -> None:
     """Count how often each group is retrieved, before and after a correction."""
-    from nnnorm.bias import Bias
-    from nnnorm.methods import NNN
-    from nnnorm.report import plot_audit, tabulate_audit
-    from nnnorm.study import audit as count
-    from nnnorm.study import audit_visogender
+    from nnnorm.datasets import read_visogender
 
-    check_outputs(markdown, plots)
+    report.check()
     if (groups is None) == (visogender is None):
         raise NNNormError("give --groups or --visogender, one of them")
     if bias and references:
         raise NNNormError("give --bias or --references, not both")
     if references is None and (reference_k or alpha):
         raise NNNormError("--reference-k and --alpha need --references; give it, or leave them out")
-    about = _read_visogender(visogender) if visogender else None
+    table = read_visogender(visogender) if visogender else None
     given: dict[str, Any] = {}
     if groups is not None:
         given = _read_groups(groups, group_column, label_column, query_table)
@@ -97,12 +96,12 @@ def audit(
             "VisoGender's protocol has its own groups, k and target; leave out the other options, "
             "or use --groups"
         )
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
     loaded = Bias.load(bias) if bias else None
     with show_progress("Counting groups") as progress:
         if references is not None:
-            bank = open_input(references, "references", normalize, metric)
+            bank = inputs.open(references, "references")
             warn_of_overlap(bank, asked)
             usual = ("16", "0.75") if visogender else ("auto", "auto")
             method = NNN(
@@ -110,34 +109,16 @@ def audit(
                 number_or_auto("--alpha", alpha or usual[1], float),
             )
             loaded = method.fit(items, bank, progress=progress)
-        if about is not None:
-            _check_counts(about, len(items), len(asked))
-            found = audit_visogender(
-                asked,
-                items,
-                loaded,
-                genders=about.genders,
-                occupations=about.occupations,
-                asked_occupations=list(about.questions),
-                seed=seed,
-            )
+        if table is not None:
+            _check_counts(table, len(items), len(asked))
+            given = {"genders": table.genders, "occupations": table.occupations}
+            given["asked_occupations"] = list(table.questions)
+            found = study.audit_visogender(asked, items, loaded, seed=seed, **given)
         else:
-            found = count(asked, items, loaded, seed=seed, progress=progress, **given)
+            found = study.audit(asked, items, loaded, seed=seed, progress=progress, **given)
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
-    deliver(
-        tabulate_audit(found),
-        {**found.to_dict(), "correction": correction},
-        as_json,
-        markdown,
-        plots,
-        [("audit.png", lambda _: plot_audit(found))],
-    )
-
-
-def _read_visogender(path: Path) -> Any:
-    from nnnorm.datasets import read_visogender
-
-    return read_visogender(path)
+    about = {**found.to_dict(), "correction": correction}
+    report.deliver(tabulate_audit(found), about, {"audit.png": lambda _: plot_audit(found)})
 
 
 def _check_counts(about: Any, n_gallery: int, n_queries: int) -> None:
@@ -153,7 +134,6 @@ def _check_counts(about: Any, n_gallery: int, n_queries: int) -> None:
 def _read_groups(
     groups: Path, group_column: str, label_column: str | None, query_table: Path | None
 ) -> dict[str, Any]:
-    from nnnorm.io import read_columns
 
     labels = () if label_column is None else (label_column,)
     columns = read_columns(groups, (group_column, *labels))

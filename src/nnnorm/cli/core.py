@@ -9,31 +9,37 @@ import typer
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
+    BiasFile,
     Budget,
     Debug,
     Gallery,
+    Inputs,
     Json,
-    MetricOption,
-    Normalize,
+    Queries,
     app,
     check_output,
     number_or_auto,
-    open_input,
     print_facts,
     print_json,
     print_ranking,
     print_story,
     show_progress,
     show_steps,
+    with_shared_options,
 )
+from nnnorm.io import open_embeddings
 from nnnorm.means import Solver
-from nnnorm.methods import GateForm, MethodName
+from nnnorm.methods import GateForm, MethodName, describe_setting, find_method, make_method
+from nnnorm.ranking import Ranking
+from nnnorm.scoring import count_threads
+from nnnorm.version import __version__
 
 
 @app.command(
     epilog="Example: nnnorm fit --gallery photos.npy --references past_queries.npy "
     "-o bias.safetensors"
 )
+@with_shared_options
 def fit(
     gallery: Gallery,
     references: Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")],
@@ -62,18 +68,15 @@ def fit(
         Solver, typer.Option(help="How the means are computed (nnn, csls); auto is exact.")
     ] = "auto",
     quality: Annotated[
-        int | None,
-        typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf)."),
+        int | None, typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
     ] = None,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compute the bias of every gallery item from a bank of past queries."""
-    from nnnorm.methods import make_method
-
     given = {
         "reference_k": number_or_auto("--reference-k", reference_k, int),
         "alpha": number_or_auto("--alpha", alpha, float),
@@ -87,18 +90,14 @@ def fit(
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     check_output(output, ".safetensors", [gallery, references, gallery_references])
-    items = open_input(gallery, "gallery", normalize, metric)
-    bank = open_input(references, "references", normalize, metric)
-    gallery_bank = (
-        open_input(gallery_references, "gallery_references", normalize, metric)
-        if gallery_references
-        else None
-    )
+    items = inputs.open(gallery, "gallery")
+    bank = inputs.open(references, "references")
+    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Scoring the gallery against the references") as progress:
         bias = chosen.fit(
             items,
             bank,
-            gallery_references=gallery_bank,
+            gallery_references=second,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget * 2**20,
@@ -123,17 +122,18 @@ def fit(
     epilog="Example: nnnorm search --gallery photos.npy --queries queries.npy "
     "--bias bias.safetensors -k 10"
 )
+@with_shared_options
 def search(
     gallery: Gallery,
-    queries: Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")],
-    bias: Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")] = None,
+    queries: Queries,
+    bias: BiasFile = None,
     weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
     debug: Debug = False,
@@ -144,8 +144,8 @@ def search(
     if output is not None:
         check_output(output, ".npz", [gallery, queries, bias])
     loaded = nnnorm.Bias.load(bias) if bias else None
-    items = open_input(gallery, "gallery", normalize, metric)
-    asked = open_input(queries, "queries", normalize, metric)
+    items = inputs.open(gallery, "gallery")
+    asked = inputs.open(queries, "queries")
     with show_progress("Searching") as progress:
         ranking = nnnorm.search(
             asked,
@@ -217,8 +217,6 @@ def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     if version:
-        from nnnorm.version import __version__
-
         typer.echo(__version__)
         raise typer.Exit
 
@@ -239,8 +237,6 @@ def _why_nothing(bias: Bias) -> str:
 
 def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     """Title and facts of a bias for people; `to_dict` has everything for programs."""
-    from nnnorm.methods import describe_setting, find_method
-
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
@@ -285,9 +281,6 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
 
     import numpy as np
 
-    from nnnorm.scoring import count_threads
-    from nnnorm.version import __version__
-
     def installed(package: str) -> str:
         try:
             return version(package)
@@ -321,9 +314,6 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
     import numpy as np
 
-    from nnnorm.io import open_embeddings
-    from nnnorm.ranking import Ranking
-
     if file.suffix == ".safetensors":
         bias = Bias.load(file)
         title, facts = _facts_of_bias(bias, file)
@@ -346,8 +336,5 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         "fingerprint": opened.fingerprint,
     }
     meaning = "inner products are cosines" if unit else "for cosine use --normalize"
-    facts = {
-        "norms": f"{low:.4g} to {high:.4g}: {meaning}",
-        "fingerprint": opened.fingerprint,
-    }
+    facts = {"norms": f"{low:.4g} to {high:.4g}: {meaning}", "fingerprint": opened.fingerprint}
     return title, about, facts

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from nnnorm.cli.app import Debug, Json, app, print_facts, print_json, show_progress, show_steps
-from nnnorm.encoders import Library, Modality
+from nnnorm.encoders import Library, Modality, list_files, list_texts, load_encoder, plan_encoding
 from nnnorm.errors import NNNormError
 
 
@@ -17,8 +17,7 @@ from nnnorm.errors import NNNormError
 )
 def encode(
     model: Annotated[
-        str,
-        typer.Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub."),
+        str, typer.Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the embeddings.")],
     images: Annotated[
@@ -61,24 +60,13 @@ def encode(
 
     A table is a .csv, .tsv, .jsonl or .parquet file.
     """
-    from nnnorm.encoders import list_files, list_texts, load_encoder, plan_encoding
-
-    wanted: dict[Modality, Any] = {}
-    if images is not None:
-        wanted["images"] = list_files(images, "images", image_column)
-    if texts is not None:
-        wanted["texts"] = list_texts(texts, text_column)
-    if audio is not None:
-        wanted["audio"] = list_files(audio, "audio", audio_column)
-    if not wanted:
-        raise NNNormError("nothing to encode; give --images, --texts or --audio")
-    for source, column, option in (
-        (images, image_column, "image"),
-        (texts, text_column, "text"),
-        (audio, audio_column, "audio"),
-    ):
-        if source is None and column is not None:
-            raise NNNormError(f"--{option}-column needs its table; give it, or leave it out")
+    wanted = _list_items(
+        {
+            "images": (images, image_column),
+            "texts": (texts, text_column),
+            "audio": (audio, audio_column),
+        }
+    )
     with show_steps() as step:
         say = step or (lambda text: None)
         say(f"Loading {model}")
@@ -95,32 +83,53 @@ def encode(
         plans = []
         for modality, items in wanted.items():
             say(f"Checking {len(items):,} {modality}")
-            plans.append(
-                plan_encoding(
-                    encoder, modality, items, output, shard_rows=shard_rows, resume=resume
-                )
-            )
+            options: Any = {"shard_rows": shard_rows, "resume": resume}
+            plans.append(plan_encoding(encoder, modality, items, output, **options))
     written: dict[Modality, dict[str, Any]] = {}
     for plan in plans:
-        modality, items = plan.modality, plan.items
-        try:
-            with show_progress(f"Encoding {len(items):,} {modality}") as progress:
-                done = plan.run(batch_size=batch_size, progress=progress)
-        except KeyboardInterrupt:
-            kept = "finished work is kept: resume it with the same command and --resume"
-            if not (written or plan.growing.exists()):
-                kept = "nothing was written yet"
-            raise NNNormError(f"interrupted; {kept}") from None
-        written[modality] = {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
-        if n_cut := done.about.get("n_texts_cut"):
+        written[plan.modality] = _run(plan, batch_size, n_before=len(written))
+        if n_cut := written[plan.modality].get("n_texts_cut"):
             typer.echo(
-                f"Note: {n_cut} of {len(items)} texts are longer than the {encoder.context} tokens "
-                f"that {encoder.name} reads; they were cut",
+                f"Note: {n_cut} of {len(plan.items)} texts are longer than the {encoder.context} "
+                f"tokens that {encoder.name} reads; they were cut",
                 err=True,
             )
     if as_json:
         print_json(written)
-        return
+    else:
+        _print_written(written)
+
+
+def _list_items(sources: dict[Modality, tuple[Path | None, str | None]]) -> dict[Modality, Any]:
+    """List the items of each modality for which a source was given."""
+    wanted: dict[Modality, Any] = {}
+    for modality, (source, column) in sources.items():
+        if source is None and column is not None:
+            option = modality.removesuffix("s")
+            raise NNNormError(f"--{option}-column needs its table; give it, or leave it out")
+        if source is not None and modality == "texts":
+            wanted[modality] = list_texts(source, column)
+        elif source is not None:
+            wanted[modality] = list_files(source, modality, column)
+    if not wanted:
+        raise NNNormError("nothing to encode; give --images, --texts or --audio")
+    return wanted
+
+
+def _run(plan: Any, batch_size: int, n_before: int) -> dict[str, Any]:
+    """Encode the items of a plan; what was encoded before an interruption is kept."""
+    try:
+        with show_progress(f"Encoding {len(plan.items):,} {plan.modality}") as progress:
+            done = plan.run(batch_size=batch_size, progress=progress)
+    except KeyboardInterrupt:
+        kept = "finished work is kept: resume it with the same command and --resume"
+        if not (n_before or plan.growing.exists()):
+            kept = "nothing was written yet"
+        raise NNNormError(f"interrupted; {kept}") from None
+    return {"folder": str(done.folder), "n_resumed": done.n_resumed, **done.about}
+
+
+def _print_written(written: dict[Modality, dict[str, Any]]) -> None:
     shown = ("folder", "n_rows", "dim", "n_resumed", "n_texts_cut", "model", "normalisation")
     for modality, about in written.items():
         facts = {name: about[name] for name in shown if name in about}

@@ -5,30 +5,40 @@ A URL names an engine and a collection: ``faiss:photos.faiss``, ``sqlite:photos.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
     Debug,
     Gallery,
+    Inputs,
     Json,
-    MetricOption,
-    Normalize,
+    Queries,
     app,
     check_output,
-    open_input,
+    print_facts,
     print_json,
     print_ranking,
     show_progress,
+    with_shared_options,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.index import CorrectedIndex, Way
-from nnnorm.io import Progress
+from nnnorm.index import (
+    CorrectedIndex,
+    Way,
+    adopt_index,
+    build_index,
+    export_index,
+    open_index,
+    verify_index,
+)
+from nnnorm.io import Progress, read_json, read_jsonl
 
 index_app = typer.Typer(
     help="Run the corrected search inside an existing engine.",
@@ -47,7 +57,6 @@ WayOption = Annotated[
     Way | None,
     typer.Option(help="How the correction is served; by default the best way of the engine."),
 ]
-BiasFile = Annotated[Path, typer.Option(help="Bias of the gallery, from `nnnorm fit`.")]
 Weight = Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")]
 
 
@@ -55,26 +64,24 @@ Weight = Annotated[float | None, typer.Option(help="Replaces the weight of the b
     epilog="Example: nnnorm index build --gallery photos.npy --bias bias.safetensors "
     "--to faiss:photos.faiss?kind=hnsw"
 )
+@with_shared_options
 def build(
     gallery: Gallery,
-    bias: BiasFile,
+    bias: Annotated[Path, typer.Option(help="Bias of the gallery, from `nnnorm fit`.")],
     to: Annotated[str, typer.Option(help=f"URL of the new index, {_URL}.")],
     ids: IdsFile = None,
     metadata: Annotated[
         Path | None, typer.Option(help="Metadata, one JSON object per item: .jsonl or .json.")
     ] = None,
     way: WayOption = None,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Build an index in an engine from a gallery and its bias."""
-    from nnnorm.bias import Bias
-    from nnnorm.index import build_index
-
     loaded = Bias.load(bias)
-    items = open_input(gallery, "gallery", normalize, metric)
+    items = inputs.open(gallery, "gallery")
     named, described = read_ids(ids), _read_metadata(metadata)
     with _long_work("Building") as progress:
         built = build_index(
@@ -86,25 +93,24 @@ def build(
 @index_app.command(
     epilog="Example: nnnorm index search --index faiss:photos.faiss --queries queries.npy -k 10"
 )
+@with_shared_options
 def search(
     index: IndexUrl,
-    queries: Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")],
+    queries: Queries,
     weight: Weight = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Hits per query.")] = 10,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and ids as .npz.")
     ] = None,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Search a corrected index."""
-    from nnnorm.index import open_index
-
     if output is not None:
         check_output(output, ".npz", [queries])
-    asked = open_input(queries, "queries", normalize, metric)
+    asked = inputs.open(queries, "queries")
     with open_index(index) as opened:
         ranking = opened.search(asked, k=k, weight=weight)
         used = opened.recipe.weight if weight is None else weight
@@ -138,6 +144,7 @@ def search(
     epilog="Example: nnnorm index verify --index faiss:photos.faiss --queries queries.npy "
     "--gallery photos.npy --bias bias.safetensors"
 )
+@with_shared_options
 def verify(
     index: IndexUrl,
     queries: Annotated[Path, typer.Option(help=f"Queries to sample from: {SOURCE}.")],
@@ -154,21 +161,18 @@ def verify(
     k: Annotated[int, typer.Option("-k", "--k", help="Hits per query.", min=1)] = 10,
     sample: Annotated[int, typer.Option(help="Number of queries to ask.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Random seed of the sample.", min=0)] = 0,
-    normalize: Normalize = None,
-    metric: MetricOption = "ip",
+    *,
+    inputs: Inputs,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare an index with the exact corrected search; exit code 1 where they differ."""
-    from nnnorm.bias import Bias
-    from nnnorm.index import adopt_index, open_index, verify_index
-
     if (gallery is None) != (bias is None):
         raise NNNormError("--gallery and --bias go together; give both or neither")
     if way is not None and gallery is None:
         raise NNNormError("--way is for an index filled by hand, which needs --gallery and --bias")
-    asked = open_input(queries, "queries", normalize, metric)
-    items = open_input(gallery, "gallery", normalize, metric) if gallery else None
+    asked = inputs.open(queries, "queries")
+    items = inputs.open(gallery, "gallery") if gallery else None
     loaded = Bias.load(bias) if bias else None
     if way is not None and items is not None and loaded is not None:
         opened = adopt_index(index, items, loaded, way=way)
@@ -191,16 +195,15 @@ def verify(
         print_json(result.to_dict())
     else:
         verdict = "agrees with" if result.is_good else "differs from"
-        facts = [
-            (f"recall@{k}", f"{result.recall:.4g}"),
-            ("largest score error", f"{result.score_error:.2g}"),
-            ("queries asked", f"{result.n_queries:,}"),
-            ("items", f"{result.n_items:,}"),
-            ("correction", served),
-        ]
-        if result.extra_fetches:
-            facts.append(("further requests", f"{result.extra_fetches:,}"))
-        _print_facts(f"{name} {verdict} the exact corrected search.", facts)
+        facts = {
+            f"recall@{k}": f"{result.recall:.4g}",
+            "largest score error": f"{result.score_error:.2g}",
+            "queries asked": f"{result.n_queries:,}",
+            "items": f"{result.n_items:,}",
+            "correction": served,
+            "further requests": f"{result.extra_fetches:,}" if result.extra_fetches else None,
+        }
+        print_facts(f"{name} {verdict} the exact corrected search.", facts)
         for problem in result.problems:
             typer.echo(f"Likely cause: {problem}.")
     if not result.is_good:
@@ -231,20 +234,11 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Copy a collection with the correction; an interrupted copy continues when run again."""
-    from nnnorm.bias import Bias
-    from nnnorm.index import export_index
-
     loaded = Bias.load(bias) if bias else None
     named = read_ids(ids)
     with _long_work("Exporting") as progress:
         done = export_index(
-            source,
-            to,
-            references=references,
-            bias=loaded,
-            ids=named,
-            way=way,
-            progress=progress,
+            source, to, references=references, bias=loaded, ids=named, way=way, progress=progress
         )
     _print_index(done, as_json, "Wrote the corrected copy")
 
@@ -255,8 +249,6 @@ def export(
 def read_ids(path: Path | None) -> Any:
     """Read ids from a .npy file or a JSON list."""
     import numpy as np
-
-    from nnnorm.io import read_json
 
     if path is None:
         return None
@@ -274,7 +266,6 @@ def read_ids(path: Path | None) -> Any:
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
-    from nnnorm.io import read_json, read_jsonl
 
     if path is None:
         return None
@@ -313,28 +304,16 @@ def _print_index(index: CorrectedIndex, as_json: bool, done: str) -> None:
     if as_json:
         print_json({"index": name, "n_items": n_items, **recipe.to_dict()})
         return
-    facts = [
-        ("items", f"{n_items:,}"),
-        ("dimensions", f"{recipe.dim:,} in the embeddings, {recipe.width:,} in the index"),
-        ("correction", _WAYS[recipe.way]),
-        ("method", recipe.method),
-        ("weight (alpha)", f"{recipe.weight:.4g}"),
-        ("range of the bias", f"{recipe.lowest:.4g} to {recipe.highest:.4g}"),
-        ("norms of the items", f"{recipe.shortest:.4g} to {recipe.longest:.4g}"),
-    ]
-    _print_facts(f"{done} {name}.", facts)
-
-
-def _print_facts(sentence: str, facts: Iterable[tuple[str, str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, markup=False, emoji=False)
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for name, value in facts:
-        table.add_row(f"  {name}", value)
-    console.print(sentence, style="bold")  # a title of the table would wrap to its width
-    console.print(table)
+    facts = {
+        "items": f"{n_items:,}",
+        "dimensions": f"{recipe.dim:,} in the embeddings, {recipe.width:,} in the index",
+        "correction": _WAYS[recipe.way],
+        "method": recipe.method,
+        "weight (alpha)": f"{recipe.weight:.4g}",
+        "range of the bias": f"{recipe.lowest:.4g} to {recipe.highest:.4g}",
+        "norms of the items": f"{recipe.shortest:.4g} to {recipe.longest:.4g}",
+    }
+    print_facts(f"{done} {name}.", facts)
 
 
 def _finite(scores: Any) -> list[list[float | None]]:

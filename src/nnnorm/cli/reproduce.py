@@ -9,16 +9,21 @@ import typer
 
 from nnnorm.cli.app import (
     Debug,
+    Figures,
     Json,
     Normalize,
+    Report,
+    Seed,
     app,
     print_facts,
     print_json,
     show_progress,
     show_steps,
+    with_shared_options,
 )
-from nnnorm.cli.study import Markdown, Plots, Seed, check_outputs, deliver
 from nnnorm.errors import NNNormError
+from nnnorm.io import check_writable, make_folder, write_whole
+from nnnorm.report import plot_audit
 
 Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
 
@@ -46,7 +51,6 @@ def dataset(
 ) -> None:
     """Write a data set's images, captions, pairs and splits as plain lists."""
     from nnnorm.datasets import check_images
-    from nnnorm.io import make_folder
 
     if kind == "clip-retrieval" and (images or skip_broken or decode):
         raise NNNormError(
@@ -96,6 +100,7 @@ def dataset(
 
 
 @app.command(epilog="Example: nnnorm reproduce --table image-retrieval --stand-in shapes")
+@with_shared_options
 def reproduce(
     table: Annotated[
         list[str] | None,
@@ -105,8 +110,7 @@ def reproduce(
         Path | None, typer.Option(help="Folder with embeddings of the paper's models.")
     ] = None,
     encoder: Annotated[
-        list[str] | None,
-        typer.Option(help="Encode what is missing there: clip=MODEL; repeatable."),
+        list[str] | None, typer.Option(help="Encode what is missing there: clip=MODEL; repeatable.")
     ] = None,
     stand_in: Annotated[
         list[str] | None,
@@ -114,14 +118,11 @@ def reproduce(
     ] = None,
     seed: Seed = 0,
     normalize: Normalize = None,
-    markdown: Markdown = None,
     latex: Annotated[Path | None, typer.Option(help="Write the tables there as LaTeX.")] = None,
-    plots: Plots = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    *,
+    report: Report,
 ) -> None:
     """List the paper's tables, or measure some and show them next to the paper's."""
-    from nnnorm.io import check_writable
     from nnnorm.reproduce import (
         EmbeddingFolder,
         Runner,
@@ -130,7 +131,7 @@ def reproduce(
         tabulate_overview,
     )
 
-    check_outputs(markdown, plots)
+    report.check()
     if latex is not None:
         check_writable(latex)
     folder = None
@@ -139,7 +140,7 @@ def reproduce(
     if table is None:
         overview = tabulate_overview(folder)
         listed = [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
-        deliver([overview], listed, as_json, markdown, None, [])
+        report.deliver([overview], listed)
         return
     wanted = find_tables(table)
     others = dict(open_stand_in(text) for text in stand_in or [])
@@ -163,12 +164,11 @@ def reproduce(
     tables = [made for made, _, _ in runs]
     if latex is not None:
         _write_lines(latex, ["% needs \\usepackage{booktabs}", *(t.to_latex() for t in tables)])
-    figures = [picture for _, _, pictures in runs for picture in pictures]
-    deliver(tables, [about for _, about, _ in runs], as_json, markdown, plots, figures)
+    figures = {name: draw for _, _, some in runs for name, draw in some.items()}
+    report.deliver(tables, [about for _, about, _ in runs], figures)
 
 
-_Picture = tuple[str, Callable[[Any], Any]]
-_Run = tuple[Any, dict[str, Any], list[_Picture]]
+_Run = tuple[Any, dict[str, Any], Figures]
 
 
 def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:
@@ -206,32 +206,29 @@ def _run_stand_ins(runners: dict[str, Any], table: Any, step: Any) -> _Run:
         name: run_table(runner, table, stand_in=name, step=step) for name, runner in runners.items()
     }
     about = {name: [outcome.to_dict() for outcome in some] for name, some in found.items()}
-    pictures: list[_Picture] = []
+    pictures: dict[str, Any] = {}
     for name, outcomes in found.items():
-        pictures += _pictures(runners[name], table, outcomes, f"{name}-")
+        pictures |= _pictures(runners[name], table, outcomes, f"{name}-")
     return tabulate_stand_ins(table, found), {"table": table.name, "stand_ins": about}, pictures
 
 
-def _pictures(runner: Any, table: Any, outcomes: Sequence[Any], prefix: str) -> list[_Picture]:
+def _pictures(runner: Any, table: Any, outcomes: Sequence[Any], prefix: str) -> Figures:
     """The paper's figures: histograms of N_1, and bias by occupation."""
     from dataclasses import replace
 
     after = [
         outcome for outcome in outcomes if outcome.figure and outcome.experiment.method == "nnn"
     ]
-    pictures: list[_Picture] = []
+    pictures: dict[str, Callable[[Any], Any]] = {}
     if table.name == "gender" and after:
-        from nnnorm.report import plot_audit
-
         audit = runner.groups(after[0].experiment)
-        pictures.append((f"{prefix}gender.png", lambda _: plot_audit(audit)))
+        pictures[f"{prefix}gender.png"] = lambda _: plot_audit(audit)
     if table.name in ("hubness", "cross-attention"):
         for direction in dict.fromkeys(outcome.experiment.direction for outcome in after):
             with_nnn = next(o.experiment for o in after if o.experiment.direction == direction)
             counts = [runner.occurrences(replace(with_nnn, method=m)) for m in ("none", "nnn")]
             title = f"{with_nnn.model}, {direction} retrieval: how often does each item come first?"
-            name = f"{prefix}{table.name}-{direction}.png"
-            pictures.append((name, _histogram(counts, title)))
+            pictures[f"{prefix}{table.name}-{direction}.png"] = _histogram(counts, title)
     return pictures
 
 
@@ -287,7 +284,6 @@ def _write_dataset(
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    from nnnorm.io import write_whole
 
     text = "\n".join(lines) + "\n"
     write_whole(path, lambda file: file.write(text.encode("utf-8")))

@@ -19,10 +19,7 @@ _WHAT = "one of Karpathy's split files, such as dataset_flickr30k.json"
 
 
 def read_karpathy(
-    path: str | os.PathLike[str],
-    images: str | os.PathLike[str] = ".",
-    *,
-    restval: bool = True,
+    path: str | os.PathLike[str], images: str | os.PathLike[str] = ".", *, restval: bool = True
 ) -> Pairs:
     """Read images, captions and splits of a Karpathy split file.
 

@@ -136,8 +136,6 @@ def _look(image: str, pillow: Any) -> str | None:
                 warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
                 with pillow.open(image) as picture:
                     picture.load()
-    except (
-        Exception
-    ) as error:  # decoders raise many kinds of errors for a picture that can't be read
+    except Exception as error:  # decoders raise errors of many kinds
         return f"can't be read ({first_line(error)})"
     return None

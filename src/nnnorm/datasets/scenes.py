@@ -272,13 +272,7 @@ def _stencil(
 
 @lru_cache(maxsize=1024)
 def _layers(
-    shape: str,
-    size: str,
-    height: int,
-    width: int,
-    middle_y: float,
-    middle_x: float,
-    cell: float,
+    shape: str, size: str, height: int, width: int, middle_y: float, middle_x: float, cell: float
 ) -> tuple[Floats, Floats, Floats]:
     """Return the shares of shadow, rim and body in each pixel, from many samples per pixel."""
     step = 1 / _FINER

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Encoder
-from nnnorm.encoders.images import square_pixels
+from nnnorm.encoders.checkpoint import CheckpointEncoder, find_shapes
 from nnnorm.encoders.layers import (
     HEAD,
     apply_linear,
@@ -25,18 +24,11 @@ from nnnorm.encoders.layers import (
     pad_rows,
     to_numpy,
 )
-from nnnorm.encoders.weights import (
-    check_keys,
-    fingerprint_files,
-    pick_device,
-    read_checkpoint,
-    resize_positions,
-)
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.encoders.weights import check_keys, explain_loading, read_checkpoint
+from nnnorm.errors import NNNormError, require
 
 Tensor: TypeAlias = Any
 
-_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _MAX_TOKENS = 30
 _MAX_WORDS = 30
 # Width of the published model to its image layers, and text layers below the first fusion layer.
@@ -52,7 +44,7 @@ _UNUSED = (
 _LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.(.*)")
 
 
-class Albef(Encoder):
+class Albef(CheckpointEncoder):
     """ALBEF's image and text encoder.
 
     Parameters
@@ -73,8 +65,8 @@ class Albef(Encoder):
     (1, 256)
     """
 
-    modalities = ("images", "texts")
     context = _MAX_TOKENS
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
     def __init__(
         self,
@@ -84,7 +76,6 @@ class Albef(Encoder):
         image_size: int | None = None,
         device: str = "auto",
     ) -> None:
-        torch = require("torch", "encoders")
         # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {
             re.sub(r"^text_encoder\.bert\.", "text_encoder.", key): tensor
@@ -95,37 +86,20 @@ class Albef(Encoder):
         fusion = rf"text_encoder\.encoder\.layer\.({'|'.join(map(str, range(n_text, 99)))})\..*"
         check_keys(state, shapes, [*_UNUSED, fusion], f"checkpoint {path}")
 
-        self.name = str(path)
         self.dim = shapes["text_proj.weight"][0]
-        self._device = pick_device(device)
-        patch = shapes["visual_encoder.patch_embed.proj.weight"][-1]
-        positions = state["visual_encoder.pos_embed"][0].float()
-        self._size = image_size or patch * round((len(positions) - 1) ** 0.5)
-        if self._size < patch or self._size % patch:
-            raise NNNormError(
-                f"image_size must be a multiple of the patch size {patch}; got {image_size}"
-            )
-        state["visual_encoder.pos_embed"] = resize_positions(positions, 1, self._size // patch)
-        self._state = {key: state[key].to(self._device, torch.float32) for key in shapes}
+        patches, positions = "visual_encoder.patch_embed.proj.weight", "visual_encoder.pos_embed"
+        self._keep(state, shapes, patches, positions, 1, image_size, device)
         self._n_blocks = sum(key.endswith("attn.qkv.weight") for key in shapes)
         self._n_text = n_text
         self._tokens = _WordPieces(
             vocabulary or path.with_name("vocab.txt"),
             shapes["text_encoder.embeddings.word_embeddings.weight"][0],
         )
-        self.about = {
-            "encoder": "albef",
-            "model": self.name,
-            "revision": None,
-            "weights_sha256": fingerprint_files([path]),
-            "preprocessing": {
-                "images": f"bicubic to {self._size} x {self._size}, mean {_MEAN}, std {_STD}",
-                "texts": "lower case, punctuation removed, at most 30 words; [CLS] and word pieces "
-                f"without [SEP], at most {_MAX_TOKENS} tokens",
-                "vocabulary_sha256": fingerprint_files([self._tokens.path]),
-            },
-            "normalisation": "unit norm, by nnnorm",
-        }
+        texts = (
+            "lower case, punctuation removed, at most 30 words; [CLS] and word pieces "
+            f"without [SEP], at most {_MAX_TOKENS} tokens"
+        )
+        self._describe("albef", path, texts, self._tokens.path)
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
@@ -134,9 +108,8 @@ class Albef(Encoder):
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
         """Return the projected first token of the ViT."""
         torch = require("torch", "encoders")
-        pixels = square_pixels(images, self._size, _MEAN, _STD)
         with torch.inference_mode():
-            states = self._see(torch.from_numpy(pixels).to(self._device))
+            states = self._see(self._pixels(images))
             return to_numpy(apply_linear(self._state, states[:, 0], "vision_proj"))
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
@@ -210,25 +183,14 @@ def albef_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: a.pth is no ALBEF checkpoint: it has no visual_encoder.pos_embed ...
     """
-    leads = {
-        key: tuple(state[key].shape) if key in state else None
-        for key in (
-            "visual_encoder.pos_embed",
-            "visual_encoder.patch_embed.proj.weight",
-            "text_encoder.embeddings.word_embeddings.weight",
-            "text_encoder.embeddings.position_embeddings.weight",
-            "text_proj.weight",
-        )
+    n_dimensions = {
+        "visual_encoder.pos_embed": 3,
+        "visual_encoder.patch_embed.proj.weight": 4,
+        "text_encoder.embeddings.word_embeddings.weight": 2,
+        "text_encoder.embeddings.position_embeddings.weight": 2,
+        "text_proj.weight": 2,
     }
-    absent = [key for key, shape in leads.items() if shape is None]
-    if absent:
-        raise NNNormError(
-            f"{name} is no ALBEF checkpoint: it has no {absent[0]} "
-            f"(it begins with {next(iter(state), 'nothing')})"
-        )
-    positions, patches, words, places, projection = (shape or () for shape in leads.values())
-    if [len(positions), len(patches), len(words), len(places), len(projection)] != [3, 4, 2, 2, 2]:
-        raise NNNormError(f"{name} is no ALBEF checkpoint: the shapes of its tables are {leads}")
+    positions, patches, words, places, projection = find_shapes(state, n_dimensions, name, "ALBEF")
     width, text_width = positions[-1], words[-1]
     if width % HEAD or text_width % HEAD:
         raise NNNormError(f"{name}: widths must be multiples of {HEAD}; got {width}, {text_width}")
@@ -291,11 +253,9 @@ class _WordPieces:
                 f"ALBEF needs the vocabulary of bert-base-uncased, and {path} is not there; put "
                 "vocab.txt beside the checkpoint, or name it with --tokenizer"
             )
-        try:
+        with explain_loading(f"vocabulary {path} can't be read", "is it BERT's?"):
             words = tokenizers.models.WordPiece.read_file(str(path))
             self._pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
-        except Exception as error:  # the library raises bare exceptions
-            raise NNNormError(f"vocabulary {path} can't be read ({first_line(error)})") from error
         special = [self._pieces.token_to_id(token) for token in ("[CLS]", "[PAD]", "[UNK]")]
         if None in special:
             raise NNNormError(f"vocabulary {path} has no [CLS], [PAD] and [UNK]; is it BERT's?")

@@ -13,8 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Encoder
-from nnnorm.encoders.images import square_pixels
+from nnnorm.encoders.checkpoint import CheckpointEncoder, find_shapes
 from nnnorm.encoders.layers import (
     HEAD,
     apply_linear,
@@ -26,18 +25,11 @@ from nnnorm.encoders.layers import (
     pad_rows,
     to_numpy,
 )
-from nnnorm.encoders.weights import (
-    check_keys,
-    fingerprint_files,
-    pick_device,
-    read_checkpoint,
-    resize_positions,
-)
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.encoders.weights import check_keys, explain_loading, read_checkpoint
+from nnnorm.errors import NNNormError, require
 
 Tensor: TypeAlias = Any
 
-_MEAN = _STD = (0.5, 0.5, 0.5)
 _MAX_TOKENS = 64
 _EPS = 1e-5
 # Width to the number of layers of the published models, base and large.
@@ -49,7 +41,7 @@ _SKIPPED = 2
 _FIRST, _PAD, _LAST, _UNKNOWN, _SHIFT = 0, 1, 2, 3, 1
 
 
-class Beit3(Encoder):
+class Beit3(CheckpointEncoder):
     """BEiT-3's image and text encoder for retrieval, base or large.
 
     Parameters
@@ -71,7 +63,7 @@ class Beit3(Encoder):
     (1, 768)
     """
 
-    modalities = ("images", "texts")
+    mean = std = (0.5, 0.5, 0.5)
 
     def __init__(
         self,
@@ -81,44 +73,22 @@ class Beit3(Encoder):
         image_size: int | None = None,
         device: str = "auto",
     ) -> None:
-        torch = require("torch", "beit3")
+        require("torch", "beit3")
         state = read_checkpoint(path)
         shapes = beit3_shapes(state, str(path))
         check_keys(state, shapes, _UNUSED, f"checkpoint {path}")
 
-        self.name = str(path)
+        positions = "beit3.encoder.embed_positions"
         self.dim = shapes["language_head.weight"][0]
-        self.context = min(
-            _MAX_TOKENS, shapes["beit3.encoder.embed_positions.B.weight"][0] - _SKIPPED
-        )
-        self._device = pick_device(device)
-        patch = shapes["beit3.vision_embed.proj.weight"][-1]
-        positions = state["beit3.encoder.embed_positions.A.weight"].float()
-        self._size = image_size or patch * round((len(positions) - 1 - _SKIPPED) ** 0.5)
-        if self._size < patch or self._size % patch:
-            raise NNNormError(
-                f"image_size must be a multiple of the patch size {patch}; got {image_size}"
-            )
-        state["beit3.encoder.embed_positions.A.weight"] = resize_positions(
-            positions, 1 + _SKIPPED, self._size // patch
-        )
-        self._state = {key: state[key].to(self._device, torch.float32) for key in shapes}
+        self.context = min(_MAX_TOKENS, shapes[f"{positions}.B.weight"][0] - _SKIPPED)
+        patches, seen = "beit3.vision_embed.proj.weight", f"{positions}.A.weight"
+        self._keep(state, shapes, patches, seen, 1 + _SKIPPED, image_size, device)
         self._n_layers = sum(key.endswith("self_attn.q_proj.A.weight") for key in shapes)
         self._tokens = _SentencePieces(
             vocabulary or path.with_name("beit3.spm"), shapes["beit3.text_embed.weight"][0]
         )
-        self.about = {
-            "encoder": "beit3",
-            "model": self.name,
-            "revision": None,
-            "weights_sha256": fingerprint_files([path]),
-            "preprocessing": {
-                "images": f"bicubic to {self._size} x {self._size}, mean {_MEAN}, std {_STD}",
-                "texts": f"sentencepiece between <s> and </s>, at most {self.context} tokens",
-                "vocabulary_sha256": fingerprint_files([self._tokens.path]),
-            },
-            "normalisation": "unit norm, by nnnorm",
-        }
+        texts = f"sentencepiece between <s> and </s>, at most {self.context} tokens"
+        self._describe("beit3", path, texts, self._tokens.path)
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
@@ -127,7 +97,7 @@ class Beit3(Encoder):
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
         """Return the first token of branch A after the vision head."""
         torch = require("torch", "beit3")
-        pixels = torch.from_numpy(square_pixels(images, self._size, _MEAN, _STD)).to(self._device)
+        pixels = self._pixels(images)
         with torch.inference_mode():
             embed = "beit3.vision_embed"
             x = embed_patches(self._state, pixels, f"{embed}.proj", f"{embed}.cls_token")
@@ -186,25 +156,19 @@ def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: a.pth is no BEiT-3 checkpoint: it has no beit3.text_embed.weight ...
     """
-    leads = {
-        key: tuple(state[key].shape) if key in state else None
-        for key in (
-            "beit3.text_embed.weight",
-            "beit3.vision_embed.proj.weight",
-            "beit3.encoder.embed_positions.A.weight",
-            "beit3.encoder.embed_positions.B.weight",
-        )
+    n_dimensions = {
+        "beit3.text_embed.weight": 2,
+        "beit3.vision_embed.proj.weight": 4,
+        "beit3.encoder.embed_positions.A.weight": 2,
+        "beit3.encoder.embed_positions.B.weight": 2,
     }
-    absent = [key for key, shape in leads.items() if shape is None]
-    if absent:
-        raise NNNormError(
-            f"{name} is no BEiT-3 checkpoint: it has no {absent[0]} "
-            f"(it begins with {next(iter(state), 'nothing')})"
-        )
-    words, patches, seen, read = (shape or () for shape in leads.values())
-    if [len(words), len(patches), len(seen), len(read)] != [2, 4, 2, 2] or words[1] % HEAD:
-        raise NNNormError(f"{name} is no BEiT-3 checkpoint: the shapes of its tables are {leads}")
+    words, patches, seen, read = find_shapes(state, n_dimensions, name, "BEiT-3")
     width = words[1]
+    if width % HEAD:
+        raise NNNormError(
+            f"{name} is no BEiT-3 checkpoint: the shapes of its words are {words}, which is no "
+            f"multiple of {HEAD}"
+        )
     found = [int(m[1]) for key in state if (m := re.match(r"beit3\.encoder\.layers\.(\d+)", key))]
     shapes: dict[str, tuple[int, ...]] = {
         "beit3.text_embed.weight": words,
@@ -241,12 +205,9 @@ class _SentencePieces:
                 f"BEiT-3 needs the authors' beit3.spm, and {path} is not there; put it beside the "
                 "checkpoint, or name it with --tokenizer"
             )
-        try:
+        failed = f"{path} can't be read as a sentencepiece model"
+        with explain_loading(failed, "take the authors' beit3.spm"):
             self._pieces = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except Exception as error:  # the library raises bare RuntimeErrors and OSErrors
-            raise NNNormError(
-                f"{path} can't be read as a sentencepiece model ({first_line(error)})"
-            ) from error
         n_ids = self._pieces.get_piece_size() + _SHIFT
         if n_ids > n_rows:
             raise NNNormError(

@@ -18,7 +18,9 @@ from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.layers import to_numpy
 from nnnorm.encoders.weights import (
     check_vocabulary,
+    explain_loading,
     fingerprint_files,
+    list_some,
     pick_device,
     quiet_loading,
 )
@@ -103,16 +105,15 @@ class HuggingFace(Encoder):
                 f"shorter ones: {self._sounds.padding}"
             )
         is_folder = Path(model).is_dir()
+        weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
         self.about = {
             "encoder": "transformers",
             "model": model,
             "architecture": kind.architecture,
             "revision": None if is_folder else getattr(self._config, "_commit_hash", None),
-            "weights_sha256": fingerprint_files(_weight_files(Path(model))) if is_folder else None,
+            "weights_sha256": fingerprint_files(weights) if is_folder else None,
             "preprocessing": preprocessing,
-            "normalisation": "unit norm, by the model"
-            if self._type == "clap"
-            else "unit norm, by nnnorm",
+            "normalisation": f"unit norm, by {'the model' if self._type == 'clap' else 'nnnorm'}",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
@@ -217,23 +218,13 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
     nnnorm.errors.NNNormError: model no/such/folder can't be loaded as CLIPModel ...
     """
     transformers = require("transformers", "encoders")
-    try:
-        with quiet_loading():
-            loaded, info = getattr(transformers, architecture).from_pretrained(
-                model,
-                revision=revision,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # the error of the library does not name them
-            )
-    except (MemoryError, ImportError):
-        raise
-    except (
-        Exception
-    ) as error:  # the library, the hub and safetensors each raise their own kind of error
-        raise NNNormError(
-            f"model {model} can't be loaded as {architecture} ({first_line(error)}); "
-            "is the folder whole, and do its weights belong to its config.json?"
-        ) from error
+    failed = f"model {model} can't be loaded as {architecture}"
+    advice = "is the folder whole, and do its weights belong to its config.json?"
+    # Sizes are checked below: the error of the library does not name the tensors.
+    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    with explain_loading(failed, advice), quiet_loading():
+        kind = getattr(transformers, architecture)
+        loaded, info = kind.from_pretrained(model, revision=revision, **options)
     shapes = {key: tuple(map(tuple, sizes)) for key, *sizes in info["mismatched_keys"]}
     for found, words in (
         (set(info["missing_keys"]) - set(shapes), "lacks {} of the weights of"),
@@ -244,12 +235,11 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
         if keys:
             shown = [
                 f"{key} {shapes[key][0]} instead of {shapes[key][1]}" if key in shapes else key
-                for key in keys[:3]
+                for key in keys
             ]
             raise NNNormError(
                 f"model {model} {words.format(len(keys))} {architecture}: "
-                f"{', '.join(shown)}{', …' if len(keys) > 3 else ''}; "
-                "was it saved as another kind of model?"
+                f"{list_some(shown)}; was it saved as another kind of model?"
             )
     return loaded.float().eval()
 
@@ -302,7 +292,3 @@ def _pillow_backend() -> dict[str, Any]:
 def _features(found: Any) -> Tensor:
     """Return the projected rows: a tensor in version 4, an output object in version 5."""
     return found if hasattr(found, "shape") else found.pooler_output
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    return [*folder.glob("*.safetensors"), *folder.glob("*.bin")]

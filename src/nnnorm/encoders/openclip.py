@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder
 from nnnorm.encoders.layers import to_numpy
-from nnnorm.encoders.weights import fingerprint_files, pick_device
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.encoders.weights import explain_loading, fingerprint_files, pick_device
+from nnnorm.errors import NNNormError, require
 
 
 class OpenClip(Encoder):
@@ -40,20 +40,12 @@ class OpenClip(Encoder):
         architecture, weights = split_name(model)
         library = require("open_clip", "open-clip")
         self._device = pick_device(device)
-        try:
+        failed = f"model {model} can't be loaded by open_clip"
+        with explain_loading(failed, "see open_clip.list_pretrained() for the names"):
             self._model, _, self._transform = library.create_model_and_transforms(
                 architecture, pretrained=weights, precision="fp32", device=self._device
             )
             self._tokenizer = library.get_tokenizer(architecture)
-        except (MemoryError, ImportError):
-            raise
-        except (
-            Exception
-        ) as error:  # the library, the hub and torch each raise their own kind of error
-            raise NNNormError(
-                f"model {model} can't be loaded by open_clip ({first_line(error)}); "
-                "see open_clip.list_pretrained() for the names"
-            ) from error
         self._model.eval()
         self.name = model
         self.context = int(self._tokenizer.context_length)

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.weights import (
     check_vocabulary,
+    explain_loading,
     fingerprint_files,
+    list_some,
     pick_device,
     quiet_loading,
 )
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.errors import NNNormError, require
 
 
 class SentenceEncoder(Encoder):
@@ -44,23 +46,11 @@ class SentenceEncoder(Encoder):
     def __init__(self, model: str, *, revision: str | None = None, device: str = "auto") -> None:
         library = require("sentence_transformers", "sentence-transformers")
         is_folder = Path(model).is_dir()
-        try:
-            with quiet_loading():
-                self._model = library.SentenceTransformer(
-                    model,
-                    device=pick_device(device),
-                    revision=revision,
-                    local_files_only=is_folder,
-                )
-        except (MemoryError, ImportError):
-            raise
-        except (
-            Exception
-        ) as error:  # the library, the hub and safetensors each raise their own kind of error
-            raise NNNormError(
-                f"model {model} can't be loaded by sentence-transformers ({first_line(error)}); "
-                "expected a folder with modules.json, or a name on the hub"
-            ) from error
+        failed = f"model {model} can't be loaded by sentence-transformers"
+        advice = "expected a folder with modules.json, or a name on the hub"
+        options: Any = {"revision": revision, "local_files_only": is_folder}
+        with explain_loading(failed, advice), quiet_loading():
+            self._model = library.SentenceTransformer(model, device=pick_device(device), **options)
         if is_folder:
             _check_weights(self._model[0], Path(model))
         self._model.float().eval()
@@ -74,15 +64,12 @@ class SentenceEncoder(Encoder):
         self.context = int(most) if most and most < 10**6 else None
         self.dim = self.embed_texts(["a"]).shape[1]
         prompt = getattr(self._model, "default_prompt_name", None)
+        weights = [*Path(model).rglob("*.safetensors"), *Path(model).rglob("*.bin")]
         self.about = {
             "encoder": "sentence-transformers",
             "model": model,
             "revision": None if is_folder else _commit(self._model),
-            "weights_sha256": fingerprint_files(
-                [*Path(model).rglob("*.safetensors"), *Path(model).rglob("*.bin")]
-            )
-            if is_folder
-            else None,
+            "weights_sha256": fingerprint_files(weights) if is_folder else None,
             "preprocessing": {
                 "modules": [type(module).__name__ for module in self._model],
                 "max_length": self.context,
@@ -123,16 +110,13 @@ def _check_weights(module: Any, folder: Path) -> None:
     try:
         with quiet_loading():
             _, info = type(inner).from_pretrained(place, output_loading_info=True)
-    except (
-        OSError,
-        ValueError,
-    ):  # an adapter or another format, which the library has loaded itself
+    except (OSError, ValueError):  # an adapter or another format, which the library has loaded
         return
     # BERT's pooler is for other tasks; these models have their own pooling.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise NNNormError(
             f"model {folder} lacks {len(missing)} of the weights of {type(inner).__name__}: "
-            f"{', '.join(missing[:3])}{', …' if len(missing) > 3 else ''}; is the folder whole?"
+            f"{list_some(missing)}; is the folder whole?"
         )
 
 

@@ -68,9 +68,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
-    except (
-        Exception
-    ) as error:  # pickle, zipfile, torch and safetensors each raise their own kind of error
+    except Exception as error:  # pickle, zipfile, torch and safetensors have kinds of their own
         # Not quoted: torch's message advises a way of loading that runs code of the file.
         raise NNNormError(
             f"checkpoint {path} can't be read as tensors; is it cut short, or another kind of "
@@ -111,14 +109,14 @@ def check_keys(
     known = re.compile("|".join(unused) or r"(?!)")
     unknown = [key for key in state if key not in expected and not known.fullmatch(key)]
     if missing:
-        besides = f" (and has {len(unknown)} unknown: {_some(unknown)})" if unknown else ""
+        besides = f" (and has {len(unknown)} unknown: {list_some(unknown)})" if unknown else ""
         raise NNNormError(
             f"{name} lacks {len(missing)} of the {len(expected)} tensors this model needs: "
-            f"{_some(missing)}{besides}; is it a checkpoint of another kind or task?"
+            f"{list_some(missing)}{besides}; is it a checkpoint of another kind or task?"
         )
     if unknown:
         raise NNNormError(
-            f"{name} has {len(unknown)} tensors this model does not know: {_some(unknown)}; "
+            f"{name} has {len(unknown)} tensors this model does not know: {list_some(unknown)}; "
             "is it a checkpoint of another kind or task?"
         )
     for key, shape in expected.items():
@@ -215,5 +213,31 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _some(keys: list[str]) -> str:
+@contextmanager
+def explain_loading(failed: str, advice: str) -> Iterator[None]:
+    """Raise an `NNNormError` for whatever a library raises while it loads a model.
+
+    Examples
+    --------
+    >>> with explain_loading("model a can't be loaded", "check the path"):
+    ...     raise KeyError("config")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: model a can't be loaded ('config'); check the path
+    """
+    try:
+        yield
+    except (MemoryError, ImportError):
+        raise
+    except Exception as error:  # libraries, the hub and safetensors have kinds of their own
+        raise NNNormError(f"{failed} ({first_line(error)}); {advice}") from error
+
+
+def list_some(keys: list[str]) -> str:
+    """Return the first keys as text.
+
+    Examples
+    --------
+    >>> list_some(["a", "b", "c", "d"])
+    'a, b, c, …'
+    """
     return ", ".join(keys[:_SHOWN]) + (", …" if len(keys) > _SHOWN else "")

@@ -457,8 +457,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
             f"got {f'.{kind}' if kind else 'no ending'}"
         )
     write_whole(
-        path,
-        lambda file: figure.savefig(file, format=kind, dpi=_DPI, metadata=undated[kind]),
+        path, lambda file: figure.savefig(file, format=kind, dpi=_DPI, metadata=undated[kind])
     )
 
 
