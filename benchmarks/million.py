@@ -103,7 +103,7 @@ def tables(results: dict[str, Any]) -> str:
     ]
     head = [
         "references", "exact, s (scaled)", "approximate, s", "times faster",
-        "residual", "error it told", "memory, MB",
+        "residual", "error reported", "memory, MB",
     ]  # fmt: skip
     cpu = results["machine"]
     return (
