@@ -8,6 +8,7 @@ from nnnorm import NNNormError
 from nnnorm.io import open_embeddings, open_matrix
 from nnnorm.scoring import topk as topk_module
 from nnnorm.scoring.blocks import Matrix, Products
+from nnnorm.scoring.reducers import KeepBestValues
 from nnnorm.scoring.topk import log_mean_exp, mean, top_k, top_means, top_values
 from tests import reference
 
@@ -66,6 +67,16 @@ def test_equal_scores_stand_in_the_order_of_their_columns(scores, k, n_block):
         found = top_k(matrix(dense), k)
     np.testing.assert_array_equal(found.indices, reference.rank(dense, k))
     np.testing.assert_array_equal(found.scores, -np.sort(-dense, axis=1)[:, :k])
+
+
+@pytest.mark.parametrize("widths", [(5, 40, 12), (8, 8, 41), (57,), (3, 3, 3, 48)])
+def test_the_best_values_survive_narrow_blocks_before_wide_ones(rng, widths):
+    scores = np.sort(rng.normal(size=(4, 57)).astype(np.float32), axis=1)[:, ::-1]
+    best, first = KeepBestValues(4, 8), 0
+    for width in widths:
+        best.update(scores[:, first : first + width].copy(), first)
+        first += width
+    np.testing.assert_array_equal(best.finish(), scores[:, :8])
 
 
 def test_a_row_of_one_single_value_gives_the_first_columns():

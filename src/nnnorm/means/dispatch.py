@@ -102,7 +102,8 @@ def means_by(
     Warns
     -----
     NNNormWarning
-        If exact work will take more than a minute and "approximate" would be faster.
+        If exact work on the processor will take more than a minute and "approximate" would be
+        faster.
 
     Examples
     --------
@@ -121,7 +122,8 @@ def means_by(
             )
         return top_means(scores, k, **options), {}
     if solver not in _INEXACT:
-        options["progress"] = _announce_long_work(progress, scores, k)
+        if solver not in ("cuda", "mps"):  # "approximate" runs on the processor, at another rate
+            options["progress"] = _announce_long_work(progress, scores, k)
         return _exact_means(solver, scores, k, **options), {}
     quality = choose_quality(scores.shape[0]) if quality is None else quality
     if solver == "approximate":

@@ -72,12 +72,15 @@ class KeepBestValues:
         k = self._k
         if block.shape[1] > k:
             block = np.partition(block, -k, axis=1)[:, -k:]
-        both = np.concatenate([self._buffer[rows], block], axis=1)
-        both.partition(both.shape[1] - k, axis=1)
+        both = block
+        is_first = self._filled[rows].max() == k and self._threshold[rows].max() == -np.inf
+        if not is_first or block.shape[1] < k:
+            both = np.concatenate([self._buffer[rows], block], axis=1)
+            both.partition(both.shape[1] - k, axis=1)
         self._buffer[rows, :k] = both[:, -k:]
         self._buffer[rows, k:] = -np.inf
         self._filled[rows] = k
-        self._threshold[rows] = both[:, -k]
+        self._threshold[rows] = both[:, -k:].min(axis=1)
 
     def _compact(self, rows: IntArray) -> None:
         """Move the k best of some buffers to their front, and raise the thresholds."""
@@ -91,7 +94,7 @@ class KeepBestValues:
         self._threshold[rows] = best[:, 0]
 
     def finish(self) -> FloatArray:
-        self._compact(np.arange(len(self._buffer)))
+        self._compact(np.flatnonzero(self._filled > self._k))
         best = self._buffer[:, : self._k].copy()
         best.sort(axis=1)
         return best[:, ::-1]
