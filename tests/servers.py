@@ -13,6 +13,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import psycopg
 
 from nnnorm.index.stores.chroma import ChromaStore
 from nnnorm.index.stores.lancedb import LancedbStore
@@ -52,6 +55,14 @@ def postgres():
             time.sleep(attempt)
     atexit.register(server.cleanup)
     return server.get_uri()
+
+
+def new_database(folder):
+    """Address of a new database on that server: pages share it and name their tables alike."""
+    name = unique(folder, "page")
+    with psycopg.connect(postgres(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    return urlsplit(postgres())._replace(path=f"/{name}").geturl()
 
 
 def unique(folder, name):

