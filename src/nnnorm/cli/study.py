@@ -333,7 +333,7 @@ def ablate(
     report.deliver([tabulate_ablation(ablation)], ablation.to_dict(), figures)
 
 
-# --- input ----------------------------------------------------------------------------
+# --- input ---------------------------------------------------------------------------------------
 
 
 def _check_names(names: list[str] | None) -> list[MethodName]:
