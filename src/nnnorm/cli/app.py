@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
@@ -100,21 +101,21 @@ def _remember_debug(ctx: typer.Context, value: bool) -> bool:
 
 
 SOURCE = ".npy, .npz, .parquet or a folder of shards"
-Gallery = Annotated[Path, typer.Option(help=f"Items that are searched: {SOURCE}.")]
-Queries = Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")]
-BiasFile = Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")]
-Seed = Annotated[int, typer.Option(help="Random seed of splits and intervals.", min=0)]
+Gallery = Annotated[Path, Option(help=f"Items that are searched: {SOURCE}.")]
+Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
+BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
+Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
 Normalize = Annotated[
     bool | None,
-    typer.Option(
+    Option(
         "--normalize/--no-normalize",
         help="Divide every row of every input by its norm, or compare raw inner products.",
     ),
 ]
-Budget = Annotated[int, typer.Option(help="Memory to use beyond the inputs, in MB.", min=1)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Budget = Annotated[int, Option(help="Memory to use beyond the inputs, in MB.", min=1)]
+Json = Annotated[bool, Option("--json", help="Print JSON for programs.")]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_remember_debug)
+    bool, Option("--debug", help="Show the traceback of an error.", callback=_remember_debug)
 ]
 
 
@@ -128,7 +129,7 @@ class Inputs:
 
     normalize: Normalize = None
     metric: Annotated[
-        Metric, typer.Option(help="With cosine, rows must have unit norm (or use --normalize).")
+        Metric, Option(help="With cosine, rows must have unit norm (or use --normalize).")
     ] = "ip"
 
     def open(self, path: Path, name: str) -> Embeddings:
@@ -140,12 +141,10 @@ class Inputs:
 class Report:
     """The options that decide where the tables and plots of a study go."""
 
-    markdown: Annotated[
-        Path | None, typer.Option(help="Write the table to this Markdown file.")
-    ] = None
-    plots: Annotated[
-        Path | None, typer.Option(help="Write plots to this folder (made if needed).")
-    ] = None
+    markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
+    plots: Annotated[Path | None, Option(help="Write plots to this folder (made if needed).")] = (
+        None
+    )
     as_json: Json = False
     debug: Debug = False
 
@@ -177,7 +176,14 @@ class Report:
             table.print()
 
 
-def with_shared_options(function: Callable[..., None]) -> Callable[..., None]:
+def command(example: str, group: typer.Typer = app) -> Callable[[Callable[..., None]], Any]:
+    """Make a function a command, with shared options and an example at the end of its help."""
+    return lambda function: group.command(epilog=f"Example: nnnorm {example}")(
+        _spread_options(function)
+    )
+
+
+def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
     """Replace every parameter that is a dataclass of options by those options, for Typer."""
     signature = inspect.signature(function)
     options: list[inspect.Parameter] = []
@@ -193,14 +199,14 @@ def with_shared_options(function: Callable[..., None]) -> Callable[..., None]:
             options.append(parameter)
 
     @functools.wraps(function)
-    def command(**given: Any) -> None:
+    def run(**given: Any) -> None:
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         function(**given)
 
-    vars(command)["__signature__"] = signature.replace(parameters=options)
-    command.__annotations__ = {option.name: option.annotation for option in options}
-    return command
+    vars(run)["__signature__"] = signature.replace(parameters=options)
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:

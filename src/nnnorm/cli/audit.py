@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from nnnorm import study
 from nnnorm.bias import Bias
@@ -15,10 +16,9 @@ from nnnorm.cli.app import (
     Queries,
     Report,
     Seed,
-    app,
+    command,
     number_or_auto,
     show_progress,
-    with_shared_options,
 )
 from nnnorm.cli.study import warn_of_overlap
 from nnnorm.errors import NNNormError
@@ -27,48 +27,43 @@ from nnnorm.methods import NNN
 from nnnorm.report import plot_audit, tabulate_audit
 
 
-@app.command(
-    epilog="Example: nnnorm audit --gallery photos.npy --queries questions.npy "
-    "--groups people.csv --group-column gender -k 10 --references past_queries.npy"
+@command(
+    "audit --gallery photos.npy --queries questions.npy --groups people.csv "
+    "--group-column gender -k 10 --references past_queries.npy"
 )
-@with_shared_options
 def audit(
     gallery: Gallery,
     queries: Queries,
     groups: Annotated[
-        Path | None, typer.Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item.")
+        Path | None, Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item.")
     ] = None,
     visogender: Annotated[
         Path | None,
-        typer.Option(help="Instead: VisoGender's table, for its protocol; one query per job."),
+        Option(help="Instead: VisoGender's table, for its protocol; one query per job."),
     ] = None,
-    group_column: Annotated[str, typer.Option(help="Column of the groups.")] = "group",
+    group_column: Annotated[str, Option(help="Column of the groups.")] = "group",
     label_column: Annotated[
-        str | None, typer.Option(help="Column with the label of each item; adds precision@k.")
+        str | None, Option(help="Column with the label of each item; adds precision@k.")
     ] = None,
     query_table: Annotated[
         Path | None,
-        typer.Option(help="Table with a row per query: name, and label (with --label-column)."),
+        Option(help="Table with a row per query: name, and label (with --label-column)."),
     ] = None,
     k: Annotated[
         list[int] | None,
-        typer.Option("-k", "--k", help="Number of first places; may be given several times."),
+        Option("-k", "--k", help="Number of first places; may be given several times."),
     ] = None,
-    difference: Annotated[
-        str | None, typer.Option(help="Groups of bias@k, as A,B: (A - B)/k.")
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="Fair shares: gallery, equal, or A=0.5,B=0.5.")
-    ] = "gallery",
+    difference: Annotated[str | None, Option(help="Groups of bias@k, as A,B: (A - B)/k.")] = None,
+    target: Annotated[str, Option(help="Fair shares: gallery, equal, or A=0.5,B=0.5.")] = "gallery",
     bias: BiasFile = None,
     references: Annotated[
-        Path | None, typer.Option(help=f"Instead of a bias: fit NNN from this bank, {SOURCE}.")
+        Path | None, Option(help=f"Instead of a bias: fit NNN from this bank, {SOURCE}.")
     ] = None,
     reference_k: Annotated[
-        str | None, typer.Option(help="With --references: a number or auto (VisoGender: 16).")
+        str | None, Option(help="With --references: a number or auto (VisoGender: 16).")
     ] = None,
     alpha: Annotated[
-        str | None, typer.Option(help="With --references: a number or auto (VisoGender: 0.75).")
+        str | None, Option(help="With --references: a number or auto (VisoGender: 0.75).")
     ] = None,
     seed: Seed = 0,
     *,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
@@ -18,6 +19,7 @@ from nnnorm.cli.app import (
     Queries,
     app,
     check_output,
+    command,
     number_or_auto,
     print_facts,
     print_json,
@@ -25,7 +27,6 @@ from nnnorm.cli.app import (
     print_story,
     show_progress,
     show_steps,
-    with_shared_options,
 )
 from nnnorm.io import open_embeddings
 from nnnorm.means import Solver
@@ -35,40 +36,35 @@ from nnnorm.scoring import count_threads
 from nnnorm.version import __version__
 
 
-@app.command(
-    epilog="Example: nnnorm fit --gallery photos.npy --references past_queries.npy "
-    "-o bias.safetensors"
-)
-@with_shared_options
+@command("fit --gallery photos.npy --references past_queries.npy -o bias.safetensors")
 def fit(
     gallery: Gallery,
-    references: Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the bias goes.")],
+    references: Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")],
+    output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: Annotated[
-        Path | None, typer.Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
+        Path | None, Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
     ] = None,
-    method: Annotated[MethodName, typer.Option(help="How the bias is made.")] = "nnn",
+    method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
-        str | None, typer.Option(help="References averaged: a number or auto (nnn, csls).")
+        str | None, Option(help="References averaged: a number or auto (nnn, csls).")
     ] = None,
-    alpha: Annotated[str | None, typer.Option(help="Weight: a number or auto (nnn).")] = None,
-    weight: Annotated[float | None, typer.Option(help="Weight of the mean (dn).")] = None,
-    beta: Annotated[float | None, typer.Option(help="Inverse temperature (is, qbnorm).")] = None,
+    alpha: Annotated[str | None, Option(help="Weight: a number or auto (nnn).")] = None,
+    weight: Annotated[float | None, Option(help="Weight of the mean (dn).")] = None,
+    beta: Annotated[float | None, Option(help="Inverse temperature (is, qbnorm).")] = None,
     beta_query: Annotated[
-        float | None, typer.Option(help="Inverse temperature of the references (dualis, dualdis).")
+        float | None, Option(help="Inverse temperature of the references (dualis, dualdis).")
     ] = None,
     beta_gallery: Annotated[
-        float | None,
-        typer.Option(help="Inverse temperature of the gallery bank (dualis, dualdis)."),
+        float | None, Option(help="Inverse temperature of the gallery bank (dualis, dualdis).")
     ] = None,
-    gate: Annotated[GateForm | None, typer.Option(help="Form of the gate (dualdis).")] = None,
-    tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Balancing steps (sinkhorn).")] = None,
+    gate: Annotated[GateForm | None, Option(help="Form of the gate (dualdis).")] = None,
+    tau: Annotated[float | None, Option(help="Temperature (sinkhorn).")] = None,
+    iterations: Annotated[int | None, Option(help="Balancing steps (sinkhorn).")] = None,
     solver: Annotated[
-        Solver, typer.Option(help="How the means are computed (nnn, csls); auto is exact.")
+        Solver, Option(help="How the means are computed (nnn, csls); auto is exact.")
     ] = "auto",
     quality: Annotated[
-        int | None, typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
+        int | None, Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
     ] = None,
     *,
     inputs: Inputs,
@@ -118,19 +114,15 @@ def fit(
     )
 
 
-@app.command(
-    epilog="Example: nnnorm search --gallery photos.npy --queries queries.npy "
-    "--bias bias.safetensors -k 10"
-)
-@with_shared_options
+@command("search --gallery photos.npy --queries queries.npy --bias bias.safetensors -k 10")
 def search(
     gallery: Gallery,
     queries: Queries,
     bias: BiasFile = None,
-    weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
+    weight: Annotated[float | None, Option(help="Instead of the bias's weight.")] = None,
+    k: Annotated[int, Option("-k", "--k", help="Items per query.")] = 10,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write scores and indices as .npz.")
+        Path | None, Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
     *,
     inputs: Inputs,
@@ -176,10 +168,10 @@ def search(
     print_ranking(ranking, output)
 
 
-@app.command(epilog="Example: nnnorm info bias.safetensors")
+@command("info bias.safetensors")
 def info(
     file: Annotated[
-        Path | None, typer.Argument(help="A bias, a ranking, or embeddings; none for versions.")
+        Path | None, Argument(help="A bias, a ranking, or embeddings; none for versions.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -192,10 +184,10 @@ def info(
         print_facts(title, facts)
 
 
-@app.command(epilog="Example: nnnorm demo --output demo-output")
+@command("demo --output demo-output")
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for the bias, pictures and plots.")
+        Path, Option("--output", "-o", help="Folder for the bias, pictures and plots.")
     ] = Path("demo-output"),
     as_json: Json = False,
     debug: Debug = False,
@@ -213,9 +205,7 @@ def demo(
 
 
 @app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
+def _root(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         typer.echo(__version__)
         raise typer.Exit

@@ -5,54 +5,51 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from nnnorm.cli.app import Debug, Json, app, print_facts, print_json, show_progress, show_steps
+from nnnorm.cli.app import Debug, Json, command, print_facts, print_json, show_progress, show_steps
 from nnnorm.encoders import Library, Modality, list_files, list_texts, load_encoder, plan_encoding
 from nnnorm.errors import NNNormError
 
 
-@app.command(
-    epilog="Example: nnnorm encode openai/clip-vit-base-patch32 --images photos/ "
-    "--texts captions.csv --text-column caption -o embeddings"
+@command(
+    "encode openai/clip-vit-base-patch32 --images photos/ --texts captions.csv "
+    "--text-column caption -o embeddings"
 )
 def encode(
-    model: Annotated[
-        str, typer.Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the embeddings.")],
+    model: Annotated[str, Argument(help="Folder, checkpoint (ALBEF, BEiT-3) or name on the hub.")],
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the embeddings.")],
     images: Annotated[
-        Path | None, typer.Option(help="Folder, text file with a path per line, or table.")
+        Path | None, Option(help="Folder, text file with a path per line, or table.")
     ] = None,
-    image_column: Annotated[str | None, typer.Option(help="Column of the images' table.")] = None,
+    image_column: Annotated[str | None, Option(help="Column of the images' table.")] = None,
     texts: Annotated[
         Path | None,
-        typer.Option(
-            help="Text file with a text per line, or table (.csv, .tsv, .jsonl, .parquet)."
-        ),
+        Option(help="Text file with a text per line, or table (.csv, .tsv, .jsonl, .parquet)."),
     ] = None,
-    text_column: Annotated[str | None, typer.Option(help="Column of the texts' table.")] = None,
+    text_column: Annotated[str | None, Option(help="Column of the texts' table.")] = None,
     audio: Annotated[
-        Path | None, typer.Option(help="Folder, text file with a path per line, or table.")
+        Path | None, Option(help="Folder, text file with a path per line, or table.")
     ] = None,
-    audio_column: Annotated[str | None, typer.Option(help="Column of the sounds' table.")] = None,
+    audio_column: Annotated[str | None, Option(help="Column of the sounds' table.")] = None,
     library: Annotated[
-        Library | None, typer.Option(help="Needed only if the model's files do not show it.")
+        Library | None, Option(help="Needed only if the model's files do not show it.")
     ] = None,
     revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a model on the hub.")
+        str | None, Option(help="Branch, tag or commit of a model on the hub.")
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="ALBEF's vocab.txt or BEiT-3's beit3.spm.")
+        Path | None, Option(help="ALBEF's vocab.txt or BEiT-3's beit3.spm.")
     ] = None,
     image_size: Annotated[
-        int | None, typer.Option(help="ALBEF, BEiT-3: instead of the size used in training.", min=1)
+        int | None, Option(help="ALBEF, BEiT-3: instead of the size used in training.", min=1)
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    batch_size: Annotated[int, typer.Option(help="Items per forward pass.", min=1)] = 32,
+    device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    batch_size: Annotated[int, Option(help="Items per forward pass.", min=1)] = 32,
     shard_rows: Annotated[
-        int, typer.Option(help="Rows per file, the most that an interruption can lose.", min=1)
+        int, Option(help="Rows per file, the most that an interruption can lose.", min=1)
     ] = 1024,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume interrupted work.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Resume interrupted work.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
@@ -22,11 +23,11 @@ from nnnorm.cli.app import (
     Queries,
     app,
     check_output,
+    command,
     print_facts,
     print_json,
     print_ranking,
     show_progress,
-    with_shared_options,
 )
 from nnnorm.errors import NNNormError
 from nnnorm.index import (
@@ -48,30 +49,28 @@ index_app = typer.Typer(
 app.add_typer(index_app, name="index")
 
 _URL = "such as faiss:photos.faiss or sqlite:photos.db?table=photos"
-IndexUrl = Annotated[str, typer.Option("--index", help=f"URL of the index, {_URL}.")]
+IndexUrl = Annotated[str, Option("--index", help=f"URL of the index, {_URL}.")]
 IdsFile = Annotated[
     Path | None,
-    typer.Option(help="Ids of the rows of the gallery: .npy or a .json list; by default 0…n−1."),
+    Option(help="Ids of the rows of the gallery: .npy or a .json list; by default 0…n−1."),
 ]
 WayOption = Annotated[
-    Way | None,
-    typer.Option(help="How the correction is served; by default the best way of the engine."),
+    Way | None, Option(help="How the correction is served; by default the best way of the engine.")
 ]
-Weight = Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")]
+Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
 
 
-@index_app.command(
-    epilog="Example: nnnorm index build --gallery photos.npy --bias bias.safetensors "
-    "--to faiss:photos.faiss?kind=hnsw"
+@command(
+    "index build --gallery photos.npy --bias bias.safetensors --to faiss:photos.faiss?kind=hnsw",
+    index_app,
 )
-@with_shared_options
 def build(
     gallery: Gallery,
-    bias: Annotated[Path, typer.Option(help="Bias of the gallery, from `nnnorm fit`.")],
-    to: Annotated[str, typer.Option(help=f"URL of the new index, {_URL}.")],
+    bias: Annotated[Path, Option(help="Bias of the gallery, from `nnnorm fit`.")],
+    to: Annotated[str, Option(help=f"URL of the new index, {_URL}.")],
     ids: IdsFile = None,
     metadata: Annotated[
-        Path | None, typer.Option(help="Metadata, one JSON object per item: .jsonl or .json.")
+        Path | None, Option(help="Metadata, one JSON object per item: .jsonl or .json.")
     ] = None,
     way: WayOption = None,
     *,
@@ -90,17 +89,14 @@ def build(
     _print_index(built, as_json, "Built the corrected index")
 
 
-@index_app.command(
-    epilog="Example: nnnorm index search --index faiss:photos.faiss --queries queries.npy -k 10"
-)
-@with_shared_options
+@command("index search --index faiss:photos.faiss --queries queries.npy -k 10", index_app)
 def search(
     index: IndexUrl,
     queries: Queries,
     weight: Weight = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Hits per query.")] = 10,
+    k: Annotated[int, Option("-k", "--k", help="Hits per query.")] = 10,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write scores and ids as .npz.")
+        Path | None, Option("--output", "-o", help="Write scores and ids as .npz.")
     ] = None,
     *,
     inputs: Inputs,
@@ -140,27 +136,27 @@ def search(
         )
 
 
-@index_app.command(
-    epilog="Example: nnnorm index verify --index faiss:photos.faiss --queries queries.npy "
-    "--gallery photos.npy --bias bias.safetensors"
+@command(
+    "index verify --index faiss:photos.faiss --queries queries.npy --gallery photos.npy "
+    "--bias bias.safetensors",
+    index_app,
 )
-@with_shared_options
 def verify(
     index: IndexUrl,
-    queries: Annotated[Path, typer.Option(help=f"Queries to sample from: {SOURCE}.")],
+    queries: Annotated[Path, Option(help=f"Queries to sample from: {SOURCE}.")],
     gallery: Annotated[
         Path | None,
-        typer.Option(help="What the index should hold; by default what it holds is read from it."),
+        Option(help="What the index should hold; by default what it holds is read from it."),
     ] = None,
-    bias: Annotated[Path | None, typer.Option(help="Bias of that gallery.")] = None,
+    bias: Annotated[Path | None, Option(help="Bias of that gallery.")] = None,
     ids: IdsFile = None,
     way: Annotated[
-        Way | None, typer.Option(help="For an index filled with augment_gallery: its target.")
+        Way | None, Option(help="For an index filled with augment_gallery: its target.")
     ] = None,
     weight: Weight = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Hits per query.", min=1)] = 10,
-    sample: Annotated[int, typer.Option(help="Number of queries to ask.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Random seed of the sample.", min=0)] = 0,
+    k: Annotated[int, Option("-k", "--k", help="Hits per query.", min=1)] = 10,
+    sample: Annotated[int, Option(help="Number of queries to ask.", min=1)] = 200,
+    seed: Annotated[int, Option(help="Random seed of the sample.", min=0)] = 0,
     *,
     inputs: Inputs,
     as_json: Json = False,
@@ -210,24 +206,23 @@ def verify(
         raise typer.Exit(1)
 
 
-@index_app.command(
-    epilog="Example: nnnorm index export --from qdrant://localhost:6333/photos "
-    "--to qdrant://localhost:6333/photos_corrected --references past_queries.npy"
+@command(
+    "index export --from qdrant://localhost:6333/photos "
+    "--to qdrant://localhost:6333/photos_corrected --references past_queries.npy",
+    index_app,
 )
 def export(
-    source: Annotated[
-        str, typer.Option("--from", help="URL of the existing collection; only read.")
-    ],
-    to: Annotated[str, typer.Option(help="URL of the corrected copy.")],
+    source: Annotated[str, Option("--from", help="URL of the existing collection; only read.")],
+    to: Annotated[str, Option(help="URL of the corrected copy.")],
     references: Annotated[
-        Path | None, typer.Option(help=f"Past queries to fit the automatic NNN on: {SOURCE}.")
+        Path | None, Option(help=f"Past queries to fit the automatic NNN on: {SOURCE}.")
     ] = None,
     bias: Annotated[
-        Path | None, typer.Option(help="Bias of these items, instead of --references.")
+        Path | None, Option(help="Bias of these items, instead of --references.")
     ] = None,
     ids: Annotated[
         Path | None,
-        typer.Option(help="Ids of the rows of the bias: .npy or a .json list; by default 0…n−1."),
+        Option(help="Ids of the rows of the bias: .npy or a .json list; by default 0…n−1."),
     ] = None,
     way: WayOption = None,
     as_json: Json = False,

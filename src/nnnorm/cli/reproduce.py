@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from nnnorm.cli.app import (
     Debug,
@@ -14,12 +15,11 @@ from nnnorm.cli.app import (
     Normalize,
     Report,
     Seed,
-    app,
+    command,
     print_facts,
     print_json,
     show_progress,
     show_steps,
-    with_shared_options,
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import check_writable, make_folder, write_whole
@@ -28,23 +28,19 @@ from nnnorm.report import plot_audit
 Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
 
 
-@app.command(
-    epilog="Example: nnnorm dataset karpathy dataset_flickr30k.json --images flickr30k-images "
-    "-o embeddings"
-)
+@command("dataset karpathy dataset_flickr30k.json --images flickr30k-images -o embeddings")
 def dataset(
-    kind: Annotated[Kind, typer.Argument(help="Kind of the file.")],
+    kind: Annotated[Kind, Argument(help="Kind of the file.")],
     files: Annotated[
-        list[Path],
-        typer.Argument(help="The file (clip-retrieval: folder); several for COCO's own."),
+        list[Path], Argument(help="The file (clip-retrieval: folder); several for COCO's own.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the lists.")],
-    images: Annotated[Path | None, typer.Option(help="Folder of the pictures.")] = None,
+    output: Annotated[Path, Option("--output", "-o", help="Folder for the lists.")],
+    images: Annotated[Path | None, Option(help="Folder of the pictures.")] = None,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave out pictures that can't be used.")
+        bool, Option("--skip-broken", help="Leave out pictures that can't be used.")
     ] = False,
     decode: Annotated[
-        bool, typer.Option("--decode", help="Decode every picture completely (needs Pillow).")
+        bool, Option("--decode", help="Decode every picture completely (needs Pillow).")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -99,26 +95,24 @@ def dataset(
     )
 
 
-@app.command(epilog="Example: nnnorm reproduce --table image-retrieval --stand-in shapes")
-@with_shared_options
+@command("reproduce --table image-retrieval --stand-in shapes")
 def reproduce(
     table: Annotated[
         list[str] | None,
-        typer.Option(help="Table to measure; repeat for several. Without it, all are listed."),
+        Option(help="Table to measure; repeat for several. Without it, all are listed."),
     ] = None,
     embeddings: Annotated[
-        Path | None, typer.Option(help="Folder with embeddings of the paper's models.")
+        Path | None, Option(help="Folder with embeddings of the paper's models.")
     ] = None,
     encoder: Annotated[
-        list[str] | None, typer.Option(help="Encode what is missing there: clip=MODEL; repeatable.")
+        list[str] | None, Option(help="Encode what is missing there: clip=MODEL; repeatable.")
     ] = None,
     stand_in: Annotated[
-        list[str] | None,
-        typer.Option(help="Other material: shapes, or flickr8k=FOLDER; repeatable."),
+        list[str] | None, Option(help="Other material: shapes, or flickr8k=FOLDER; repeatable.")
     ] = None,
     seed: Seed = 0,
     normalize: Normalize = None,
-    latex: Annotated[Path | None, typer.Option(help="Write the tables there as LaTeX.")] = None,
+    latex: Annotated[Path | None, Option(help="Write the tables there as LaTeX.")] = None,
     *,
     report: Report,
 ) -> None:
@@ -257,30 +251,24 @@ def _read_dataset(kind: Kind, files: list[Path], images: Path) -> Any:
 def _write_dataset(
     found: Any, output: Path, files: Sequence[Path]
 ) -> tuple[tuple[Path, ...], dict[str, Any]]:
-    from nnnorm.datasets import (
-        ClipRetrieval,
-        VisoGender,
-        save_clip_retrieval,
-        save_pairs,
-        save_visogender,
-    )
+    from nnnorm import datasets
 
     main = output / "visogender.tsv"
-    if not isinstance(found, VisoGender):
-        pairs = found.pairs if isinstance(found, ClipRetrieval) else found
+    if not isinstance(found, datasets.VisoGender):
+        pairs = found.pairs if isinstance(found, datasets.ClipRetrieval) else found
         main = output / f"{pairs.name}.json"
     if main.resolve() in [path.resolve() for path in files]:
         raise NNNormError(f"{main} is an input and would be overwritten; choose another -o")
-    if isinstance(found, VisoGender):
-        return save_visogender(found, output), {
+    if isinstance(found, datasets.VisoGender):
+        return datasets.save_visogender(found, output), {
             "n_images": len(found.images),
             "n_captions": len(found.questions),
         }
     splits = {split: len(rows) for split, rows in pairs.splits.items()}
     facts = {"n_images": len(pairs.images), "n_captions": len(pairs.captions), "splits": splits}
-    if isinstance(found, ClipRetrieval):
-        return save_clip_retrieval(found, output), facts
-    return save_pairs(found, output), facts
+    if isinstance(found, datasets.ClipRetrieval):
+        return datasets.save_clip_retrieval(found, output), facts
+    return datasets.save_pairs(found, output), facts
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from nnnorm import study
 from nnnorm.bias import Bias
@@ -22,10 +23,9 @@ from nnnorm.cli.app import (
     Queries,
     Report,
     Seed,
-    app,
     check_output,
+    command,
     show_progress,
-    with_shared_options,
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
@@ -40,18 +40,16 @@ from nnnorm.report import (
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
-TruthFile = Annotated[Path, typer.Option(help=f"Right items: {_TRUTH}.")]
-References = Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")]
+TruthFile = Annotated[Path, Option(help=f"Right items: {_TRUTH}.")]
+References = Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")]
 GalleryReferences = Annotated[
-    Path | None, typer.Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
+    Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
 ]
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
+    Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
 ]
-SelectOption = Annotated[
-    study.Select, typer.Option(help="The rule that chooses a setting of the grid.")
-]
+SelectOption = Annotated[study.Select, Option(help="The rule that chooses a setting of the grid.")]
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,12 @@ class Validation:
     """The options that name other queries to tune on."""
 
     validation_gallery: Annotated[
-        Path | None, typer.Option(help="Gallery of the validation queries, if it is another.")
+        Path | None, Option(help="Gallery of the validation queries, if it is another.")
     ] = None
     validation_queries: Annotated[
-        Path | None,
-        typer.Option(help="Queries to tune on; by default the queries of half of the items."),
+        Path | None, Option(help="Queries to tune on; by default the queries of half of the items.")
     ] = None
-    validation_truth: Annotated[Path | None, typer.Option(help="Right items of those queries.")] = (
-        None
-    )
+    validation_truth: Annotated[Path | None, Option(help="Right items of those queries.")] = None
 
     def open(self, items: Embeddings, inputs: Inputs) -> Any:
         """Open the validation task; None where no validation files were given."""
@@ -83,17 +78,15 @@ class Validation:
         )
 
 
-@app.command(
-    epilog="Example: nnnorm evaluate --gallery photos.npy --queries captions.npy "
-    "--truth truth.npy --bias bias.safetensors"
+@command(
+    "evaluate --gallery photos.npy --queries captions.npy --truth truth.npy --bias bias.safetensors"
 )
-@with_shared_options
 def evaluate(
     gallery: Gallery,
     queries: Queries,
     truth: TruthFile,
     bias: BiasFile = None,
-    weight: Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")] = None,
+    weight: Annotated[float | None, Option(help="Replaces the weight of the bias.")] = None,
     seed: Seed = 0,
     *,
     inputs: Inputs,
@@ -140,27 +133,21 @@ def evaluate(
     report.deliver([tabulate_results(results, title, notes)], about, figures)
 
 
-@app.command(
-    epilog="Example: nnnorm diagnose --gallery photos.npy --queries queries.npy "
-    "--references past_queries.npy"
-)
-@with_shared_options
+@command("diagnose --gallery photos.npy --queries queries.npy --references past_queries.npy")
 def diagnose(
     gallery: Gallery,
     queries: Queries,
     bias: BiasFile = None,
     references: Annotated[
-        Path | None, typer.Option(help="Instead of a bias: fit the automatic NNN from this bank.")
+        Path | None, Option(help="Instead of a bias: fit the automatic NNN from this bank.")
     ] = None,
-    truth: Annotated[Path | None, typer.Option(help=f"Right items: {_TRUTH}.")] = None,
+    truth: Annotated[Path | None, Option(help=f"Right items: {_TRUTH}.")] = None,
     ids: Annotated[
         Path | None,
-        typer.Option(
-            help="Text file with the id of each item, one per line, to show in place of rows."
-        ),
+        Option(help="Text file with the id of each item, one per line, to show in place of rows."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", "--k", help="Places that count as retrieved.")] = 1,
-    most: Annotated[int, typer.Option(help="Number of hubs to list.", min=1)] = 10,
+    k: Annotated[int, Option("-k", "--k", help="Places that count as retrieved.")] = 1,
+    most: Annotated[int, Option(help="Number of hubs to list.", min=1)] = 10,
     *,
     inputs: Inputs,
     memory_budget: Budget = 512,
@@ -193,11 +180,10 @@ def diagnose(
     report.deliver(tabulate_diagnosis(found), found.to_dict(), figures)
 
 
-@app.command(
-    epilog="Example: nnnorm tune --gallery photos.npy --references past_queries.npy "
-    "--queries captions.npy --truth truth.npy -o bias.safetensors"
+@command(
+    "tune --gallery photos.npy --references past_queries.npy --queries captions.npy "
+    "--truth truth.npy -o bias.safetensors"
 )
-@with_shared_options
 def tune(
     gallery: Gallery,
     references: References,
@@ -207,7 +193,7 @@ def tune(
     method: Methods = None,
     select: SelectOption = "one-standard-error",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the chosen bias there.")
+        Path | None, Option("--output", "-o", help="Write the chosen bias there.")
     ] = None,
     seed: Seed = 0,
     *,
@@ -251,11 +237,10 @@ def tune(
     report.deliver([tabulate_tuning(tuning)], about, figures)
 
 
-@app.command(
-    epilog="Example: nnnorm compare --gallery photos.npy --references past_queries.npy "
-    "--queries captions.npy --truth truth.npy"
+@command(
+    "compare --gallery photos.npy --references past_queries.npy --queries captions.npy "
+    "--truth truth.npy"
 )
-@with_shared_options
 def compare(
     gallery: Gallery,
     references: References,
@@ -297,15 +282,14 @@ def compare(
     report.deliver([tabulate_comparison(comparison)], comparison.to_dict(), figures)
 
 
-@app.command(
-    epilog="Example: nnnorm ablate --gallery photos.npy --queries captions.npy "
-    "--truth truth.npy --references own=past_queries.npy --references web=other_queries.npy"
+@command(
+    "ablate --gallery photos.npy --queries captions.npy --truth truth.npy "
+    "--references own=past_queries.npy --references web=other_queries.npy"
 )
-@with_shared_options
 def ablate(
     gallery: Gallery,
     references: Annotated[
-        list[str], typer.Option(help="A bank, as FILE or NAME=FILE; may be given several times.")
+        list[str], Option(help="A bank, as FILE or NAME=FILE; may be given several times.")
     ],
     queries: Queries,
     truth: TruthFile,
@@ -313,9 +297,7 @@ def ablate(
     validation: Validation,
     share: Annotated[
         list[float] | None,
-        typer.Option(
-            help="Share of each bank; may be given several times. Default: 1, 0.5, 0.2, 0.1."
-        ),
+        Option(help="Share of each bank; may be given several times. Default: 1, 0.5, 0.2, 0.1."),
     ] = None,
     select: SelectOption = "one-standard-error",
     seed: Seed = 0,
@@ -351,7 +333,7 @@ def ablate(
     report.deliver([tabulate_ablation(ablation)], ablation.to_dict(), figures)
 
 
-# --- input ----------------------------------------------------------------------------
+# --- input ---------------------------------------------------------------------------------------
 
 
 def _check_names(names: list[str] | None) -> list[MethodName]:

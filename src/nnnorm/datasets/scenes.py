@@ -42,15 +42,9 @@ BACKGROUNDS = {
 }
 SIZES = ("small", "big")
 PLACES = (
-    "top left",
-    "top",
-    "top right",
-    "left",
-    "middle",
-    "right",
-    "bottom left",
-    "bottom",
-    "bottom right",
+    *("top left", "top", "top right"),
+    *("left", "middle", "right"),
+    *("bottom left", "bottom", "bottom right"),
 )
 
 _RADIUS = {"small": 0.27, "big": 0.405}  # of a cell
@@ -303,22 +297,6 @@ def _widen(inside: _Inside, x: Floats, y: Floats, width: float) -> npt.NDArray[n
 # --- shapes: whether a point is inside; x to the right, y up, at most about 1 from the centre ----
 
 
-def _circle(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    return np.hypot(x, y) < 0.92
-
-
-def _square(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    return (x / 0.82) ** 10 + (y / 0.82) ** 10 < 1
-
-
-def _triangle(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    return (y > -0.72) & (1.8 * np.abs(x) + y < 0.98)
-
-
-def _diamond(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    return np.abs(x) / 0.72 + np.abs(y) < 1
-
-
 def _star(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
     y = y + 0.06
     point = 2 * np.pi / 5
@@ -343,10 +321,6 @@ def _cross(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
     return ((x < 0.3) & (y < 0.92)) | ((y < 0.3) & (x < 0.92))
 
 
-def _moon(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    return (np.hypot(x, y) < 0.95) & (np.hypot(x - 0.48, y - 0.22) > 0.76)
-
-
 def _hexagon(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
     x, y = np.abs(x), np.abs(y)
     return (y < 0.8) & (np.sqrt(3) * x + y < 1.6)
@@ -365,15 +339,15 @@ def _drop(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
 
 
 SHAPES: dict[str, _Inside] = {
-    "circle": _circle,
-    "square": _square,
-    "triangle": _triangle,
-    "diamond": _diamond,
+    "circle": lambda x, y: np.hypot(x, y) < 0.92,
+    "square": lambda x, y: (x / 0.82) ** 10 + (y / 0.82) ** 10 < 1,
+    "triangle": lambda x, y: (y > -0.72) & (1.8 * np.abs(x) + y < 0.98),
+    "diamond": lambda x, y: np.abs(x) / 0.72 + np.abs(y) < 1,
     "star": _star,
     "heart": _heart,
     "ring": _ring,
     "cross": _cross,
-    "moon": _moon,
+    "moon": lambda x, y: (np.hypot(x, y) < 0.95) & (np.hypot(x - 0.48, y - 0.22) > 0.76),
     "hexagon": _hexagon,
     "arrow": _arrow,
     "drop": _drop,

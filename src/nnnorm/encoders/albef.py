@@ -12,18 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from nnnorm.encoders import layers
 from nnnorm.encoders.checkpoint import CheckpointEncoder, find_shapes
-from nnnorm.encoders.layers import (
-    HEAD,
-    apply_linear,
-    apply_norm,
-    attend,
-    embed_patches,
-    linear_shapes,
-    norm_shapes,
-    pad_rows,
-    to_numpy,
-)
 from nnnorm.encoders.weights import check_keys, explain_loading, read_checkpoint
 from nnnorm.errors import NNNormError, require
 
@@ -110,7 +100,7 @@ class Albef(CheckpointEncoder):
         torch = require("torch", "encoders")
         with torch.inference_mode():
             states = self._see(self._pixels(images))
-            return to_numpy(apply_linear(self._state, states[:, 0], "vision_proj"))
+            return layers.to_numpy(layers.apply_linear(self._state, states[:, 0], "vision_proj"))
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
         """Return the projected first token of the text layers."""
@@ -120,24 +110,28 @@ class Albef(CheckpointEncoder):
             for ids in self._tokens.ids(texts, max_words=_MAX_WORDS)
         ]
         with torch.inference_mode():
-            states = self._read(*pad_rows(rows, self._tokens.pad, self._device))
-            return to_numpy(apply_linear(self._state, states[:, 0], "text_proj"))
+            states = self._read(*layers.pad_rows(rows, self._tokens.pad, self._device))
+            return layers.to_numpy(layers.apply_linear(self._state, states[:, 0], "text_proj"))
 
     def _see(self, pixels: Tensor) -> Tensor:
         """Run the ViT, which has norms before attention and MLP and one at the end."""
         gelu = require("torch", "encoders").nn.functional.gelu
         state, tower = self._state, "visual_encoder"
-        x = embed_patches(state, pixels, f"{tower}.patch_embed.proj", f"{tower}.cls_token")
+        x = layers.embed_patches(state, pixels, f"{tower}.patch_embed.proj", f"{tower}.cls_token")
         x = x + state[f"{tower}.pos_embed"]
         for number in range(self._n_blocks):
             block = f"{tower}.blocks.{number}"
-            inner = apply_norm(state, x, f"{block}.norm1", 1e-6)
-            query, key, value = apply_linear(state, inner, f"{block}.attn.qkv").chunk(3, dim=-1)
-            x = x + apply_linear(state, attend(query, key, value), f"{block}.attn.proj")
-            inner = apply_norm(state, x, f"{block}.norm2", 1e-6)
-            inner = gelu(apply_linear(state, inner, f"{block}.mlp.fc1"))
-            x = x + apply_linear(state, inner, f"{block}.mlp.fc2")
-        return apply_norm(state, x, f"{tower}.norm", 1e-6)
+            inner = layers.apply_norm(state, x, f"{block}.norm1", 1e-6)
+            query, key, value = layers.apply_linear(state, inner, f"{block}.attn.qkv").chunk(
+                3, dim=-1
+            )
+            x = x + layers.apply_linear(
+                state, layers.attend(query, key, value), f"{block}.attn.proj"
+            )
+            inner = layers.apply_norm(state, x, f"{block}.norm2", 1e-6)
+            inner = gelu(layers.apply_linear(state, inner, f"{block}.mlp.fc1"))
+            x = x + layers.apply_linear(state, inner, f"{block}.mlp.fc2")
+        return layers.apply_norm(state, x, f"{tower}.norm", 1e-6)
 
     def _read(self, ids: Tensor, is_real: Tensor) -> Tensor:
         """Run the BERT layers, which have norms after attention and MLP."""
@@ -146,19 +140,19 @@ class Albef(CheckpointEncoder):
         x = state[f"{table}.word_embeddings.weight"][ids]
         x = x + state[f"{table}.token_type_embeddings.weight"][0]
         x = x + state[f"{table}.position_embeddings.weight"][: ids.shape[1]]
-        x = apply_norm(state, x, f"{table}.LayerNorm", 1e-12)
+        x = layers.apply_norm(state, x, f"{table}.LayerNorm", 1e-12)
         for number in range(self._n_text):
             layer = f"text_encoder.encoder.layer.{number}"
             query, key, value = (
-                apply_linear(state, x, f"{layer}.attention.self.{part}")
+                layers.apply_linear(state, x, f"{layer}.attention.self.{part}")
                 for part in ("query", "key", "value")
             )
-            inner = attend(query, key, value, is_real)
-            inner = apply_linear(state, inner, f"{layer}.attention.output.dense")
-            x = apply_norm(state, x + inner, f"{layer}.attention.output.LayerNorm", 1e-12)
-            inner = gelu(apply_linear(state, x, f"{layer}.intermediate.dense"))
-            inner = apply_linear(state, inner, f"{layer}.output.dense")
-            x = apply_norm(state, x + inner, f"{layer}.output.LayerNorm", 1e-12)
+            inner = layers.attend(query, key, value, is_real)
+            inner = layers.apply_linear(state, inner, f"{layer}.attention.output.dense")
+            x = layers.apply_norm(state, x + inner, f"{layer}.attention.output.LayerNorm", 1e-12)
+            inner = gelu(layers.apply_linear(state, x, f"{layer}.intermediate.dense"))
+            inner = layers.apply_linear(state, inner, f"{layer}.output.dense")
+            x = layers.apply_norm(state, x + inner, f"{layer}.output.LayerNorm", 1e-12)
         return x
 
 
@@ -192,8 +186,10 @@ def albef_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
     }
     positions, patches, words, places, projection = find_shapes(state, n_dimensions, name, "ALBEF")
     width, text_width = positions[-1], words[-1]
-    if width % HEAD or text_width % HEAD:
-        raise NNNormError(f"{name}: widths must be multiples of {HEAD}; got {width}, {text_width}")
+    if width % layers.HEAD or text_width % layers.HEAD:
+        raise NNNormError(
+            f"{name}: widths must be multiples of {layers.HEAD}; got {width}, {text_width}"
+        )
     fused = [int(m[1]) for key in state if (m := _LAYER.fullmatch(key)) and "cross" in m[2]]
     blocks = [int(m[1]) for key in state if (m := re.match(r"visual_encoder\.blocks\.(\d+)", key))]
     n_blocks, n_text = _PUBLISHED.get(width, (max(blocks, default=0) + 1, min(fused, default=1)))
@@ -208,24 +204,24 @@ def albef_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
     }
     for number in range(n_blocks):
         block = f"visual_encoder.blocks.{number}"
-        norm_shapes(shapes, f"{block}.norm1", width)
-        linear_shapes(shapes, f"{block}.attn.qkv", width, 3 * width)
-        linear_shapes(shapes, f"{block}.attn.proj", width, width)
-        norm_shapes(shapes, f"{block}.norm2", width)
-        linear_shapes(shapes, f"{block}.mlp.fc1", width, 4 * width)
-        linear_shapes(shapes, f"{block}.mlp.fc2", 4 * width, width)
-    norm_shapes(shapes, "visual_encoder.norm", width)
-    norm_shapes(shapes, "text_encoder.embeddings.LayerNorm", text_width)
+        layers.norm_shapes(shapes, f"{block}.norm1", width)
+        layers.linear_shapes(shapes, f"{block}.attn.qkv", width, 3 * width)
+        layers.linear_shapes(shapes, f"{block}.attn.proj", width, width)
+        layers.norm_shapes(shapes, f"{block}.norm2", width)
+        layers.linear_shapes(shapes, f"{block}.mlp.fc1", width, 4 * width)
+        layers.linear_shapes(shapes, f"{block}.mlp.fc2", 4 * width, width)
+    layers.norm_shapes(shapes, "visual_encoder.norm", width)
+    layers.norm_shapes(shapes, "text_encoder.embeddings.LayerNorm", text_width)
     for number in range(n_text):
         layer = f"text_encoder.encoder.layer.{number}"
         for part in ("self.query", "self.key", "self.value", "output.dense"):
-            linear_shapes(shapes, f"{layer}.attention.{part}", text_width, text_width)
-        norm_shapes(shapes, f"{layer}.attention.output.LayerNorm", text_width)
-        linear_shapes(shapes, f"{layer}.intermediate.dense", text_width, 4 * text_width)
-        linear_shapes(shapes, f"{layer}.output.dense", 4 * text_width, text_width)
-        norm_shapes(shapes, f"{layer}.output.LayerNorm", text_width)
-    linear_shapes(shapes, "vision_proj", width, projection[0])
-    linear_shapes(shapes, "text_proj", text_width, projection[0])
+            layers.linear_shapes(shapes, f"{layer}.attention.{part}", text_width, text_width)
+        layers.norm_shapes(shapes, f"{layer}.attention.output.LayerNorm", text_width)
+        layers.linear_shapes(shapes, f"{layer}.intermediate.dense", text_width, 4 * text_width)
+        layers.linear_shapes(shapes, f"{layer}.output.dense", 4 * text_width, text_width)
+        layers.norm_shapes(shapes, f"{layer}.output.LayerNorm", text_width)
+    layers.linear_shapes(shapes, "vision_proj", width, projection[0])
+    layers.linear_shapes(shapes, "text_proj", text_width, projection[0])
     return shapes
 
 

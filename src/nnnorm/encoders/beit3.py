@@ -13,18 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
+from nnnorm.encoders import layers
 from nnnorm.encoders.checkpoint import CheckpointEncoder, find_shapes
-from nnnorm.encoders.layers import (
-    HEAD,
-    apply_linear,
-    apply_norm,
-    attend,
-    embed_patches,
-    linear_shapes,
-    norm_shapes,
-    pad_rows,
-    to_numpy,
-)
 from nnnorm.encoders.weights import check_keys, explain_loading, read_checkpoint
 from nnnorm.errors import NNNormError, require
 
@@ -100,18 +90,22 @@ class Beit3(CheckpointEncoder):
         pixels = self._pixels(images)
         with torch.inference_mode():
             embed = "beit3.vision_embed"
-            x = embed_patches(self._state, pixels, f"{embed}.proj", f"{embed}.cls_token")
-            return to_numpy(apply_linear(self._state, self._run(x, "A", None), "vision_head"))
+            x = layers.embed_patches(self._state, pixels, f"{embed}.proj", f"{embed}.cls_token")
+            return layers.to_numpy(
+                layers.apply_linear(self._state, self._run(x, "A", None), "vision_head")
+            )
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
         """Return the first token of branch B after the language head."""
         torch = require("torch", "beit3")
         most = (self.context or _MAX_TOKENS) - 2
         rows = [[_FIRST, *ids[:most], _LAST] for ids in self._tokens.ids(texts)]
-        ids, is_real = pad_rows(rows, _PAD, self._device)
+        ids, is_real = layers.pad_rows(rows, _PAD, self._device)
         with torch.inference_mode():
             x = self._state["beit3.text_embed.weight"][ids]
-            return to_numpy(apply_linear(self._state, self._run(x, "B", is_real), "language_head"))
+            return layers.to_numpy(
+                layers.apply_linear(self._state, self._run(x, "B", is_real), "language_head")
+            )
 
     def _run(self, x: Tensor, way: Literal["A", "B"], is_real: Tensor | None) -> Tensor:
         """Run all layers of one branch and return the first token."""
@@ -121,18 +115,19 @@ class Beit3(CheckpointEncoder):
         for number in range(self._n_layers):
             layer = f"{encoder}.layers.{number}"
             attention, mlp = f"{layer}.self_attn", f"{layer}.ffn.{way}"
-            inner = apply_norm(state, x, f"{layer}.self_attn_layer_norm.{way}", _EPS)
+            inner = layers.apply_norm(state, x, f"{layer}.self_attn_layer_norm.{way}", _EPS)
             query, key, value = (
-                apply_linear(state, inner, f"{attention}.{part}_proj.{way}") for part in "qkv"
+                layers.apply_linear(state, inner, f"{attention}.{part}_proj.{way}")
+                for part in "qkv"
             )
-            inner = attend(query, key, value, is_real)
-            inner = apply_norm(state, inner, f"{attention}.inner_attn_ln.{way}", _EPS)
-            x = x + apply_linear(state, inner, f"{attention}.out_proj.{way}")
-            inner = apply_norm(state, x, f"{layer}.final_layer_norm.{way}", _EPS)
-            inner = gelu(apply_linear(state, inner, f"{mlp}.fc1"))
-            inner = apply_norm(state, inner, f"{mlp}.ffn_layernorm", _EPS)
-            x = x + apply_linear(state, inner, f"{mlp}.fc2")
-        return apply_norm(state, x[:, 0], f"{encoder}.layer_norm.{way}", _EPS)
+            inner = layers.attend(query, key, value, is_real)
+            inner = layers.apply_norm(state, inner, f"{attention}.inner_attn_ln.{way}", _EPS)
+            x = x + layers.apply_linear(state, inner, f"{attention}.out_proj.{way}")
+            inner = layers.apply_norm(state, x, f"{layer}.final_layer_norm.{way}", _EPS)
+            inner = gelu(layers.apply_linear(state, inner, f"{mlp}.fc1"))
+            inner = layers.apply_norm(state, inner, f"{mlp}.ffn_layernorm", _EPS)
+            x = x + layers.apply_linear(state, inner, f"{mlp}.fc2")
+        return layers.apply_norm(state, x[:, 0], f"{encoder}.layer_norm.{way}", _EPS)
 
 
 def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ...]]:
@@ -164,10 +159,10 @@ def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
     }
     words, patches, seen, read = find_shapes(state, n_dimensions, name, "BEiT-3")
     width = words[1]
-    if width % HEAD:
+    if width % layers.HEAD:
         raise NNNormError(
             f"{name} is no BEiT-3 checkpoint: the shapes of its words are {words}, which is no "
-            f"multiple of {HEAD}"
+            f"multiple of {layers.HEAD}"
         )
     found = [int(m[1]) for key in state if (m := re.match(r"beit3\.encoder\.layers\.(\d+)", key))]
     shapes: dict[str, tuple[int, ...]] = {
@@ -182,15 +177,15 @@ def beit3_shapes(state: dict[str, Tensor], name: str) -> dict[str, tuple[int, ..
         layer = f"beit3.encoder.layers.{number}"
         for way in "AB":
             for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-                linear_shapes(shapes, f"{layer}.self_attn.{part}.{way}", width, width)
-            norm_shapes(shapes, f"{layer}.self_attn.inner_attn_ln.{way}", width)
-            norm_shapes(shapes, f"{layer}.self_attn_layer_norm.{way}", width)
-            linear_shapes(shapes, f"{layer}.ffn.{way}.fc1", width, 4 * width)
-            linear_shapes(shapes, f"{layer}.ffn.{way}.fc2", 4 * width, width)
-            norm_shapes(shapes, f"{layer}.ffn.{way}.ffn_layernorm", 4 * width)
-            norm_shapes(shapes, f"{layer}.final_layer_norm.{way}", width)
+                layers.linear_shapes(shapes, f"{layer}.self_attn.{part}.{way}", width, width)
+            layers.norm_shapes(shapes, f"{layer}.self_attn.inner_attn_ln.{way}", width)
+            layers.norm_shapes(shapes, f"{layer}.self_attn_layer_norm.{way}", width)
+            layers.linear_shapes(shapes, f"{layer}.ffn.{way}.fc1", width, 4 * width)
+            layers.linear_shapes(shapes, f"{layer}.ffn.{way}.fc2", 4 * width, width)
+            layers.norm_shapes(shapes, f"{layer}.ffn.{way}.ffn_layernorm", 4 * width)
+            layers.norm_shapes(shapes, f"{layer}.final_layer_norm.{way}", width)
     for way in "AB":
-        norm_shapes(shapes, f"beit3.encoder.layer_norm.{way}", width)
+        layers.norm_shapes(shapes, f"beit3.encoder.layer_norm.{way}", width)
     shapes["vision_head.weight"] = shapes["language_head.weight"] = (width, width)
     return shapes
 

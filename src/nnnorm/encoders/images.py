@@ -8,13 +8,15 @@ in the original code of the models.
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.encoders.inputs import check_all
 from nnnorm.errors import NNNormError, first_line, require
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -46,13 +48,8 @@ def open_image(source: Any) -> Any:
         return _to_rgb(source, "an image")
     if not isinstance(source, (str, os.PathLike)):
         raise NNNormError(f"an image must be a path or a Pillow image; got {type(source).__name__}")
-    try:
-        with _opened(Path(source)) as image:
-            return _to_rgb(image, f"image {source}")
-    except NNNormError:
-        raise
-    except Exception as error:  # each of Pillow's readers raises its own kind of error
-        raise _unreadable(source, error) from error
+    with _reading(source) as image:
+        return _to_rgb(image, f"image {source}")
 
 
 def check_images(paths: Sequence[Any]) -> None:
@@ -64,17 +61,12 @@ def check_images(paths: Sequence[Any]) -> None:
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path (2 of 2 ...
     """
-    first: NNNormError | None = None
-    n_bad = 0
-    for path in paths:
-        try:
-            with _opened(Path(path)) as image:
-                _check_depth(image, f"image {path}")
-        except Exception as error:
-            n_bad += 1
-            first = first or (error if isinstance(error, NNNormError) else _unreadable(path, error))
-    if first is not None:
-        raise NNNormError(f"{first} ({n_bad} of {len(paths)} images can't be used)")
+
+    def check(path: Any) -> None:
+        with _reading(path) as image:
+            _check_depth(image, f"image {path}")
+
+    check_all(paths, check, "images")
 
 
 def square_pixels(
@@ -108,6 +100,20 @@ def square_pixels(
     pixels = np.stack(small).astype(np.float32) / 255
     pixels = (pixels - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+
+
+@contextmanager
+def _reading(path: Any) -> Iterator[Any]:
+    """Open an image, and explain what goes wrong while it is read."""
+    try:
+        with _opened(Path(path)) as image:
+            yield image
+    except NNNormError:
+        raise
+    except Exception as error:  # each of Pillow's readers raises its own kind of error
+        raise NNNormError(
+            f"image {path} can't be read ({first_line(error)}); is it cut short, or no image?"
+        ) from error
 
 
 def _opened(path: Path) -> Any:
@@ -156,10 +162,4 @@ def _bomb(name: str, what: str) -> str:
     return (
         f"{name} is too large ({what}; at most {MAX_PIXELS:,} pixels): "
         "a decompression bomb? Scale it down if it is not"
-    )
-
-
-def _unreadable(path: Any, error: Exception) -> NNNormError:
-    return NNNormError(
-        f"image {path} can't be read ({first_line(error)}); is it cut short, or no image?"
     )

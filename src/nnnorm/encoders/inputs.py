@@ -5,7 +5,9 @@ file has one entry per line; a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has 
 Paths in a file are relative to the folder of that file.
 """
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from nnnorm.errors import NNNormError
 from nnnorm.io import TABLE_SUFFIXES, read_column, read_lines
@@ -64,6 +66,23 @@ def list_texts(source: Path, column: str | None = None) -> list[str]:
     ['a dog, running']
     """
     return _entries(source, "texts", column)
+
+
+def check_all(paths: Sequence[Any], check: Callable[[Any], Any], kind: str) -> None:
+    """Check all files; raise the first error, with the number of files that can't be used.
+
+    Examples
+    --------
+    >>> check_all(["a.png"], lambda path: None, "images")
+    """
+    errors = []
+    for path in paths:
+        try:
+            check(path)
+        except NNNormError as error:
+            errors.append(error)
+    if errors:
+        raise NNNormError(f"{errors[0]} ({len(errors)} of {len(paths)} {kind} can't be used)")
 
 
 def _entries(source: Path, kind: str, column: str | None) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.encoders.inputs import check_all
 from nnnorm.errors import NNNormError, first_line, require
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -64,17 +65,8 @@ def check_sounds(paths: Sequence[Any]) -> None:
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path (2 of 2 ...
     """
-    soundfile = require("soundfile", "audio")
-    first: NNNormError | None = None
-    n_bad = 0
-    for path in paths:
-        try:
-            _opened(soundfile.info, Path(path), f"sound {path}")
-        except NNNormError as error:
-            n_bad += 1
-            first = first or error
-    if first is not None:
-        raise NNNormError(f"{first} ({n_bad} of {len(paths)} sounds can't be used)")
+    info = require("soundfile", "audio").info
+    check_all(paths, lambda path: _opened(info, Path(path), f"sound {path}"), "sounds")
 
 
 def _opened(read: Any, path: Path, name: str, **options: Any) -> Any:

@@ -5,12 +5,13 @@ cells have in common (a tuning, an evaluation) are computed once per run.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm import study
 from nnnorm.bias import Bias
 from nnnorm.errors import MissingExtraError, NNNormError
 from nnnorm.io import open_embeddings, open_matrix
@@ -18,24 +19,6 @@ from nnnorm.methods import NNN, find_method, make_method
 from nnnorm.reproduce.material import Material, NotThere
 from nnnorm.reproduce.paper import Experiment, PaperTable
 from nnnorm.reproduce.runtime import Timed, time_exact, time_index
-from nnnorm.study import (
-    Audit,
-    Evaluation,
-    Grid,
-    Interval,
-    Task,
-    audit,
-    clusters_of,
-    compare_occurrences,
-    count_above,
-    count_occurrences,
-    evaluate,
-    interval_of_difference,
-    interval_of_mean,
-    measure_hubness,
-    open_truth,
-    tune,
-)
 
 T = TypeVar("T")
 Counts: TypeAlias = npt.NDArray[np.int64]
@@ -168,7 +151,7 @@ class Runner:
         self,
         open_material: Callable[[str, str], Material],
         *,
-        grids: Mapping[str, Grid] | None = None,
+        grids: Mapping[str, study.Grid] | None = None,
         seed: int = 0,
     ) -> None:
         self._open, self._grids, self._seed = open_material, grids or {}, seed
@@ -197,17 +180,21 @@ class Runner:
         done = self._evaluate(experiment)
         if metric.startswith("recall_at_"):
             hits = done.hits(int(metric.removeprefix("recall_at_")))
-            return _figure(interval_of_mean(hits, clusters_of(done.truth), seed=self._seed), 100)
+            return _figure(
+                study.interval_of_mean(hits, study.clusters_of(done.truth), seed=self._seed), 100
+            )
         counts = self.occurrences(experiment)
         if metric in ("gain", "ks_p_value"):
             plain = _without(experiment)
             if metric == "ks_p_value":
-                return Figure(compare_occurrences(self.occurrences(plain), counts)[1])
+                return Figure(study.compare_occurrences(self.occurrences(plain), counts)[1])
             before = self._evaluate(plain)
-            clusters = clusters_of(done.truth)
-            gain = interval_of_difference(done.hits(1), before.hits(1), clusters, seed=self._seed)
+            clusters = study.clusters_of(done.truth)
+            gain = study.interval_of_difference(
+                done.hits(1), before.hits(1), clusters, seed=self._seed
+            )
             return _figure(gain, 100)
-        hubness = measure_hubness(counts).to_dict()
+        hubness = study.measure_hubness(counts).to_dict()
         if metric not in hubness:
             raise NNNormError(f"there is no way to measure {metric!r}")
         return Figure(hubness[metric] * (100 if metric in _PER_CENT else 1))
@@ -215,17 +202,17 @@ class Runner:
     def occurrences(self, experiment: Experiment) -> Counts:
         """Count how often each item is the first hit, for histograms."""
         done = self._evaluate(experiment)
-        return count_occurrences(done.top1, done.n_gallery)
+        return study.count_occurrences(done.top1, done.n_gallery)
 
-    def groups(self, experiment: Experiment) -> Audit:
+    def groups(self, experiment: Experiment) -> study.Audit:
         """Return the audit of a gallery in groups, before and after the correction."""
         return self._once(("groups", experiment.model), lambda: self._audit(experiment))
 
-    def _audit(self, experiment: Experiment) -> Audit:
+    def _audit(self, experiment: Experiment) -> study.Audit:
         material = self._material(experiment)
         queries, gallery, groups, labels, asked, difference = material.groups()
         bank = material.bank("image", experiment.bank or "", experiment.share)
-        return audit(
+        return study.audit(
             queries,
             gallery,
             groups=groups,
@@ -238,7 +225,7 @@ class Runner:
             seed=self._seed,
         )
 
-    def _evaluate(self, experiment: Experiment) -> Evaluation:
+    def _evaluate(self, experiment: Experiment) -> study.Evaluation:
         plain = experiment.method == "none"
         key = _key(_without(experiment) if plain else experiment)
         if experiment.kind == "scores":
@@ -246,7 +233,7 @@ class Runner:
         queries, gallery, truth = self._task(experiment, "test")
         return self._once(
             key,
-            lambda: evaluate(
+            lambda: study.evaluate(
                 queries, gallery, None if plain else self._bias(experiment), truth=truth
             ),
         )
@@ -270,7 +257,7 @@ class Runner:
 
         def choose() -> Mapping[str, Any]:
             queries, gallery, truth = self._task(experiment, "validation")
-            tuning = tune(
+            tuning = study.tune(
                 gallery,
                 self._bank(experiment),
                 queries=queries,
@@ -289,7 +276,7 @@ class Runner:
         if experiment.metric == "seconds":
             return Figure(self._timed(experiment).seconds)
         exact, index = (
-            self._timed(_with(experiment, search=search)).seconds for search in ("exact", "index")
+            self._timed(replace(experiment, search=search)).seconds for search in ("exact", "index")
         )
         return Figure(exact / index)
 
@@ -302,11 +289,11 @@ class Runner:
         given = {name: params[name] for name in ("reference_k", "alpha")}
         return self._once(("seconds", *_key(experiment)), lambda: clock(gallery, bank, **given))
 
-    def _task(self, experiment: Experiment, part: str) -> Task:
-        def read() -> Task:
+    def _task(self, experiment: Experiment, part: str) -> study.Task:
+        def read() -> study.Task:
             queries, gallery, truth = self._material(experiment).task(experiment.direction, part)
             # Opened once, so that checks and fingerprints are computed once.
-            return Task(
+            return study.Task(
                 open_embeddings(queries, name=f"{part} queries"),
                 open_embeddings(gallery, name=f"{part} gallery"),
                 truth,
@@ -351,34 +338,21 @@ def _where(experiment: Experiment) -> tuple[str, str]:
 def _key(experiment: Experiment) -> tuple[Hashable, ...]:
     """Return everything that an evaluation depends on, which excludes the metric."""
     params = tuple(sorted((experiment.params or {}).items()))
-    return (
-        experiment.search,
-        *_where(experiment),
-        experiment.kind,
-        experiment.direction,
-        experiment.method,
-        experiment.bank,
-        experiment.share,
-        params,
-    )
-
-
-def _with(experiment: Experiment, **changes: Any) -> Experiment:
-    return Experiment(**{**experiment.__dict__, **changes})
+    return experiment.search, replace(experiment, metric="", search="exact", params=None), params
 
 
 def _without(experiment: Experiment) -> Experiment:
     """Return the experiment without a correction, bank and settings."""
-    return _with(experiment, method="none", bank=None, share=1.0, params=None, search="exact")
+    return replace(experiment, method="none", bank=None, share=1.0, params=None, search="exact")
 
 
-def _figure(interval: Interval | None, scale: float) -> Figure:
+def _figure(interval: study.Interval | None, scale: float) -> Figure:
     if interval is None:
         raise NNNormError("there is no figure after the correction")
     return Figure(*(scale * float(end) for end in (interval.mean, interval.low, interval.high)))
 
 
-def _evaluate_scores(material: Material, plain: bool) -> Evaluation:
+def _evaluate_scores(material: Material, plain: bool) -> study.Evaluation:
     """Evaluate ready scores, corrected by the automatic NNN unless `plain`."""
     ready = material.scores()
     test = open_matrix(ready.test, name="test scores")
@@ -396,6 +370,6 @@ def _evaluate_scores(material: Material, plain: bool) -> Evaluation:
                 f"{references.shape}"
             )
         scores -= NNN().fit_scores(references).correction
-    truth = open_truth(np.arange(n_queries), n_queries=n_queries, n_gallery=n_gallery)
-    above, tied = count_above(scores, truth, 0)
-    return Evaluation(truth, above, tied, scores.argmax(axis=1), n_gallery, n_gallery)
+    truth = study.open_truth(np.arange(n_queries), n_queries=n_queries, n_gallery=n_gallery)
+    above, tied = study.count_above(scores, truth, 0)
+    return study.Evaluation(truth, above, tied, scores.argmax(axis=1), n_gallery, n_gallery)

@@ -5,7 +5,7 @@ figures are not comparable with the paper's and are never shown next to them.
 """
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -119,32 +119,23 @@ class _Flickr8k(_FivePerImage):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._parts: dict[str, tuple[Floats, Floats]] = {}
+        self._load = cache(self._read)
         needed = ["image", "caption", "coco_caption"]
         needed += [f"{split}_images" for split in _SPLITS.values()]
         if missing := [name for name in needed if not (folder / f"{name}.npy").is_file()]:
             raise NNNormError(f"{folder} has no {missing[0]}.npy; expected embeddings of Flickr8k")
 
     def _part(self, part: str) -> tuple[Floats, Floats]:
-        if part not in self._parts:
-            rows = self._load(f"{_SPLITS[part]}_images")
-            captions = (_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()
-            self._parts[part] = self._images[rows], self._captions[captions]
-        return self._parts[part]
+        rows = self._load(f"{_SPLITS[part]}_images")
+        captions = (_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()
+        return self._load("image")[rows], self._load("caption")[captions]
 
     def _other_captions(self) -> Floats:
-        return self._load("coco_caption").astype(np.float32)
+        return self._load("coco_caption")
 
-    @cached_property
-    def _images(self) -> Floats:
-        return self._load("image").astype(np.float32)
-
-    @cached_property
-    def _captions(self) -> Floats:
-        return self._load("caption").astype(np.float32)
-
-    def _load(self, name: str) -> npt.NDArray[Any]:
-        return np.asarray(np.load(self._folder / f"{name}.npy", allow_pickle=False))
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        stored = np.asarray(np.load(self._folder / f"{name}.npy", allow_pickle=False))
+        return stored if name.endswith("_images") else stored.astype(np.float32)
 
 
 # Explanations of stand-ins that are not obvious.
