@@ -39,6 +39,7 @@ from nnnorm.index import (
     verify_index,
 )
 from nnnorm.io import Progress, read_json, read_jsonl
+from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 
 index_app = typer.Typer(
     help="Run the corrected search inside an existing engine.",
@@ -51,7 +52,10 @@ _URL = "such as faiss:photos.faiss or sqlite:photos.db?table=photos"
 IndexUrl = Annotated[str, typer.Option("--index", help=f"URL of the index, {_URL}.")]
 IdsFile = Annotated[
     Path | None,
-    typer.Option(help="Ids of the rows of the gallery: .npy or a .json list; by default 0…n−1."),
+    typer.Option(
+        help="Ids of the rows of the gallery: .npy or a .json list; by default those of its file, "
+        "or 0…n−1."
+    ),
 ]
 WayOption = Annotated[
     Way | None,
@@ -87,7 +91,7 @@ def build(
         built = build_index(
             to, items, loaded, ids=named, metadata=described, way=way, progress=progress
         )
-    _print_index(built, as_json, "Built the corrected index")
+    _print_index(built, loaded, as_json, "Built the corrected index")
 
 
 @index_app.command(
@@ -240,7 +244,7 @@ def export(
         done = export_index(
             source, to, references=references, bias=loaded, ids=named, way=way, progress=progress
         )
-    _print_index(done, as_json, "Wrote the corrected copy")
+    _print_index(done, loaded, as_json, "Wrote the corrected copy")
 
 
 # --- files in, facts out ------------------------------------------------------------------------
@@ -298,18 +302,21 @@ _WAYS: dict[Way, str] = {
 }
 
 
-def _print_index(index: CorrectedIndex, as_json: bool, done: str) -> None:
+def _print_index(index: CorrectedIndex, bias: Bias | None, as_json: bool, done: str) -> None:
     with index:
         name, n_items, recipe = index.store.name, len(index), index.recipe
     if as_json:
         print_json({"index": name, "n_items": n_items, **recipe.to_dict()})
         return
+    is_known = recipe.method in METHOD_NAMES
+    params = {"alpha": recipe.weight} if bias is None else bias.params
+    setting = describe_setting(recipe.method, params, between=", ", equals=" = ")
     facts = {
         "items": f"{n_items:,}",
         "dimensions": f"{recipe.dim:,} in the embeddings, {recipe.width:,} in the index",
         "correction": _WAYS[recipe.way],
-        "method": recipe.method,
-        "weight (alpha)": f"{recipe.weight:.4g}",
+        "method": find_method(recipe.method)[1].label if is_known else recipe.method,
+        "settings": setting or f"weight = {recipe.weight:.4g}",
         "range of the bias": f"{recipe.lowest:.4g} to {recipe.highest:.4g}",
         "norms of the items": f"{recipe.shortest:.4g} to {recipe.longest:.4g}",
     }
