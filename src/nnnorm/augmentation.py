@@ -130,7 +130,7 @@ def fit_augmentation(
     >>> fit_augmentation(gallery, bias, target="cosine")
     Augmentation(target='cosine', shift=0.0, scale=1, radius=1.25)
     """
-    refuse_gates(bias)
+    check_storable(bias)
     bias.check_gallery(gallery)
     shift = float(bias.values.mean(dtype=np.float64)) if center else 0.0
     plain = Augmentation(target, shift, scale)
@@ -228,7 +228,7 @@ def augment_queries(
     >>> augment_queries(np.eye(2), Bias(np.array([0.25, 0.5]), 0.75, "nnn")).tolist()
     [[1.0, 0.0, -0.75], [0.0, 1.0, -0.75]]
     """
-    refuse_gates(bias)
+    check_storable(bias)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     if bias.dim is not None and asked.dim != bias.dim:
         raise NNNormError(
@@ -240,13 +240,18 @@ def augment_queries(
     return augmentation.extend_queries(asked.rows(0, len(asked)), used)
 
 
-def refuse_gates(bias: Bias) -> None:
-    """Raise for a bias that decides per query.
+def check_storable(bias: Bias) -> None:
+    """Raise unless this is a bias that an index can hold: one that does not decide per query.
 
     Examples
     --------
-    >>> refuse_gates(Bias(np.array([0.25, 0.5]), 0.75, "nnn"))
+    >>> check_storable(Bias(np.array([0.25, 0.5]), 0.75, "nnn"))
     """
+    if not isinstance(bias, Bias):
+        raise NNNormError(
+            "bias must be a Bias, from a method's fit or Bias.load(path); got "
+            f"{type(bias).__name__}"
+        )
     if bias.gates:
         raise NNNormError(
             f"a gated bias ({bias.method}) decides per query and can't be stored in an index; "

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ import nnnorm
 from nnnorm.index import open_index
 from tests import stores  # noqa: F401 - one thread per engine
 from tests.cli.test_core import assert_fails, run
-from tests.index.test_index import exact, make_data
+from tests.index.test_index import exact, make_data, save_parquet
 
 
 @pytest.fixture
@@ -32,6 +33,32 @@ def data(tmp_path, monkeypatch):
 
 BUILD = ["index", "build", "--gallery", "gallery.npy", "--bias", "bias.safetensors"]
 URLS = ["faiss:photos.faiss", "duckdb:photos.duckdb?table=photos", "sqlite:photos.db?table=photos"]
+
+
+def test_a_bias_is_described_in_the_words_of_fit(data):
+    fitted = run(
+        "fit", "--gallery", "gallery.npy", "--references", "references.npy", "-o", "b.safetensors"
+    )
+    assert fitted.exit_code == 0, fitted.output
+    facts = dict(re.findall(r"^  (method|settings) +(.+?) *$", fitted.stdout, flags=re.MULTILINE))
+    assert facts["method"] == "NNN"
+    assert "α = " in facts["settings"]
+    built = run(*BUILD[:-1], "b.safetensors", "--to", "faiss:photos.faiss")
+    assert built.exit_code == 0, built.output
+    for name, value in facts.items():
+        assert re.search(rf"^  {name} +{re.escape(value)} *$", built.stdout, flags=re.MULTILINE)
+
+
+def test_items_keep_the_ids_of_their_file(data):
+    ids = [f"photo {row}" for row in range(300)]
+    save_parquet("gallery.parquet", data, ids)
+    files = ["--gallery", "gallery.parquet", "--bias", "bias.safetensors"]
+    assert run("index", "build", *files, "--to", "faiss:photos.faiss").exit_code == 0
+    index = ["--index", "faiss:photos.faiss", "--queries", "queries.npy", "-k", 5, "--json"]
+    assert json.loads(run("index", "search", *index).stdout)["ids"] == (
+        exact(data, k=5, ids=ids).ids.tolist()
+    )
+    assert run("index", "verify", *index, *files).exit_code == 0
 
 
 @pytest.mark.parametrize("url", URLS)

@@ -3,13 +3,24 @@
 Each test runs on every row of `stores.py`, on the real engine.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 import nnnorm
-from nnnorm.index import CorrectedIndex, build_index, open_index, open_store, verify_index
+from nnnorm.index import (
+    CorrectedIndex,
+    adopt_index,
+    build_index,
+    export_index,
+    open_index,
+    open_store,
+    verify_index,
+)
+from nnnorm.index.payloads import make_payloads
 from nnnorm.index.store import check_ids, gather_hits
 from tests.servers import clear_memory
 from tests.stores import CASES, parametrize
@@ -334,6 +345,65 @@ def test_a_ranking_of_an_index_has_ids_and_survives_the_disk(tmp_path):
     saved = nnnorm.Ranking.load(tmp_path / "ranking.npz")
     assert saved.indices.tolist() == ranking.ids.tolist()
     np.testing.assert_array_equal(saved.scores, ranking.scores)
+
+
+def save_parquet(path, data, ids):
+    vectors = pyarrow.array(data.gallery.tolist())
+    pyarrow.parquet.write_table(pyarrow.table({"id": ids, "embedding": vectors}), path)
+
+
+@pytest.mark.parametrize("ids", [[f"p{row}" for row in range(20)], list(range(500, 520))])
+def test_items_keep_the_ids_of_their_file(tmp_path, ids):
+    small, file = make_data(20, 5, 6, unit=True), tmp_path / "gallery.parquet"
+    save_parquet(file, small, ids)
+    index = build_index("faiss:", file, small.bias)
+    right = nnnorm.search(small.queries, file, small.bias, k=3)
+    assert index.search(small.queries, k=3).ids.tolist() == right.ids.tolist()
+    assert set(right.ids.ravel().tolist()) <= set(ids)
+    assert verify_index(index, small.queries, gallery=file, bias=small.bias).is_good
+    documents = make_payloads("turbopuffer", "photos", file, small.bias).documents()
+    assert [document["id"] for document in documents] == ids
+    with pytest.raises(nnnorm.NNNormError, match=f"already has the id {ids[0]!r}"):
+        index.add(file, small.bias)
+    given = build_index("faiss:", file, small.bias, ids=range(20))
+    assert given.search(small.queries, k=3).ids.tolist() == right.indices.tolist()
+
+
+@pytest.mark.parametrize("wrong", [5, None, Path("photos.faiss"), np.eye(2)])
+def test_what_names_no_index_is_answered_with_the_order(wrong):
+    order = r"got \w+\. .* the order is \(url, gallery, bias\)"
+    for call in (open_index, open_store, lambda url: build_index(url, "faiss:", "faiss:")):
+        with pytest.raises(nnnorm.NNNormError, match=order):
+            call(wrong)
+
+
+def test_what_is_no_bias_is_answered():
+    small = make_data(20, 5, 6, unit=True)
+    index = build_index("faiss:", small.gallery, small.bias)
+    bank, asked = small.references, small.queries
+    message = r"bias must be a Bias, from a method's fit or Bias\.load\(path\); got ndarray"
+    for call in (
+        lambda: build_index("faiss:", small.gallery, bank),
+        lambda: adopt_index("faiss:", small.gallery, bank),
+        lambda: index.add(small.gallery, bank, ids=range(100, 120)),
+        lambda: verify_index(index, asked, gallery=small.gallery, bias=bank),
+        lambda: export_index(index.store, "sqlite:", bias=bank),
+        lambda: make_payloads("vespa", "photos", small.gallery, bank),
+        lambda: nnnorm.augment_gallery(small.gallery, bank),
+        lambda: nnnorm.augment_queries(asked, bank),
+    ):
+        with pytest.raises(nnnorm.NNNormError, match=message):
+            call()
+
+
+def test_a_misspelt_argument_is_answered():
+    for call in (open_index, open_store):
+        with pytest.raises(nnnorm.NNNormError, match=f"{call.__name__} has no argument 'foo'"):
+            call("faiss:photos.faiss", foo=1)
+
+
+def test_a_store_shows_its_engine_and_collection():
+    assert repr(open_store("faiss:photos.faiss")) == "<FaissStore: faiss photos.faiss>"
 
 
 def test_a_gated_bias_can_not_be_stored(small):

@@ -37,6 +37,22 @@ def test_a_good_index_has_no_problems(data):
     assert (by_itself.recall, by_itself.is_good) == (1.0, True)
 
 
+def test_an_index_may_be_named_by_its_url(data, tmp_path):
+    url = f"sqlite:{tmp_path / 'photos.db'}"
+    build_index(url, data.gallery, data.bias).close()
+    result = verify_index(url, data.queries, gallery=data.gallery, bias=data.bias, k=3, sample=7)
+    assert (result.recall, result.k, result.n_queries) == (1.0, 3, 7)
+    with pytest.raises(nnnorm.NNNormError, match=r"got ndarray\. The order is \(index, queries\)"):
+        verify_index(data.queries, url)
+
+
+def test_a_gated_bias_is_refused_before_the_index_is_blamed(data):
+    index = build_index(FaissStore(), data.gallery, data.bias)
+    gated = nnnorm.InvertedSoftmax(gated=True).fit(data.gallery, data.references)
+    with pytest.raises(nnnorm.NNNormError, match=r"a gated bias .* can't be stored in an index"):
+        verify_index(index, data.queries, gallery=data.gallery, bias=gated)
+
+
 def test_ids_that_are_not_rows_are_given(data):
     index = build_index(FaissStore(), data.gallery, data.bias, ids=range(5000, 6000))
     right = {"gallery": data.gallery, "bias": data.bias}

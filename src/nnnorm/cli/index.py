@@ -40,6 +40,7 @@ from nnnorm.index import (
     verify_index,
 )
 from nnnorm.io import Progress, read_json, read_jsonl
+from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 
 index_app = typer.Typer(
     help="Run the corrected search inside an existing engine.",
@@ -52,7 +53,10 @@ _URL = "such as faiss:photos.faiss or sqlite:photos.db?table=photos"
 IndexUrl = Annotated[str, Option("--index", help=f"URL of the index, {_URL}.")]
 IdsFile = Annotated[
     Path | None,
-    Option(help="Ids of the rows of the gallery: .npy or a .json list; by default 0…n−1."),
+    Option(
+        help="Ids of the rows of the gallery: .npy or a .json list; by default those of its file, "
+        "or 0…n−1."
+    ),
 ]
 WayOption = Annotated[
     Way | None, Option(help="How the correction is served; by default the best way of the engine.")
@@ -86,7 +90,7 @@ def build(
         built = build_index(
             to, items, loaded, ids=named, metadata=described, way=way, progress=progress
         )
-    _print_index(built, as_json, "Built the corrected index")
+    _print_index(built, loaded, as_json, "Built the corrected index")
 
 
 @command("index search --index faiss:photos.faiss --queries queries.npy -k 10", index_app)
@@ -235,7 +239,7 @@ def export(
         done = export_index(
             source, to, references=references, bias=loaded, ids=named, way=way, progress=progress
         )
-    _print_index(done, as_json, "Wrote the corrected copy")
+    _print_index(done, loaded, as_json, "Wrote the corrected copy")
 
 
 # --- files in, facts out ------------------------------------------------------------------------
@@ -293,18 +297,21 @@ _WAYS: dict[Way, str] = {
 }
 
 
-def _print_index(index: CorrectedIndex, as_json: bool, done: str) -> None:
+def _print_index(index: CorrectedIndex, bias: Bias | None, as_json: bool, done: str) -> None:
     with index:
         name, n_items, recipe = index.store.name, len(index), index.recipe
     if as_json:
         print_json({"index": name, "n_items": n_items, **recipe.to_dict()})
         return
+    is_known = recipe.method in METHOD_NAMES
+    params = {"alpha": recipe.weight} if bias is None else bias.params
+    setting = describe_setting(recipe.method, params, between=", ", equals=" = ")
     facts = {
         "items": f"{n_items:,}",
         "dimensions": f"{recipe.dim:,} in the embeddings, {recipe.width:,} in the index",
         "correction": _WAYS[recipe.way],
-        "method": recipe.method,
-        "weight (alpha)": f"{recipe.weight:.4g}",
+        "method": find_method(recipe.method)[1].label if is_known else recipe.method,
+        "settings": setting or f"weight = {recipe.weight:.4g}",
         "range of the bias": f"{recipe.lowest:.4g} to {recipe.highest:.4g}",
         "norms of the items": f"{recipe.shortest:.4g} to {recipe.longest:.4g}",
     }

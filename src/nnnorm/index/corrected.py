@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nnnorm.augmentation import check_storable
 from nnnorm.bias import Bias, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
@@ -25,6 +26,7 @@ from nnnorm.index.store import (
     Way,
     check_ids,
     check_metadata,
+    name_items,
 )
 from nnnorm.index.urls import open_store
 from nnnorm.io import Progress, Source, open_embeddings
@@ -136,12 +138,13 @@ class CorrectedIndex:
         bias : Bias
             Fitted on these items.
         ids : sequence of int or str
-            None of them may be in the index yet.
+            By default those of the file of the gallery. None of them may be in the index yet.
         metadata : sequence of mappings, optional
             One per item.
         normalize : bool, optional
             Divide every row by its norm; see `open_embeddings`.
         """
+        check_storable(bias)
         items = open_embeddings(gallery, name="new items", normalize=normalize)
         if items.dim != self.recipe.dim:
             raise NNNormError(
@@ -149,14 +152,14 @@ class CorrectedIndex:
                 f"{self.recipe.dim}. Were they encoded by different models?"
             )
         bias.check_gallery(items)
-        if bias.method != self.recipe.method or bias.gates:
+        if bias.method != self.recipe.method:
             raise NNNormError(
                 f"the items of {self.store.name} have a bias by {self.recipe.method}, the new ones "
                 f"by {bias.method}; fit the new ones by the same method and references"
             )
-        if ids is None:
+        if ids is None and items.ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
-        named = check_ids(ids, len(items), name="new items")
+        named = name_items(items, ids, name="new items")
         self.store.check_new(named)
         there = self.store.present(named)
         if there.any():
@@ -172,6 +175,7 @@ class CorrectedIndex:
         for batch in packed:
             self.store.add(batch)
 
+    @explain_arguments
     def delete(self, ids: Any) -> None:
         """Delete items by id; all of them must exist."""
         if not self.store.can_delete:
@@ -227,7 +231,7 @@ def build_index(
     bias : Bias
         Fitted on this gallery, without gates.
     ids : sequence of int or str, optional
-        One per item, by default 0…n−1.
+        One per item, by default those of the file of the gallery, or 0…n−1.
     metadata : sequence of mappings, optional
         One per item, stored with it.
     way : {"ip", "cosine", "l2", "rerank", "column"}, optional
@@ -253,8 +257,9 @@ def build_index(
     [[80]]
     """
     opened = open_store(store)
+    check_storable(bias)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    named = check_ids(ids, len(items))
+    named = name_items(items, ids)
     described = check_metadata(metadata, len(items))
     recipe = make_recipe(opened, items, bias, way=way, scale=scale)
     recipe = replace(recipe, metadata=MetadataPrint().take(described or ()).value)
@@ -270,6 +275,7 @@ def build_index(
     return CorrectedIndex(opened, whole)
 
 
+@explain_arguments
 def open_index(store: "Store | str") -> CorrectedIndex:
     """Open a collection that `build_index` or `export_index` built.
 

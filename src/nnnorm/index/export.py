@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augmentation import refuse_gates
+from nnnorm.augmentation import check_storable
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex
@@ -91,6 +91,8 @@ def export_index(
         )
     if references is not None and bias is not None:
         raise NNNormError("give references or a bias, not both")
+    if bias is not None:
+        check_storable(bias)
     note = old.read_note()
     recipe = None if note is None else Recipe.from_dict(note, old.name)
     if recipe is not None and recipe.state != "whole":
@@ -196,7 +198,6 @@ def _read_all(
 
 def _in_order_of(copied: _Copied, bias: Bias, ids: Any, store: Store) -> Bias:
     """Check that the bias belongs to these items, and put its rows in the order of the scan."""
-    refuse_gates(bias)
     names, gallery, name = copied.ids, copied.gallery, store.name
     given = check_ids(ids, len(bias), name="the bias")
     row_of = {value: row for row, value in enumerate(given.tolist())}

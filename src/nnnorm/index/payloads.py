@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from nnnorm.augmentation import check_storable
 from nnnorm.bias import Bias, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.recipe import Recipe, make_recipe
@@ -23,8 +24,8 @@ from nnnorm.index.store import (
     Items,
     Metadata,
     Way,
-    check_ids,
     check_metadata,
+    name_items,
     uuid_of,
 )
 from nnnorm.io import Embeddings, Source, open_embeddings
@@ -359,7 +360,7 @@ def make_payloads(
     bias : Bias
         Fitted on this gallery, without gates.
     ids : sequence of int or str, optional
-        One per item, by default 0…n−1.
+        One per item, by default those of the file of the gallery, or 0…n−1.
     metadata : sequence of mappings, optional
         One per item, ready for JSON.
     way : {"ip", "cosine", "l2"}, optional
@@ -388,8 +389,9 @@ def make_payloads(
         known = ", ".join(get_args(PayloadEngine))
         raise NNNormError(f"there are no payloads for {engine!r}; engine must be one of {known}")
     kind = _CLASSES[engine]
+    check_storable(bias)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    named = check_ids(ids, len(items))
+    named = name_items(items, ids)
     recipe = make_recipe(kind, items, bias, way=way)
     described = check_metadata(metadata, len(items))
     return kind(name, recipe, items, bias.values, named, described)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augmentation import Augmentation, Target, refuse_gates
+from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
 from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
@@ -248,8 +248,8 @@ def make_recipe(
     >>> recipe.way, recipe.width, recipe.shift
     ('ip', 3, 0.375)
     """
+    check_storable(bias)
     bias.check_gallery(gallery)
-    refuse_gates(bias)
     low, high = gallery.norm_range
     chosen = store.ways[0] if way is None else check_way(way, store)
     metric = _choose_metric(store, chosen)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.options import Options, describe_parameters, make_options
+from nnnorm.io import Embeddings
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
@@ -166,6 +167,9 @@ class Store(Engine):
         self.place = place
         self.options = make_options(self.options_type, self.engine, args, options)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -266,6 +270,18 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
             f"{places[1]}; give each item an id of its own"
         )
     return array
+
+
+def name_items(gallery: Embeddings, ids: Any = None, *, name: str = "gallery") -> Ids:
+    """Return the ids of items: the given ones, else those of the gallery's file, else 0…n−1.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> name_items(open_embeddings(np.eye(2))).tolist()
+    [0, 1]
+    """
+    return check_ids(gallery.ids if ids is None else ids, len(gallery), name=name)
 
 
 def check_kind(ids: Ids, *, strings: bool, name: str) -> None:

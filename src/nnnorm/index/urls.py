@@ -7,7 +7,7 @@ a server and a collection; the options are those of the engine's options datacla
 import importlib
 from urllib.parse import parse_qsl
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.options import parse_options
 from nnnorm.index.store import Store
 
@@ -40,6 +40,7 @@ def load_engine(scheme: str) -> type[Store]:
     return kind
 
 
+@explain_arguments
 def open_store(url: "str | Store") -> Store:
     """Make the store that a URL names; nothing is created or connected yet.
 
@@ -62,6 +63,11 @@ def open_store(url: "str | Store") -> Store:
     """
     if isinstance(url, Store):
         return url
+    if not isinstance(url, str):
+        raise NNNormError(
+            "expected a URL such as faiss:photos.faiss, or a Store; got "
+            f"{type(url).__name__}. Where there is a gallery, the order is (url, gallery, bias)"
+        )
     scheme, separator, rest = url.partition(":")
     if not separator or scheme not in ENGINES:
         what = f"there is no engine {scheme!r}" if separator else f"{url!r} names no engine"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augmentation import fit_augmentation
+from nnnorm.augmentation import check_storable, fit_augmentation
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.index.corrected import CorrectedIndex, IndexRanking
+from nnnorm.index.corrected import CorrectedIndex, IndexRanking, open_index
 from nnnorm.index.recipe import make_recipe
-from nnnorm.index.store import FloatArray, Ids, Store, Way, check_ids
+from nnnorm.index.store import FloatArray, Ids, Store, Way, name_items
 from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.ranking import search
@@ -61,7 +61,7 @@ class Verification:
 
 @explain_arguments
 def verify_index(
-    index: CorrectedIndex,
+    index: CorrectedIndex | str,
     queries: Source,
     *,
     gallery: Source | None = None,
@@ -77,13 +77,14 @@ def verify_index(
 
     Parameters
     ----------
-    index : CorrectedIndex
+    index : CorrectedIndex or str
+        An index, or its URL, which is opened and closed again.
     queries : array or path, shape (n_queries, dim)
     gallery, bias : array or path, and Bias; optional
         What the index should hold. Without them the index itself is read, which does not show
         the error of numbers that it stores in few bits.
     ids : sequence of int or str, optional
-        Ids of the rows of the gallery, by default 0…n−1.
+        Ids of the rows of the gallery, by default those of its file, or 0…n−1.
     k : int
         Number of hits per query.
     weight : float, optional
@@ -108,6 +109,25 @@ def verify_index(
     >>> verify_index(index, np.array([[0.8, 0.6]]), k=1).recall
     1.0
     """
+    if isinstance(index, str):
+        with open_index(index) as opened:
+            return verify_index(
+                opened,
+                queries,
+                gallery=gallery,
+                bias=bias,
+                ids=ids,
+                k=k,
+                weight=weight,
+                sample=sample,
+                seed=seed,
+                normalize=normalize,
+            )
+    if not isinstance(index, CorrectedIndex):
+        raise NNNormError(
+            "index must be a CorrectedIndex, from build_index or open_index, or its URL; got "
+            f"{type(index).__name__}. The order is (index, queries)"
+        )
     if (gallery is None) != (bias is None):
         raise NNNormError("gallery and bias go together; give both or neither")
     asked = open_embeddings(queries, name="queries", normalize=normalize)
@@ -117,9 +137,10 @@ def verify_index(
     if gallery is None or bias is None:
         names, items, expected = _read_index(index)
     else:
+        check_storable(bias)
         items, expected = open_embeddings(gallery, name="gallery", normalize=normalize), bias
         expected.check_gallery(items)
-        names = check_ids(ids, len(items))
+        names = name_items(items, ids)
     used = index.recipe.weight if weight is None else weight
     right = search(some, items, expected, k=min(k, len(items)), weight=used)
     found = index.search(some, k=k, weight=used)
@@ -190,6 +211,7 @@ def adopt_index(
     [[1]]
     """
     opened = open_store(store)
+    check_storable(bias)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     recipe = make_recipe(opened, items, bias, way=way)
     if recipe.augmentation is None:

@@ -143,7 +143,7 @@ class ChromaStore(DatabaseStore):
             values = [entry.get(BIAS) for entry in metadatas]
             yield make_items(list(map(own, rows["ids"])), rows["embeddings"], values, known)
 
-    # --- what the collection says ---
+    # --- facts about the collection ---
 
     @property
     def found(self) -> Any:

@@ -138,7 +138,7 @@ class DuckdbStore(DatabaseStore):
             ]
             yield make_items(ids, vectors, values, known)
 
-    # --- what the table says ---
+    # --- facts about the table ---
 
     def _metric(self) -> StoreMetric:
         """Metric of the note: a table that is scanned has none of its own."""

@@ -157,7 +157,7 @@ class LancedbStore(DatabaseStore):
     def close(self) -> None:
         self._table = self._client = None
 
-    # --- what the table says ---
+    # --- facts about the table ---
 
     @property
     def table(self) -> Any:

@@ -177,7 +177,7 @@ class MilvusStore(DatabaseStore):
         with self._translating():
             self.client.flush(self.collection)
 
-    # --- what the collection says ---
+    # --- facts about the collection ---
 
     def _next_page(self, pages: Any) -> list[dict[str, Any]]:
         with self._translating():

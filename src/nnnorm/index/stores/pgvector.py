@@ -170,7 +170,7 @@ class PgvectorStore(DatabaseStore):
             last, after = ids[-1], f"WHERE {own} > %(last)s::{table.id_type}"
             yield make_items(list(map(_plain, ids)), vectors, values, [m or {} for m in known])
 
-    # --- what the catalogue says ---
+    # --- facts about the table, from the system catalogue ---
 
     def _look(self) -> _Table | None:
         """Find the columns, or return None if there is no such table."""

@@ -32,7 +32,7 @@ from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
 
 class _Definition(NamedTuple):
-    """What the statement that created a table says: its columns, width, metric and kind of ids."""
+    """Columns, width, metric and kind of ids, from the statement that created a table."""
 
     key: str
     vector: str
@@ -126,7 +126,7 @@ class SqliteVecStore(DatabaseStore):
             decoded = np.frombuffer(b"".join(vectors), dtype="<f4").reshape(len(rows), table.width)
             yield make_items(ids, decoded, values, described)
 
-    # --- what the table says ---
+    # --- facts about the table ---
 
     def _define(self) -> _Definition | None:
         if self._client is None and not (self.address and Path(self.address).exists()):
