@@ -265,8 +265,8 @@ def check_same_norms(
 ) -> None:
     """Raise where one side is normalised and the other has no unit norms.
 
-    If neither is normalised, but one has unit norms and the other has other ones, this is a warning,
-    unless raw inner products were asked for with ``normalize=False``.
+    If neither is normalised, but only one has unit norms, this is a warning, unless raw inner
+    products were asked for with ``normalize=False``.
 
     Examples
     --------
