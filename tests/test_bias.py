@@ -54,6 +54,26 @@ def test_a_bias_can_t_be_changed(small):
             about["alpha"] = 2.0
 
 
+def test_a_misspelt_argument_or_a_value_that_is_no_number_gets_a_sentence():
+    with pytest.raises(NNNormError, match="Bias has no argument 'weigth'; did you mean 'weight'"):
+        Bias([0.5], weigth=1.0, method="nnn")
+    with pytest.raises(NNNormError, match="bias values must be numbers, shape"):
+        Bias(["a"], 1.0, "nnn")
+
+
+def test_a_parameter_that_equals_the_weight_is_shown(small):
+    bias = InvertedSoftmax(beta=1.0).fit(small.gallery, small.references)
+    assert "weight=1, beta=1" in repr(bias)
+
+
+def test_a_file_without_the_norms_of_the_references_loads(path):
+    about = Bias([0.5], 1.0, "nnn").to_dict()
+    del about["reference_norms"]
+    metadata = {"format": "nnnorm.bias/1", "bias": json.dumps(about)}
+    save_file({"values": np.float32([0.5])}, path, metadata)
+    assert Bias.load(path).reference_norms is None
+
+
 def test_a_bias_keeps_its_own_copy_of_what_it_was_told():
     params = {"alpha": 0.5}
     bias = Bias(np.zeros(2), 0.5, "nnn", params=params)

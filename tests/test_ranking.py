@@ -9,6 +9,7 @@ from nnnorm import (
     DualSoftmax,
     InvertedSoftmax,
     NNNormError,
+    NNNormWarning,
     Ranking,
     augment_gallery,
     augment_queries,
@@ -199,10 +200,43 @@ def test_a_bias_of_another_gallery_is_refused(small, bias):
 
 def test_a_bias_of_normalised_rows_is_refused_for_raw_ones_and_says_why(small):
     unit = open_embeddings(small.gallery, normalize=True)
-    bias = NNN(reference_k=5, alpha=0.5).fit(unit, small.references)
-    search(small.queries, unit, bias)
+    bias = NNN(reference_k=5, alpha=0.5).fit(unit, small.references, normalize=True)
+    search(small.queries, unit, bias, normalize=True)
     with pytest.raises(NNNormError, match="fitted on normalised rows, but gallery is not normal"):
         search(small.queries, small.gallery, bias)
+
+
+def test_normalised_and_raw_rows_are_not_searched_together(small):
+    unit = open_embeddings(small.gallery, name="gallery", normalize=True)
+    with pytest.raises(NNNormError, match="gallery is normalised and queries is not"):
+        search(5 * small.queries, unit)
+    with pytest.raises(NNNormError, match="gallery is normalised and references is not"):
+        NNN().fit(unit, 5 * small.references)
+
+
+def unit_rows(array):
+    return array / np.linalg.norm(array, axis=1, keepdims=True)
+
+
+def test_references_on_another_scale_than_a_unit_gallery_are_warned_of(small):
+    gallery, references = unit_rows(small.gallery), 100 * unit_rows(small.references)
+    with pytest.warns(NNNormWarning, match="gallery has unit norms and references does not"):
+        NNN().fit(gallery, references)
+    NNN().fit(gallery, references, normalize=False)  # warnings are errors here
+    NNN().fit(gallery, references, normalize=True)
+
+
+def test_queries_on_another_scale_than_the_references_are_warned_of(small, tmp_path):
+    gallery, queries = unit_rows(small.gallery), unit_rows(small.queries)
+    method = NNN(reference_k=5, alpha=0.5)
+    bias = method.fit(gallery, 100 * unit_rows(small.references), normalize=False)
+    bias.save(tmp_path / "bias.safetensors")
+    for one in (bias, Bias.load(tmp_path / "bias.safetensors")):
+        for use in (search, score_matrix):
+            with pytest.warns(NNNormWarning, match="references of norms 100 to 100, so the corr"):
+                use(queries, gallery, one)
+    search(100 * queries, gallery, bias)  # warnings are errors here
+    search(queries, gallery, bias, weight=0)
 
 
 def test_weights_must_be_finite_numbers_and_need_a_bias(small, bias):

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError, explain_arguments, first_line
 from nnnorm.io import Embeddings, write_whole
 from nnnorm.version import __version__
 
@@ -68,6 +68,8 @@ class Bias:
         Empty, except for QBNorm and DualDIS, which decide per query.
     version, created : str
         Version of nnnorm and UTC time.
+    reference_norms : (float, float) or None
+        Smallest and largest norm of the references; None where ready scores were given.
 
     Examples
     --------
@@ -87,9 +89,15 @@ class Bias:
     gates: tuple[Gate, ...] = ()
     version: str = ""
     created: str = ""
+    reference_norms: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        values = _frozen(self.values, np.float32)
+        try:
+            values = _frozen(self.values, np.float32)
+        except (TypeError, ValueError) as error:
+            raise NNNormError(
+                f"bias values must be numbers, shape (n_gallery,) ({first_line(error)})"
+            ) from error
         if values.ndim != 1 or len(values) == 0:
             raise NNNormError(
                 f"bias values must have one number per item, shape (n_gallery,); got {values.shape}"
@@ -118,7 +126,7 @@ class Bias:
         shown = {"weight": self.weight} | {
             name: value
             for name, value in self.params.items()
-            if isinstance(value, int | float | str) and value != self.weight
+            if isinstance(value, int | float | str) and name not in ("alpha", "weight")
         }
         settings = ", ".join(
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
@@ -211,6 +219,7 @@ class Bias:
             "n_active": [int(gate.active.sum()) for gate in self.gates],
             "version": self.version,
             "created": self.created,
+            "reference_norms": self.reference_norms and list(self.reference_norms),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -273,11 +282,16 @@ class Bias:
             )
             names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
             kept = {name: about[name] for name in (*names, "version", "created")}
+            norms = about.get("reference_norms")  # files of older versions have none
+            kept["reference_norms"] = norms and tuple(norms)
             return cls(values=tensors["values"], gates=gates, **kept)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise NNNormError(
                 f"{path} is a damaged bias file ({error!r}); make it again with: nnnorm fit"
             ) from error
+
+
+Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]
 
 
 def check_weight(weight: float, name: str = "weight") -> float:

@@ -8,14 +8,19 @@ import difflib
 import functools
 import importlib
 import inspect
+import os
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 # What other libraries call our arguments; the first that a function has is the one that is meant.
 _OTHER_NAMES = {
+    "alpha": ("weight",),
     "bank": ("references",),
     "corpus": ("gallery",),
     "documents": ("gallery",),
@@ -112,6 +117,24 @@ def _explain(
         if one.default is one.empty and key not in kwargs and key not in by_position[:n_given]
     ]
     return f"{name} needs {' and '.join(missing)}; give {', '.join(f'{key}=…' for key in missing)}"
+
+
+def warn(message: str) -> None:
+    """Issue an `NNNormWarning` that points at the first line outside of this package.
+
+    Examples
+    --------
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
+    ...     warn("norms differ")
+    >>> caught[0].category.__name__
+    'NNNormWarning'
+    """
+    level = 2
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, NNNormWarning, stacklevel=level)
 
 
 def first_line(error: BaseException) -> str:

@@ -13,19 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_weight
-from nnnorm.errors import NNNormError, explain_arguments, first_line
+from nnnorm.errors import NNNormError, explain_arguments, first_line, warn
 from nnnorm.io import (
     Embeddings,
     Progress,
     ScoreMatrix,
     Source,
+    check_ids,
     check_same_dim,
+    check_same_norms,
     open_embeddings,
     write_whole,
 )
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+# The ratio of the middle norms of queries and references from which on a search warns.
+_SCALES_APART = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +160,8 @@ def search(
     """
     asked, items = _open_pair(queries, gallery, bias, normalize)
     weight = _check_bias(bias, items, weight, asked)
-    names = _open_ids(items.ids if ids is None else ids, items)
+    _warn_of_scale(bias, asked, weight)
+    names = items.ids if ids is None else check_ids(ids, len(items), name=items.name)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
         raise NNNormError(
             f"k must be a whole number from 1 to the {len(items)} items of {items.name}; got {k}"
@@ -203,6 +208,7 @@ def score_matrix(
     """
     asked, items = _open_pair(queries, gallery, bias, normalize)
     weight = _check_bias(bias, items, weight, asked)
+    _warn_of_scale(bias, asked, weight)
     raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
     return raw if bias is None else _correct(raw, bias, weight)
 
@@ -375,22 +381,29 @@ def _open_pair(
     queries: Source, gallery: Source, bias: Bias | None, normalize: bool | None = None
 ) -> tuple[Embeddings, Embeddings]:
     asked = open_embeddings(queries, name="queries", normalize=normalize, fingerprint=False)
-    hashed = bias is not None  # a bias knows its gallery by the fingerprint
+    hashed = bias is not None  # a bias is matched with its gallery by the fingerprint
     items = open_embeddings(gallery, name="gallery", normalize=normalize, fingerprint=hashed)
     check_same_dim(asked, items)
+    if asked.normalized or items.normalized:
+        check_same_norms(asked, items)
     return asked, items
 
 
-def _open_ids(ids: npt.ArrayLike | None, gallery: Embeddings) -> npt.NDArray[Any] | None:
-    if ids is None:
-        return None
-    names = np.asarray(ids)
-    if names.shape != (len(gallery),) or names.dtype.kind not in "iuU":
-        raise NNNormError(
-            f"ids must be one whole number or string per item of {gallery.name}, shape "
-            f"({len(gallery)},); got shape {names.shape} of {names.dtype}"
+def _warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
+    """Warn where the bias is on another scale than the scores of these queries."""
+    if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
+        return
+    (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])
+    if high < least and least + most > _SCALES_APART * (low + high):
+        of_queries, of_references = (
+            f"{first:.3g} to {last:.3g}"
+            for first, last in (queries.norm_range, bias.reference_norms)
         )
-    return names
+        warn(
+            f"{queries.name} has norms {of_queries}, but the bias was fitted with references of "
+            f"norms {of_references}, so the correction is on another scale than the scores; "
+            "scale both alike, or pass normalize=True (--normalize) to both fit and search"
+        )
 
 
 def _check_bias(

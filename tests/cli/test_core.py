@@ -259,7 +259,7 @@ def with_nan(array):
         (lambda a: a[:, :5], "must share dim; got gallery (gallery.npy) (23, 12) and references"),
         (
             lambda a: a.astype(int),
-            "whole numbers look like truth or row numbers; expected embeddings",
+            "which look like truth or row numbers; expected embeddings",
         ),
         (lambda a: a.astype(object), "holds Python objects, which are never unpickled"),
         (lambda a: a * 0, "row 0 is all zeros"),

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import nnnorm
+from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.io import Embeddings, ScoreMatrix, check_same_dim, open_embeddings, open_matrix, stored
 from nnnorm.io.stored import StoredMatrix
@@ -529,6 +530,29 @@ def test_a_choice_about_norms_silences_the_warning(no_warnings, normalize):
     open_embeddings(3 * VALUES, normalize=normalize)
 
 
+def test_the_warning_of_norms_points_at_the_line_of_the_caller():
+    rows = np.array([[3.0, 4.0], [0.0, 1.0]])
+    for call in (open_embeddings, lambda rows: nnnorm.search(rows, rows, k=1)):
+        with pytest.warns(NNNormWarning) as caught:
+            call(rows)
+        assert {one.filename for one in caught} == {__file__}
+
+
+def test_rows_that_are_normalised_already_can_t_be_opened_raw():
+    opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
+    assert refusal(opened, normalize=False) == (
+        "the rows of gallery are normalised already, but normalize is False; leave out normalize, "
+        "or open the original array or path again"
+    )
+
+
+@pytest.mark.parametrize("normalize", ["yes", 1, "False"])
+def test_normalize_is_true_false_or_none(normalize):
+    assert refusal(np.eye(2), normalize=normalize) == (
+        f"normalize must be True, False or None; got {normalize!r}"
+    )
+
+
 @pytest.mark.parametrize("factor", [0.991, 1.009])
 def test_norms_within_one_percent_are_not_warned_of(no_warnings, factor):
     open_embeddings(np.array([[2.0, 0.0], [0.0, 2.0 * factor]]))
@@ -729,7 +753,7 @@ def test_a_longer_float_is_refused():
     )
 
 
-@pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]], None, {"a": 1.0}])
+@pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]]])
 def test_python_objects_are_refused(source):
     assert refusal(source) == (
         "gallery must be float16, float32 or float64; got object: a "
@@ -737,11 +761,28 @@ def test_python_objects_are_refused(source):
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (None, "got a NoneType where an array or a path was expected"),
+        ({"a": 1.0}, "got a dict where an array or a path was expected"),
+        (
+            Bias([0.5], 1.0, "nnn"),
+            "got a Bias where an array or a path was expected; the order is (queries, gallery, "
+            "bias)",
+        ),
+    ],
+    ids=["nothing", "a dict", "a bias"],
+)
+def test_what_is_no_array_at_all_is_named(source, what):
+    assert refusal(source) == f"gallery: {what}"
+
+
 def whole_numbers(dtype, shape):
     return (
-        f"holds whole numbers ({dtype}, shape {shape}), and whole numbers look like truth or row "
-        "numbers; expected embeddings of shape (n_rows, dim), float16, float32 or float64. Are "
-        "the arguments in another order?"
+        f"holds integers ({dtype}, shape {shape}), which look like truth or row numbers; expected "
+        "embeddings of shape (n_rows, dim), float16, float32 or float64. Were the arguments "
+        "swapped?"
     )
 
 

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from nnnorm.errors import MissingExtraError, NNNormError
+from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
 from nnnorm.io.embeddings import open_embeddings
 from nnnorm.io.parquet import read_embedding_column
 
@@ -131,10 +131,21 @@ def test_ids_of_shards_are_joined(pa, pq, path):
     assert open_embeddings(folder).ids.tolist() == ["a", "b", "long name"]
 
 
-@pytest.mark.parametrize("ids", [[1, None], [0.5, 1.5], [True, False], ["a", None]])
-def test_a_column_id_with_gaps_or_of_another_type_is_left_out(pa, pq, path, ids):
+@pytest.mark.parametrize(
+    ("ids", "reason"),
+    [
+        ([1, None], "it is empty in 1 of 2 rows"),
+        (["a", None], "it is empty in 1 of 2 rows"),
+        ([0.5, 1.5], "it is of type double"),
+        ([True, False], "it is of type bool"),
+        (np.array([1, 2], dtype=np.uint64), "it is of type uint64"),
+    ],
+    ids=["a gap", "a gap among strings", "floats", "booleans", "uint64"],
+)
+def test_a_column_id_that_can_t_be_used_is_left_out_with_the_reason(pa, pq, path, ids, reason):
     save_ids(pa, path, ids)
-    assert open_embeddings(path).ids is None
+    with pytest.warns(NNNormWarning, match=f"the column 'id' of .* is left out: {reason}"):
+        assert open_embeddings(path).ids is None
 
 
 def test_shards_whose_ids_differ_in_type_have_none(pa, pq, path):
@@ -142,7 +153,17 @@ def test_shards_whose_ids_differ_in_type_have_none(pa, pq, path):
     folder.mkdir()
     for number, ids in enumerate([["a"], [1]]):
         save_ids(pa, folder / f"img_emb_{number}.parquet", ids)
-    assert open_embeddings(folder).ids is None
+    with pytest.warns(NNNormWarning, match="whole numbers in some of the shards and strings in"):
+        assert open_embeddings(folder).ids is None
+
+
+def test_shards_of_which_some_have_no_ids_have_none(pa, pq, path):
+    folder = path.parent / "img_emb"
+    folder.mkdir()
+    save_ids(pa, folder / "img_emb_0.parquet", ["a"])
+    pq.write_table(pa.table({"embedding": VALUES[:1].tolist()}), folder / "img_emb_1.parquet")
+    with pytest.warns(NNNormWarning, match="it is missing from some of the shards"):
+        assert open_embeddings(folder).ids is None
 
 
 def test_ids_follow_the_rows_of_a_subset(pa, pq, path):

@@ -29,7 +29,7 @@ def test_noise_is_not_reliable_and_true_offsets_are(rng):
 
 
 def test_reliability_is_what_a_second_bank_would_confirm(rng):
-    # Spearman-Brown steps half banks up to the whole: it must foretell the correlation of the
+    # Spearman-Brown steps half banks up to the whole: it must predict the correlation of the
     # biases of two independent whole banks.
     offsets = 0.7 * rng.normal(size=(3000, 1))
     first, second = (offsets + rng.normal(size=(3000, 64)) for _ in range(2))

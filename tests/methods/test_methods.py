@@ -423,3 +423,8 @@ def test_ready_scores_must_be_finite(small):
     scores[5, 7] = np.nan
     with pytest.raises(NNNormError, match="scores must be finite; row 5 has NaN in column 7"):
         NNN().fit_scores(scores)
+
+
+def test_the_weight_of_an_automatic_alpha_is_known_after_the_fit():
+    with pytest.raises(NNNormError, match='alpha is "auto", so the weight is chosen by fit'):
+        NNN().weight  # noqa: B018

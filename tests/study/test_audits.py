@@ -77,7 +77,9 @@ def test_a_gallery_per_occupation_would_hide_all_bias_at_ten(visogender):
 
 
 def test_a_fitted_correction_is_used_as_it_is(visogender, rng):
-    bias = NNN(16, 0.75).fit(visogender.gallery, rng.normal(size=(40, 23)))
+    references = rng.normal(size=(40, 23))
+    references /= np.linalg.norm(references, axis=1, keepdims=True)
+    bias = NNN(16, 0.75).fit(visogender.gallery, references)
     found = run(visogender, bias)
     ranking = search(visogender.queries, visogender.gallery, bias, k=6)
     men = np.array(visogender.genders)[ranking.indices] == "masculine"

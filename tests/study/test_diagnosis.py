@@ -218,7 +218,7 @@ def test_ids_stand_for_rows_in_hubs_and_outliers(hubs):
     shown = found.to_dict()
     assert [hub["id"] for hub in shown["hubs"]] == [ids[hub.item] for hub in found.hubs]
     assert shown["outlier_ids"][0] == "photo-0"
-    with pytest.raises(NNNormError, match="ids must have one id per item; got 2 for the"):
+    with pytest.raises(NNNormError, match="ids must be one whole number or string per item of"):
         diagnose(queries, gallery, ids=["a", "b"])
 
 

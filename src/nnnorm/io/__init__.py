@@ -3,6 +3,7 @@
 arrays         arrays of any library, files and folders of shards, read as numpy arrays
 parquet        the columns of parquet files
 stored         matrices in one or several parts, read in float32 blocks
+ids            ids that the caller gives, checked
 embeddings     the one door for embeddings: opened and checked in one read
 ready_scores   ready scores, opened and checked
 tables         the one reader of CSV, TSV, JSONL and JSON
@@ -11,8 +12,16 @@ progress       how far long work has come
 """
 
 from nnnorm.io.arrays import find_shards
-from nnnorm.io.embeddings import Embeddings, Metric, Source, check_same_dim, open_embeddings
+from nnnorm.io.embeddings import (
+    Embeddings,
+    Metric,
+    Source,
+    check_same_dim,
+    check_same_norms,
+    open_embeddings,
+)
 from nnnorm.io.files import check_writable, make_folder, write_whole
+from nnnorm.io.ids import check_ids
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
 from nnnorm.io.tables import (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line
+from nnnorm.errors import NNNormError, first_line, warn
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -74,7 +74,8 @@ def read_source(source: Any, name: str) -> Found:
     path = Path(source)
     full = f"{name} ({path})"
     read = [_read_file(file, full) for file in _list_files(path, full)]
-    return Found([part for part, _ in read], full, str(path), _join_ids([ids for _, ids in read]))
+    ids = _join_ids([ids for _, ids in read], full)
+    return Found([part for part, _ in read], full, str(path), ids)
 
 
 def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
@@ -83,13 +84,18 @@ def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
     try:
         if not hasattr(source, "__array__") and hasattr(source, "__dlpack__"):
             return np.from_dlpack(source)
-        return np.asarray(source)
+        array = np.asarray(source)
     except Exception as error:  # each array library raises its own kind here
         raise NNNormError(
             f"{name} can't be read as a numpy array ({type(source).__name__}: "
             f"{first_line(error)}); pass a float array on the CPU "
             "(torch: tensor.detach().cpu().float())"
         ) from error
+    if array.ndim == 0 and array.dtype.kind == "O":
+        kind = type(source).__name__
+        order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
+        raise NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
+    return array
 
 
 def _advise(source: Any, array: npt.NDArray[Any]) -> str:
@@ -103,11 +109,21 @@ def _advise(source: Any, array: npt.NDArray[Any]) -> str:
     return f"a {type(source).__name__} of Python objects; pass an array of floats"
 
 
-def _join_ids(found: list[Ids | None]) -> Ids | None:
-    ids = [one for one in found if one is not None]
-    if len(ids) < len(found) or len({one.dtype.kind for one in ids}) != 1:
+def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
+    """Join the ids of all shards; where that can't be done, warn with the reason."""
+    ids = [one for one in found if isinstance(one, np.ndarray)]
+    reasons = [one for one in found if isinstance(one, str)]
+    if not reasons and ids and len(ids) < len(found):
+        reasons = ["it is missing from some of the shards"]
+    elif not reasons and len({one.dtype.kind for one in ids}) > 1:
+        reasons = ["it has whole numbers in some of the shards and strings in others"]
+    if reasons:
+        warn(
+            f"the column 'id' of {name} is left out: {reasons[0]}; rows go by their numbers unless "
+            "you pass ids"
+        )
         return None
-    return np.concatenate(ids)
+    return np.concatenate(ids) if ids else None
 
 
 def _list_files(path: Path, name: str) -> list[Path]:
@@ -135,7 +151,7 @@ def _list_files(path: Path, name: str) -> list[Path]:
     return files
 
 
-def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | None]:
+def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
     if path.is_dir():
         raise NNNormError(f"{name}: {path} is a folder; expected a file")
     try:

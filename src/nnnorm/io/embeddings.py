@@ -7,13 +7,12 @@ with `normalize=True`, nothing is changed in place, nothing is unpickled.
 """
 
 import hashlib
-import warnings
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
+from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io.arrays import Ids, read_source
 from nnnorm.io.stored import FloatArray, StoredMatrix, check_form, raise_not_finite
 
@@ -217,7 +216,14 @@ def open_embeddings(
     """
     if metric not in ("ip", "cosine"):
         raise NNNormError(f"metric must be 'ip' or 'cosine'; got {metric!r}")
+    if normalize is not None and not isinstance(normalize, (bool, np.bool_)):
+        raise NNNormError(f"normalize must be True, False or None; got {normalize!r}")
     if isinstance(source, Embeddings):
+        if source.normalized and normalize is not None and not normalize:
+            raise NNNormError(
+                f"the rows of {source.name} are normalised already, but normalize is False; leave "
+                "out normalize, or open the original array or path again"
+            )
         opened = source
         # A name that was given stays: "the items of photos.faiss" says more than "gallery".
         role = name if name is not None and source._role == _NO_ROLE else source._role
@@ -254,6 +260,48 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
         )
 
 
+def check_same_norms(
+    first: Embeddings, second: Embeddings, *, normalize: bool | None = None
+) -> None:
+    """Raise where one side is normalised and the other has no unit norms.
+
+    If neither is normalised, but only one has unit norms, this is a warning, unless raw inner
+    products were asked for with ``normalize=False``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> unit = open_embeddings(np.eye(2), name="gallery", normalize=True)
+    >>> check_same_norms(unit, open_embeddings(5 * np.eye(2), name="references"))
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: gallery is normalised and references is not (norms 5 to 5); ...
+    """
+    if _has_unit_norms(first) == _has_unit_norms(second):
+        return
+    unit, other = (first, second) if _has_unit_norms(first) else (second, first)
+    low, high = other.norm_range
+    norms = f"norms {low:.3g} to {high:.3g}"
+    if unit.normalized:
+        raise NNNormError(
+            f"{unit.name} is normalised and {other.name} is not ({norms}); pass normalize=True "
+            "(--normalize) for both, or open both without it"
+        )
+    # Norms that differ within one side have been warned of when it was opened.
+    if normalize is None and high - low <= _EQUAL_NORMS * high:
+        warn(
+            f"{unit.name} has unit norms and {other.name} does not ({norms}); for cosine pass "
+            "normalize=True (--normalize), and if inner products are meant, normalize=False "
+            "(--no-normalize)"
+        )
+
+
+def _has_unit_norms(embeddings: Embeddings) -> bool:
+    if embeddings.normalized:
+        return True
+    low, high = embeddings.norm_range
+    return max(1 - low, high - 1) <= _EQUAL_NORMS
+
+
 def _open(source: Source, name: str, fingerprint: bool) -> Embeddings:
     if isinstance(source, StoredMatrix):
         raise NNNormError(
@@ -264,9 +312,9 @@ def _open(source: Source, name: str, fingerprint: bool) -> Embeddings:
     for part in found.parts:
         if part.dtype.kind in "iu" and part.dtype.itemsize > 1:
             raise NNNormError(
-                f"{found.name} holds whole numbers ({part.dtype}, shape {part.shape}), and whole "
-                "numbers look like truth or row numbers; expected embeddings of shape (n_rows, "
-                "dim), float16, float32 or float64. Are the arguments in another order?"
+                f"{found.name} holds integers ({part.dtype}, shape {part.shape}), which look like "
+                "truth or row numbers; expected embeddings of shape (n_rows, dim), float16, "
+                "float32 or float64. Were the arguments swapped?"
             )
     hint = found.hint or "convert with .astype(numpy.float32)"
     check_form(found.parts, found.name, "(n_rows, dim)", hint)
@@ -278,12 +326,10 @@ def _open(source: Source, name: str, fingerprint: bool) -> Embeddings:
 def _warn_of_norms(opened: Embeddings) -> None:
     low, high = opened.norm_range
     if high - low > _EQUAL_NORMS * high:
-        warnings.warn(
+        warn(
             f"rows of {opened.name} have norms {low:.3g} to {high:.3g}, so scores are raw inner "
             "products; for cosine pass normalize=True (--normalize), and if inner products are "
-            "meant, normalize=False (--no-normalize)",
-            NNNormWarning,
-            stacklevel=4,  # the caller of open_embeddings, past explain_arguments
+            "meant, normalize=False (--no-normalize)"
         )
 
 

@@ -19,7 +19,7 @@ from nnnorm.io.arrays import Ids
 _COLUMN, _IDS = "embedding", "id"
 
 
-def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | None]:
+def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
     """Read the columns `embedding` and, if there is one, `id` of a parquet file.
 
     Parameters
@@ -32,8 +32,9 @@ def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids 
     -------
     embeddings : ndarray, shape (n_rows, dim)
         In the column's own float type.
-    ids : ndarray, shape (n_rows,), or None
-        int64 or str; None if there is no such column, or it has gaps or values of another type.
+    ids : ndarray, shape (n_rows,), or str, or None
+        int64 or str; None if there is no such column. A single str is the reason why the column
+        can't be used.
 
     Examples
     --------
@@ -74,15 +75,20 @@ def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
         ) from error
 
 
-def _read_ids(pyarrow: Any, file: Any) -> Ids | None:
-    if file.schema_arrow.names.count(_IDS) != 1:
+def _read_ids(pyarrow: Any, file: Any) -> Ids | str | None:
+    n_columns = file.schema_arrow.names.count(_IDS)
+    if n_columns == 0 or file.metadata.num_rows == 0:
         return None
+    if n_columns > 1:
+        return f"there are {n_columns} columns of that name"
     kind, types = file.schema_arrow.field(_IDS).type, pyarrow.types
     is_text = types.is_string(kind) or types.is_large_string(kind)
     if not (is_text or types.is_integer(kind)) or kind == pyarrow.uint64():
-        return None
+        return f"it is of type {kind}, and ids are int64 or strings"
     column = file.read(columns=[_IDS]).column(_IDS)
-    return None if column.null_count else np.array(column.to_pylist(), str if is_text else np.int64)
+    if column.null_count:
+        return f"it is empty in {column.null_count} of {len(column)} rows"
+    return np.array(column.to_pylist(), str if is_text else np.int64)
 
 
 def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:

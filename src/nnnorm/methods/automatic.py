@@ -3,9 +3,9 @@
 ``reference_k`` is a sixteenth of the bank, between 4 and 128. ``alpha`` is 0.75 times the bank's
 split-half reliability: m_k is a noisy measurement of an item's hub offset, and the slope on a noisy
 measurement shrinks by its reliability. A handful of references may agree by luck, so it is taken as
-if eight more had been seen that agree on nothing. A bank of a few dozen past queries
-already helps, and one too small to tell does next to nothing instead of harm. The figures are in
-`docs/automatic-rule.md`.
+if eight further references with no correlation at all had been seen. A bank of a few dozen past
+queries already helps, and one too small to tell does next to nothing instead of harm. The figures
+are in `docs/automatic-rule.md`.
 """
 
 import numpy as np
@@ -58,11 +58,11 @@ def split_half_reliability(
     seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> float:
-    """How well one half of the bank foretells the biases that the other half gives.
+    """How well one half of the bank predicts the biases that the other half gives.
 
     The bank is split at random a few times; the correlation r between the two halves' ``m_{k/2}``
-    over (a sample of) the gallery is averaged and stepped up to the whole bank by Spearman and
-    Brown's ``2r/(1+r)``.
+    over (a sample of) the gallery is averaged and extrapolated to the whole bank by the
+    Spearman–Brown formula ``2r/(1+r)``.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, Gate
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.io import Progress, Source, open_embeddings, open_matrix
+from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -88,7 +88,7 @@ class Method(ABC):
     # Whether the formula is m_k, which solvers other than the exact one compute too.
     uses_means: ClassVar[bool] = False
 
-    # --- what a method says about itself -----------------------------------------------------
+    # --- facts of a method -------------------------------------------------------------------
 
     @property
     def variant(self) -> Variant:
@@ -231,9 +231,14 @@ class Method(ABC):
             bank = open_embeddings(
                 gallery_references, name="gallery_references", normalize=normalize
             )
+        items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        past = open_embeddings(references, name="references", normalize=normalize)
+        for other in (past, bank):
+            if other is not None:
+                check_same_norms(items, other, normalize=normalize)
         statistics = Statistics.of_embeddings(
-            open_embeddings(gallery, name="gallery", normalize=normalize),
-            open_embeddings(references, name="references", normalize=normalize),
+            items,
+            past,
             bank,
             solver=solver,
             quality=quality,
@@ -311,6 +316,7 @@ class Method(ABC):
             n_references=statistics.n_references,
             dim=statistics.dim,
             fingerprints=prints,
+            reference_norms=statistics.reference_norms,
         )
 
     def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:

@@ -36,12 +36,12 @@ class CSLS(Method):
 
     @property
     def weight(self) -> float:
-        """½."""
+        """The weight of the bias values is ½."""
         return 0.5
 
     @property
     def needs(self) -> Needs:
-        """m_k."""
+        """The formula needs m_k."""
         return Needs(self.reference_k)
 
     def values(self, statistics: Statistics) -> FloatArray:

@@ -55,7 +55,7 @@ class InvertedSoftmax(Method):
 
     @property
     def needs(self) -> Needs:
-        """L_β."""
+        """The formula needs L_β."""
         return Needs(beta=float(self.beta))
 
     def values(self, statistics: Statistics) -> FloatArray:

@@ -63,7 +63,12 @@ class NNN(Method):
 
     @property
     def weight(self) -> float:
-        """α."""
+        """The weight of the bias values is α."""
+        if self.alpha == "auto":
+            raise NNNormError(
+                'alpha is "auto", so the weight is chosen by fit; read it from the bias '
+                "(bias.weight), or give a number for alpha"
+            )
         return float(self.alpha)
 
     @property

@@ -66,6 +66,8 @@ class Statistics:
     dim : int, optional
     fingerprints : dict, optional
         Of the embeddings by role.
+    reference_norms : (float, float), optional
+        Smallest and largest norm of the references.
     solver, quality : optional
         How m_k is computed, see `nnnorm.means`.
     memory_budget : int
@@ -86,6 +88,7 @@ class Statistics:
         *,
         dim: int | None = None,
         fingerprints: dict[str, str] | None = None,
+        reference_norms: tuple[float, float] | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -94,6 +97,7 @@ class Statistics:
         self.scores, self._bank_scores = scores, bank_scores
         self.n_gallery, self.n_references = scores.shape
         self.dim, self.fingerprints = dim, fingerprints or {}
+        self.reference_norms = reference_norms
         self.about: dict[str, Any] = {}
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
@@ -123,6 +127,7 @@ class Statistics:
                 return Products(gallery.joined(bank), references, memory_budget=memory_budget)
 
         scores = Products(gallery, references, memory_budget=memory_budget)
+        options["reference_norms"] = references.norm_range
         options |= {"dim": gallery.dim, "fingerprints": prints, "memory_budget": memory_budget}
         return cls(scores, bank_scores, **options)
 
@@ -217,8 +222,8 @@ class Statistics:
     def prepare(self, needs: Iterable[Needs]) -> None:
         """Compute what several settings need in one pass over each bank.
 
-        A single m_k or L_β is left to be computed when it is asked for: the solvers know faster
-        ways to a single m_k than a pass over all scores.
+        A single m_k or L_β is left to be computed when it is asked for: the solvers compute a
+        single m_k faster than a pass over all scores does.
 
         Examples
         --------

@@ -25,5 +25,5 @@ class Uncorrected(Method):
     variants = (Variant(NO_CORRECTION, "no correction"),)
 
     def values(self, statistics: Statistics) -> FloatArray:
-        """Zeros."""
+        """Return a zero for every item."""
         return np.zeros(statistics.n_gallery, dtype=np.float32)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
+from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -189,12 +189,5 @@ def diagnose(
 
 
 def _open_ids(ids: Sequence[Any] | None, gallery: Embeddings) -> tuple[Any, ...] | None:
-    found = getattr(gallery, "ids", None) if ids is None else ids
-    if found is None:
-        return None
-    if len(found) != len(gallery):
-        raise NNNormError(
-            f"ids must have one id per item; got {len(found)} for the {len(gallery)} items of "
-            f"{gallery.name}"
-        )
-    return tuple(found)
+    found = gallery.ids if ids is None else check_ids(ids, len(gallery), name=gallery.name)
+    return None if found is None else tuple(found.tolist())
