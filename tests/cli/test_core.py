@@ -68,6 +68,35 @@ def test_fit_prints_a_table_and_what_to_do_next(files):
     assert "Next: nnnorm search --gallery gallery.npy" in result.stderr
 
 
+def test_fit_repeats_in_the_next_command_how_embeddings_are_opened(files):
+    assert (
+        fit("--normalize", "--metric", "cosine")
+        .stderr.rstrip()
+        .endswith("--bias bias.safetensors --normalize --metric cosine")
+    )
+    assert "normalize" not in fit().stderr.rpartition("Next:")[2]
+
+
+def test_only_a_corrected_search_is_called_so(files):
+    fit()
+    assert "corrected score" in search("--bias", "bias.safetensors").stdout
+    assert "Best items (index, score)" in search().stdout
+
+
+@pytest.mark.parametrize("module", ["nnnorm.cli.core", "nnnorm.cli.reproduce"])
+def test_ctrl_c_during_the_imports_is_one_sentence(module):
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from nnnorm.cli import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "Error: interrupted\n")
+
+
 def test_fit_prints_json_and_nothing_else(files):
     about = json.loads(fit("--json", "--reference-k", 5).stdout)
     assert about["method"] == "nnn"
@@ -447,7 +476,7 @@ def test_ctrl_c_on_a_terminal_is_one_sentence_and_no_file(files, rng):
     try:
         wait_for(terminal, "Scoring the gallery")
         process.send_signal(signal.SIGINT)
-        wait_for(terminal, "Error: interrupted; nothing was written")
+        wait_for(terminal, "Error: interrupted")
         assert process.wait() == 1
         assert process.stdout.read() == b""
     finally:

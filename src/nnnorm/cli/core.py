@@ -8,14 +8,16 @@ import typer
 
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
-    SOURCE,
     BiasFile,
     Budget,
     Debug,
     Gallery,
+    IdsFile,
     Inputs,
     Json,
     Queries,
+    References,
+    Weight,
     app,
     check_output,
     number_or_auto,
@@ -23,6 +25,7 @@ from nnnorm.cli.app import (
     print_json,
     print_ranking,
     print_story,
+    read_ids,
     show_progress,
     show_steps,
     with_shared_options,
@@ -42,7 +45,7 @@ from nnnorm.version import __version__
 @with_shared_options
 def fit(
     gallery: Gallery,
-    references: Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")],
+    references: References,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: Annotated[
         Path | None, typer.Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
@@ -113,7 +116,7 @@ def fit(
     print_facts(*_facts_of_bias(bias, output))
     typer.echo(
         f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
-        f"--bias {shlex.quote(str(output))}",
+        f"--bias {shlex.quote(str(output))}{inputs.repeat()}",
         err=True,
     )
 
@@ -127,8 +130,9 @@ def search(
     gallery: Gallery,
     queries: Queries,
     bias: BiasFile = None,
-    weight: Annotated[float | None, typer.Option(help="Instead of the bias's weight.")] = None,
+    weight: Weight = None,
     k: Annotated[int, typer.Option("-k", "--k", help="Items per query.")] = 10,
+    ids: IdsFile = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
@@ -142,7 +146,7 @@ def search(
     import nnnorm
 
     if output is not None:
-        check_output(output, ".npz", [gallery, queries, bias])
+        check_output(output, ".npz", [gallery, queries, bias, ids])
     loaded = nnnorm.Bias.load(bias) if bias else None
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
@@ -153,6 +157,7 @@ def search(
             loaded,
             k=k,
             weight=weight,
+            ids=read_ids(ids),
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
@@ -170,10 +175,12 @@ def search(
         }
         if output is None:
             about["indices"] = ranking.indices.tolist()
+            if ranking.ids is not None:
+                about["ids"] = ranking.ids.tolist()
             about["scores"] = [[float(f"{s:.7g}") for s in row] for row in ranking.scores]
         print_json(about)
         return
-    print_ranking(ranking, output)
+    print_ranking(ranking, output, corrected=loaded is not None)
 
 
 @app.command(epilog="Example: nnnorm info bias.safetensors")

@@ -25,6 +25,7 @@ from nnnorm.cli.app import (
     print_facts,
     print_json,
     print_ranking,
+    read_ids,
     show_progress,
     with_shared_options,
 )
@@ -51,7 +52,7 @@ _URL = "such as faiss:photos.faiss or sqlite:photos.db?table=photos"
 IndexUrl = Annotated[str, typer.Option("--index", help=f"URL of the index, {_URL}.")]
 IdsFile = Annotated[
     Path | None,
-    typer.Option(help="Ids of the rows of the gallery: .npy or a .json list; by default 0…n−1."),
+    typer.Option(help="Ids of the gallery's rows: .npy, .json list or .txt; by default 0…n−1."),
 ]
 WayOption = Annotated[
     Way | None,
@@ -244,25 +245,6 @@ def export(
 
 
 # --- files in, facts out ------------------------------------------------------------------------
-
-
-def read_ids(path: Path | None) -> Any:
-    """Read ids from a .npy file or a JSON list."""
-    import numpy as np
-
-    if path is None:
-        return None
-    if path.suffix == ".json":
-        return read_json(path, "a list of ids")
-    if not path.is_file():
-        raise NNNormError(f"there is no file of ids {path}")
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise NNNormError(
-            f"{path} can't be read as ids ({error}); expected .npy of whole numbers or strings, or "
-            "a .json list"
-        ) from error
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:

@@ -32,6 +32,12 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
     ()
     """
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "max N₁")
+    doubtful = [r.method for r in results if r.gain is not None and r.gain.includes_zero]
+    notes = [
+        *notes,
+        "max N₁: how often the most retrieved item comes first.",
+        *_doubt_notes(doubtful),
+    ]
     return Table(title, columns, tuple(_result_row(result) for result in results), tuple(notes))
 
 
@@ -51,7 +57,6 @@ def tabulate_comparison(comparison: Comparison) -> Table:
         f"Each method tuned on {comparison.n_validation:,} validation queries "
         f"({_select_words(comparison.select)}). R@K in %, gains in points with 95 % paired "
         "intervals, queries of one item drawn together.",
-        *_doubt_notes(comparison.results),
     ]
     return tabulate_results(comparison.results, title, notes)
 
@@ -86,7 +91,13 @@ def tabulate_ablation(ablation: Ablation) -> Table:
         f"({_select_words(ablation.select)}); automatic uses no labels. R@1 in %, gains in points "
         "over no correction with 95 % paired intervals."
     )
-    return Table(title, columns, tuple(rows), (note,))
+    doubtful = [
+        f"{row.bank} {100 * row.share:.3g} % ({kind})"
+        for row in ablation.rows
+        for kind, result in (("tuned", row.tuned), ("automatic", row.automatic))
+        if result.gain is not None and result.gain.includes_zero
+    ]
+    return Table(title, columns, tuple(rows), (note, *_doubt_notes(doubtful)))
 
 
 def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
@@ -105,6 +116,8 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
         (tuning.best_by_rule, "one standard error"),
         (tuning.best_by_maximum, "maximum"),
     ]
+    if tuning.best_by_rule is tuning.best_by_maximum:
+        marks[1:] = [(tuning.best_by_rule, "both rules")]
     rows = [_cell_row(cell, mark, tuning.uncorrected) for cell, mark in marks]
     shown = [cell for cell, _ in marks]
     others = sorted(
@@ -183,7 +196,9 @@ def _hub_table(diagnosis: Diagnosis) -> Table:
             if hub.wrong_share is not None
         ],
         "z-score of bias": [
-            f"{hub.bias_z:+.1f}" for hub in diagnosis.hubs if hub.bias_z is not None
+            f"{hub.bias_z:+.1f}".replace("-", "−")
+            for hub in diagnosis.hubs
+            if hub.bias_z is not None
         ],
     }
     shown = {column: values for column, values in cells.items() if values}
@@ -211,8 +226,7 @@ def _cell_row(cell: Cell, mark: str, uncorrected: Cell) -> tuple[str, ...]:
     return (cell.method, setting, _percent(cell.recall_at_1), against, *others, mark)
 
 
-def _doubt_notes(results: Sequence[Result]) -> list[str]:
-    doubtful = [r.method for r in results if r.gain is not None and r.gain.includes_zero]
+def _doubt_notes(doubtful: Sequence[str]) -> list[str]:
     if not doubtful:
         return []
     return [f"The interval includes 0 for {', '.join(doubtful)}: no gain is shown there."]

@@ -26,6 +26,7 @@ from nnnorm.study.hubness import (
     list_hubs,
     measure_hubness,
 )
+from nnnorm.study.splits import warn_of_overlap
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -157,7 +158,9 @@ def diagnose(
     if references is not None:
         if bias is not None:
             raise NNNormError("give a bias or references to fit one from, not both")
-        bias = NNN().fit(items, references, normalize=normalize, **run)
+        bank = open_embeddings(references, name="references", normalize=normalize)
+        warn_of_overlap(bank, asked)
+        bias = NNN().fit(items, bank, **run)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

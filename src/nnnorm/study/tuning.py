@@ -24,6 +24,7 @@ from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference
+from nnnorm.study.splits import warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
@@ -225,6 +226,7 @@ def tune(
         )
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
+    warn_of_overlap(bank, asked)
     trial = try_settings(
         names, items, bank, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
