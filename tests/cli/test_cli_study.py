@@ -157,9 +157,8 @@ def test_references_among_the_queries_are_counted_and_said(problem):
 
 
 def test_evaluate_reports_the_weight_that_was_used(problem):
-    NNN(reference_k=8, alpha=0.75).fit(problem["gallery"], problem["references"]).save(
-        "b.safetensors"
-    )
+    bias = NNN(reference_k=8, alpha=0.75).fit(problem["gallery"], problem["references"])
+    bias.save("b.safetensors")
     command = ["evaluate", *FILES, "--bias", "b.safetensors", "--weight", 0.25]
     after = run_json(*command)["results"][1]
     assert (after["params"]["alpha"], after["weight"]) == (0.25, 0.25)

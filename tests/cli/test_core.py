@@ -185,6 +185,7 @@ def test_info_tells_versions_and_blas(files):
     assert facts["numpy"] == np.__version__
     assert facts["blas"]
     assert facts["threads"] >= 1
+    assert run("info").stdout.count("nnnorm") == 1
 
 
 def test_info_tells_what_a_file_holds(files):
@@ -192,7 +193,9 @@ def test_info_tells_what_a_file_holds(files):
     search("-o", "ranking.npz")
     bias = json.loads(run("info", "bias.safetensors", "--json").stdout)
     assert (bias["method"], bias["n_gallery"], bias["n_references"]) == ("nnn", 23, 57)
-    assert json.loads(run("info", "ranking.npz", "--json").stdout) == {"n_queries": 11, "k": 10}
+    ranking = json.loads(run("info", "ranking.npz", "--json").stdout)
+    assert ranking == {"n_queries": 11, "k": 10, "ids": False}
+    assert "scores and indices" in run("info", "ranking.npz").stdout
     embeddings = json.loads(run("info", "gallery.npy", "--json").stdout)
     assert (embeddings["n_rows"], embeddings["dim"]) == (23, 12)
     assert "a bias for 23 items" in run("info", "bias.safetensors").stdout

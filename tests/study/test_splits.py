@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormError
-from nnnorm import NNNormWarning, Task, ablate, compare, diagnose, tune
+from nnnorm import NNNormError, NNNormWarning, Task, ablate, compare, diagnose, tune
 from nnnorm.study.splits import count_overlap, split_items, split_queries
 from nnnorm.study.truth import clusters_of, open_truth
 

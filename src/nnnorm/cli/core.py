@@ -312,6 +312,7 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
     facts = {
         name: f"{value} ({uses[name]})" if name in uses else str(value)
         for name, value in about.items()
+        if name != "nnnorm"  # it is in the title
     }
     return f"nnnorm {__version__}", about, facts
 
@@ -331,7 +332,9 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         if {"scores", "indices"} <= names:
             n_queries, k = Ranking.load(file).indices.shape
             title = f"{file}: the {k} best items of {n_queries:,} queries"
-            return title, {"n_queries": n_queries, "k": k}, {}
+            held = "scores, indices and ids" if "ids" in names else "scores and indices"
+            about = {"n_queries": n_queries, "k": k, "ids": "ids" in names}
+            return title, about, {"arrays": held}
     opened = open_embeddings(file, normalize=False)
     low, high = opened.norm_range
     unit = abs(low - 1) < 0.005 and abs(high - 1) < 0.005
@@ -339,9 +342,15 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     about = {
         "n_rows": len(opened),
         "dim": opened.dim,
+        "ids": opened.ids is not None,
         "norms": {"min": low, "max": high},
         "fingerprint": opened.fingerprint,
     }
     meaning = "inner products are cosines" if unit else "for cosine use --normalize"
-    facts = {"norms": f"{low:.4g} to {high:.4g}: {meaning}", "fingerprint": opened.fingerprint}
+    ids = None if opened.ids is None else f"one per row, such as {opened.ids[0]}"
+    facts = {
+        "ids": ids,
+        "norms": f"{low:.4g} to {high:.4g}: {meaning}",
+        "fingerprint": opened.fingerprint,
+    }
     return title, about, facts

@@ -111,13 +111,15 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
     >>> tabulate_tuning(tuning).rows[0][0]
     'none'
     """
-    marks = [
-        (tuning.uncorrected, ""),
+    chosen = [
         (tuning.best_by_rule, "one standard error"),
         (tuning.best_by_maximum, "maximum"),
     ]
     if tuning.best_by_rule is tuning.best_by_maximum:
-        marks[1:] = [(tuning.best_by_rule, "both rules")]
+        chosen = [(tuning.best_by_rule, "both rules")]
+    marks = [(cell, mark) for cell, mark in chosen if cell is not tuning.uncorrected]
+    none = [mark for cell, mark in chosen if cell is tuning.uncorrected]
+    marks.insert(0, (tuning.uncorrected, "".join(none)))
     rows = [_cell_row(cell, mark, tuning.uncorrected) for cell, mark in marks]
     shown = [cell for cell, _ in marks]
     others = sorted(
@@ -196,9 +198,7 @@ def _hub_table(diagnosis: Diagnosis) -> Table:
             if hub.wrong_share is not None
         ],
         "z-score of bias": [
-            f"{hub.bias_z:+.1f}".replace("-", "−")
-            for hub in diagnosis.hubs
-            if hub.bias_z is not None
+            _signed(hub.bias_z) for hub in diagnosis.hubs if hub.bias_z is not None
         ],
     }
     shown = {column: values for column, values in cells.items() if values}
@@ -241,7 +241,11 @@ def _percent(share: float) -> str:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.2f}".replace("-", "−")
+    return _signed(100 * share, ".2f")
+
+
+def _signed(value: float, form: str = ".1f") -> str:
+    return f"{value:+{form}}".replace("-", "−")
 
 
 def _gain(gain: Interval | None) -> str:
