@@ -101,6 +101,10 @@ class Comparison:
     n_references: int
     n_validation: int
 
+    def __repr__(self) -> str:
+        names = ", ".join(result.method for result in self.results)
+        return f"Comparison({self.n_queries:,} test queries; {names})"
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON.
 
@@ -151,6 +155,10 @@ class Ablation:
     n_queries: int
     n_gallery: int
     n_validation: int
+
+    def __repr__(self) -> str:
+        banks = ", ".join(dict.fromkeys(row.bank for row in self.rows))
+        return f"Ablation({self.n_queries:,} test queries, {len(self.rows)} banks of {banks})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON.

@@ -76,6 +76,13 @@ class Diagnosis:
     occurrences_after: IntArray | None = field(default=None, repr=False)
     ids: tuple[Any, ...] | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        after = "" if self.after is None else f", {self.after.max:,} after {self.method}"
+        return (
+            f"Diagnosis({self.n_queries:,} queries, {self.n_gallery:,} items, "
+            f"most retrieved {self.before.max:,} times{after})"
+        )
+
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number where there are no ids."""
         return str(item if self.ids is None else self.ids[item])

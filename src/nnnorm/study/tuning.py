@@ -18,7 +18,14 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
-from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, Statistics, find_method
+from nnnorm.methods import (
+    METHOD_NAMES,
+    NO_CORRECTION,
+    MethodName,
+    Statistics,
+    describe_setting,
+    find_method,
+)
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
@@ -93,6 +100,14 @@ class Tuning:
     select: Select
     n_queries: int
     n_references: int
+
+    def __repr__(self) -> str:
+        setting = describe_setting(self.best.method, self.best.params)
+        best = f"{self.best.method} {setting}".strip()
+        return (
+            f"Tuning({len(self.grid):,} settings, {self.n_queries:,} queries, best: {best}, "
+            f"R@1 {100 * self.best.recall_at_1:.1f} %)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON.
