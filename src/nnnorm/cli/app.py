@@ -29,6 +29,7 @@ from nnnorm.io import (
     read_json,
     write_whole,
 )
+from nnnorm.methods import METHOD_NAMES, find_method
 from nnnorm.ranking import Ranking
 
 
@@ -104,6 +105,10 @@ SOURCE = ".npy, .npz, .parquet or a folder of shards"
 Gallery = Annotated[Path, typer.Option(help=f"Items that are searched: {SOURCE}.")]
 Queries = Annotated[Path, typer.Option(help=f"Queries: {SOURCE}.")]
 References = Annotated[Path, typer.Option(help=f"Bank of past queries: {SOURCE}.")]
+_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
+GalleryReferences = Annotated[
+    Path | None, typer.Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
+]
 BiasFile = Annotated[Path | None, typer.Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, typer.Option(help="Random seed of splits and intervals.", min=0)]
 Weight = Annotated[float | None, typer.Option(help="Replaces the weight of the bias.")]

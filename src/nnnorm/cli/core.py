@@ -1,6 +1,7 @@
 """The main job on the command line: `fit`, `search`, `info` and `demo`."""
 
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ from nnnorm.cli.app import (
     Budget,
     Debug,
     Gallery,
+    GalleryReferences,
     IdsFile,
     Inputs,
     Json,
@@ -32,10 +34,29 @@ from nnnorm.cli.app import (
 )
 from nnnorm.io import open_embeddings
 from nnnorm.means import Solver
-from nnnorm.methods import GateForm, MethodName, describe_setting, find_method, make_method
+from nnnorm.methods import (
+    METHOD_NAMES,
+    GateForm,
+    MethodName,
+    describe_setting,
+    find_method,
+    make_method,
+)
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.version import __version__
+
+_WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
+
+
+def _users(param: str) -> str:
+    """The methods that take a parameter, for the help."""
+    found = []
+    for name in METHOD_NAMES:
+        kind, variant = find_method(name)
+        if param not in variant.fixed and param in [part.name for part in fields(kind)]:
+            found.append(name)
+    return ", ".join(found)
 
 
 @app.command(
@@ -47,28 +68,39 @@ def fit(
     gallery: Gallery,
     references: References,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the bias goes.")],
-    gallery_references: Annotated[
-        Path | None, typer.Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
-    ] = None,
+    gallery_references: GalleryReferences = None,
     method: Annotated[MethodName, typer.Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
-        str | None, typer.Option(help="References averaged: a number or auto (nnn, csls).")
+        str | None,
+        typer.Option(help=f"References averaged: a number or auto ({_users('reference_k')})."),
     ] = None,
-    alpha: Annotated[str | None, typer.Option(help="Weight: a number or auto (nnn).")] = None,
-    weight: Annotated[float | None, typer.Option(help="Weight of the mean (dn).")] = None,
-    beta: Annotated[float | None, typer.Option(help="Inverse temperature (is, qbnorm).")] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help=f"Weight: a number or auto ({_users('alpha')}).")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help=f"Weight of the mean ({_users('weight')}).")
+    ] = None,
+    beta: Annotated[
+        float | None, typer.Option(help=f"Inverse temperature ({_users('beta')}).")
+    ] = None,
     beta_query: Annotated[
-        float | None, typer.Option(help="Inverse temperature of the references (dualis, dualdis).")
+        float | None,
+        typer.Option(help=f"Inverse temperature of the references ({_users('beta_query')})."),
     ] = None,
     beta_gallery: Annotated[
         float | None,
-        typer.Option(help="Inverse temperature of the gallery bank (dualis, dualdis)."),
+        typer.Option(help=f"Inverse temperature of the gallery bank ({_users('beta_gallery')})."),
     ] = None,
-    gate: Annotated[GateForm | None, typer.Option(help="Form of the gate (dualdis).")] = None,
-    tau: Annotated[float | None, typer.Option(help="Temperature (sinkhorn).")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Balancing steps (sinkhorn).")] = None,
+    gate: Annotated[
+        GateForm | None, typer.Option(help=f"Form of the gate ({_users('gate')}).")
+    ] = None,
+    tau: Annotated[float | None, typer.Option(help=f"Temperature ({_users('tau')}).")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help=f"Balancing steps ({_users('iterations')}).")
+    ] = None,
     solver: Annotated[
-        Solver, typer.Option(help="How the means are computed (nnn, csls); auto is exact.")
+        Solver,
+        typer.Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact."),
     ] = "auto",
     quality: Annotated[
         int | None, typer.Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")

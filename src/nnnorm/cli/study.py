@@ -17,6 +17,7 @@ from nnnorm.cli.app import (
     Budget,
     Figures,
     Gallery,
+    GalleryReferences,
     IdsFile,
     Inputs,
     Queries,
@@ -32,7 +33,7 @@ from nnnorm.cli.app import (
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
-from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, find_method, label_method
+from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, label_method
 from nnnorm.report import (
     tabulate_ablation,
     tabulate_comparison,
@@ -42,11 +43,7 @@ from nnnorm.report import (
 )
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
-_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
 TruthFile = Annotated[Path, typer.Option(help=f"Right items: {_TRUTH}.")]
-GalleryReferences = Annotated[
-    Path | None, typer.Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
-]
 Methods = Annotated[
     list[str] | None,
     typer.Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
