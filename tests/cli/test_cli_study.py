@@ -121,7 +121,8 @@ def test_compare_takes_validation_files_and_a_gallery_bank(problem):
     assert printed["results"][1]["method"] == "dualis"
 
 
-def test_ablate_tries_every_bank_at_every_size(problem):
+def test_ablate_tries_every_bank_at_every_size(problem, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     banks = ["--references", "own=references.npy", "--references", "other=gallery_references.npy"]
     printed = run_json("ablate", *FILES, *banks, "--share", 1, "--share", 0.5)
     sizes = [(row["bank"], row["n_references"]) for row in printed["rows"]]
