@@ -121,7 +121,8 @@ def test_compare_takes_validation_files_and_a_gallery_bank(problem):
     assert printed["results"][1]["method"] == "dualis"
 
 
-def test_ablate_tries_every_bank_at_every_size(problem):
+def test_ablate_tries_every_bank_at_every_size(problem, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     banks = ["--references", "own=references.npy", "--references", "other=gallery_references.npy"]
     printed = run_json("ablate", *FILES, *banks, "--share", 1, "--share", 0.5)
     sizes = [(row["bank"], row["n_references"]) for row in printed["rows"]]
@@ -152,8 +153,64 @@ def test_references_among_the_queries_are_counted_and_said(problem):
     np.save("references.npy", np.vstack([problem["references"], problem["queries"][:7]]))
     result = run("tune", *FILES, *BANK)
     assert result.exit_code == 0
-    words = "Warning: 7 of the 207 rows of references (references.npy) are among the queries"
-    assert words in result.stderr
+    words = "Note: 7 of the 207 rows of references (references.npy) are among the queries"
+    assert result.stderr.count(words) == 1
+
+
+def test_evaluate_reports_the_weight_that_was_used(problem):
+    bias = NNN(reference_k=8, alpha=0.75).fit(problem["gallery"], problem["references"])
+    bias.save("b.safetensors")
+    command = ["evaluate", *FILES, "--bias", "b.safetensors", "--weight", 0.25]
+    after = run_json(*command)["results"][1]
+    assert (after["params"]["alpha"], after["weight"]) == (0.25, 0.25)
+    table = run(*command).stdout
+    assert "α=0.25" in table
+    assert "α=0.75" not in table
+    assert "the weight 0.25; that of the bias is 0.75" in table
+
+
+def test_evaluate_says_where_an_interval_includes_zero(problem):
+    NNN(reference_k=8, alpha=0.0).fit(problem["gallery"], problem["references"]).save(
+        "b.safetensors"
+    )
+    table = run("evaluate", *FILES, "--bias", "b.safetensors").stdout
+    assert "The interval includes 0 for nnn" in table
+
+
+def test_ablate_refuses_two_banks_of_one_name(problem, tmp_path):
+    twice = ["--references", "own=references.npy", "--references", "own=gallery_references.npy"]
+    assert_fails(run("ablate", *FILES, *twice), "two banks are named 'own'", 2)
+    (tmp_path / "other").mkdir()
+    np.save("other/references.npy", problem["references"])
+    stems = ["--references", "references.npy", "--references", "other/references.npy"]
+    assert_fails(run("ablate", *FILES, *stems), "two banks are named 'references'", 2)
+
+
+def test_compare_checks_the_names_of_methods_first(problem):
+    result = run("compare", *FILES, *BANK, "--method", "best")
+    assert_fails(result, "'best' is not one of", 2)
+    assert "no validation queries" not in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["npy", "json", "txt"])
+def test_ids_may_be_an_array_a_list_or_lines(problem, tmp_path, suffix):
+    names = [f"photo {item}" for item in range(40)]
+    np.save("ids.npy", names)
+    (tmp_path / "ids.json").write_text(json.dumps(names))
+    (tmp_path / "ids.txt").write_text("\n".join(names))
+    ids = ["--ids", f"ids.{suffix}"]
+    hub = run_json("diagnose", *FILES, *ids)["hubs"][0]
+    assert hub["id"] == f"photo {hub['item']}"
+    found = run_json("search", *FILES[:4], *ids, "-k", 2)
+    assert found["ids"][0] == [f"photo {item}" for item in found["indices"][0]]
+
+
+def test_ids_that_cannot_be_read_are_one_sentence(problem, tmp_path):
+    (tmp_path / "ids.txt").write_bytes(b"\x93\xff\x00")
+    assert_fails(run("diagnose", *FILES, "--ids", "ids.txt"), "ids.txt can't be read as ids")
+    assert_fails(run("search", *FILES[:4], "--ids", "no.txt"), "there is no file of ids no.txt")
+    (tmp_path / "ids.json").write_text("{}")
+    assert_fails(run("search", *FILES[:4], "--ids", "ids.json"), "must hold a list of ids")
 
 
 # --- mistakes ------------------------------------------------------------------------------------

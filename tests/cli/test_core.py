@@ -68,6 +68,35 @@ def test_fit_prints_a_table_and_what_to_do_next(files):
     assert "Next: nnnorm search --gallery gallery.npy" in result.stderr
 
 
+def test_fit_repeats_in_the_next_command_how_embeddings_are_opened(files):
+    assert (
+        fit("--normalize", "--metric", "cosine")
+        .stderr.rstrip()
+        .endswith("--bias bias.safetensors --normalize --metric cosine")
+    )
+    assert "normalize" not in fit().stderr.rpartition("Next:")[2]
+
+
+def test_only_a_corrected_search_is_called_so(files):
+    fit()
+    assert "corrected score" in search("--bias", "bias.safetensors").stdout
+    assert "Best items (index, score)" in search().stdout
+
+
+@pytest.mark.parametrize("module", ["nnnorm.cli.core", "nnnorm.cli.reproduce"])
+def test_ctrl_c_during_the_imports_is_one_sentence(module):
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from nnnorm.cli import main\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "Error: interrupted\n")
+
+
 def test_fit_prints_json_and_nothing_else(files):
     about = json.loads(fit("--json", "--reference-k", 5).stdout)
     assert about["method"] == "nnn"
@@ -156,6 +185,7 @@ def test_info_tells_versions_and_blas(files):
     assert facts["numpy"] == np.__version__
     assert facts["blas"]
     assert facts["threads"] >= 1
+    assert run("info").stdout.count("nnnorm") == 1
 
 
 def test_info_tells_what_a_file_holds(files):
@@ -163,7 +193,9 @@ def test_info_tells_what_a_file_holds(files):
     search("-o", "ranking.npz")
     bias = json.loads(run("info", "bias.safetensors", "--json").stdout)
     assert (bias["method"], bias["n_gallery"], bias["n_references"]) == ("nnn", 23, 57)
-    assert json.loads(run("info", "ranking.npz", "--json").stdout) == {"n_queries": 11, "k": 10}
+    ranking = json.loads(run("info", "ranking.npz", "--json").stdout)
+    assert ranking == {"n_queries": 11, "k": 10, "ids": False}
+    assert "scores and indices" in run("info", "ranking.npz").stdout
     embeddings = json.loads(run("info", "gallery.npy", "--json").stdout)
     assert (embeddings["n_rows"], embeddings["dim"]) == (23, 12)
     assert "a bias for 23 items" in run("info", "bias.safetensors").stdout
@@ -447,7 +479,7 @@ def test_ctrl_c_on_a_terminal_is_one_sentence_and_no_file(files, rng):
     try:
         wait_for(terminal, "Scoring the gallery")
         process.send_signal(signal.SIGINT)
-        wait_for(terminal, "Error: interrupted; nothing was written")
+        wait_for(terminal, "Error: interrupted")
         assert process.wait() == 1
         assert process.stdout.read() == b""
     finally:

@@ -140,14 +140,14 @@ def test_a_comparison_says_its_sizes_and_how_it_was_tuned(comparison):
 
 def test_methods_whose_interval_includes_zero_are_named_and_only_those(comparison):
     sentence = "The interval includes 0 for dualis, sinkhorn: no gain is shown there."
-    assert tabulate_comparison(comparison).notes[1:] == (sentence,)
+    assert tabulate_comparison(comparison).notes[2:] == (sentence,)
     sure = dataclasses.replace(comparison, results=comparison.results[:3])
-    assert len(tabulate_comparison(sure).notes) == 1
+    assert len(tabulate_comparison(sure).notes) == 2
 
 
 def test_results_keep_their_title_and_notes(comparison):
     table = tabulate_results(comparison.results, "A title", ["one", "two"])
-    assert (table.title, table.notes, len(table.rows)) == ("A title", ("one", "two"), 5)
+    assert (table.title, table.notes[:2], len(table.rows)) == ("A title", ("one", "two"), 5)
 
 
 # --- banks side by side --------------------------------------------------------------------------
@@ -229,7 +229,8 @@ def test_a_gain_that_may_be_chance_is_called_so():
 
 def test_no_correction_may_be_what_was_chosen():
     table = tabulate_tuning(make_tuning(Interval(0.0, 0.0, 0.0, 1.0), "none"))
-    assert [row[0] for row in table.rows] == ["none"] * 3
+    assert [row[0] for row in table.rows] == ["none"]
+    assert table.rows[0][-1] == "both rules"
     assert "Chosen by the maximum of R@1: none, gain +0.00 [0.00, 0.00] points" in table.notes[0]
 
 
@@ -261,7 +262,7 @@ def test_a_diagnosis_names_the_hubs(diagnosis):
     for row, hub, after in zip(hubs.rows, diagnosis.hubs, diagnosis.hubs_after, strict=True):
         assert row[:3] == (str(hub.item), str(hub.occurrences), str(after))
         assert row[3] == f"{100 * hub.wrong_share:.0f} %"
-        assert row[4] == f"{hub.bias_z:+.1f}"
+        assert row[4] == f"{hub.bias_z:+.1f}".replace("-", "−")
 
 
 def test_a_diagnosis_names_the_items_with_a_strange_bias(diagnosis):
@@ -407,6 +408,29 @@ def test_a_terminal_of_80_columns_loses_no_figure(comparison, ablation, capsys, 
         for row in table.rows:
             for cell in row[3:]:
                 assert "".join(cell.split()) in whole
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_settings_and_intervals_are_never_wrapped(
+    comparison, ablation, capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    interval = "−0.123 [−0.234, −0.012]"
+    audit = Table(
+        "", ("mean over queries", "before", "after", "change"), (("x",) + (interval,) * 3,)
+    )
+    for table in (tabulate_comparison(comparison), tabulate_ablation(ablation), audit):
+        table.print()
+        out = capsys.readouterr().out
+        for row in table.rows:
+            for column, cell in zip(table.columns, row, strict=True):
+                if column in ("setting", "tuned", "before", "after", "change") or "gain" in column:
+                    assert cell in out
+
+
+def test_an_ablation_says_where_an_interval_includes_zero(ablation):
+    note = tabulate_ablation(ablation).notes[1]
+    assert note.startswith("The interval includes 0 for own 100 % (automatic), own 12.5 % (auto")
 
 
 @pytest.mark.parametrize("columns", ["50", "60", "70"])

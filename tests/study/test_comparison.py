@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import nnnorm
 from nnnorm import NNN, NNNormError
 from nnnorm.errors import NNNormWarning
 from nnnorm.methods import METHOD_NAMES, make_method, statistics
@@ -440,3 +441,22 @@ def test_a_wrong_task_is_named(task, validation, bank):
         )
     with pytest.raises(NNNormError, match="truth names item 40, but there are 40 items"):
         run_compare(task._replace(truth=[40] * 200), validation, bank)
+
+
+def test_results_of_studies_are_shown_in_one_line():
+    rng = np.random.default_rng(0)
+    gallery, references, queries = (rng.normal(size=(n, 6)) for n in (20, 40, 40))
+    asked = {"queries": queries, "truth": np.arange(40) % 20}
+    task = nnnorm.Task(queries, gallery, asked["truth"])
+    results = [
+        nnnorm.evaluate(queries, gallery, truth=asked["truth"]),
+        nnnorm.tune(gallery, references, **asked),
+        nnnorm.compare(gallery, references, **asked, validation=task, methods=["csls"]),
+        nnnorm.ablate(gallery, references, **asked, validation=task, shares=[1.0]),
+        nnnorm.diagnose(queries, gallery, references=references),
+        nnnorm.audit(queries, gallery, groups=["a", "b"] * 10),
+    ]
+    for result in results:
+        shown = repr(result)
+        assert shown.startswith(f"{type(result).__name__}(40 ") or "40 queries" in shown
+        assert len(shown) < 100

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormError
+from nnnorm import NNNormError, NNNormWarning, Task, ablate, compare, diagnose, tune
 from nnnorm.study.splits import count_overlap, split_items, split_queries
 from nnnorm.study.truth import clusters_of, open_truth
 
@@ -168,3 +168,35 @@ def test_nearly_the_same_is_not_the_same():
 def test_overlap_reads_files(tmp_path):
     np.save(tmp_path / "references.npy", np.eye(5, dtype=np.float16))
     assert count_overlap(tmp_path / "references.npy", np.eye(5)[2:]) == 3
+
+
+def _with_overlap():
+    rng = np.random.default_rng(3)
+    gallery, references, queries = (rng.normal(size=(n, 6)) for n in (20, 40, 40))
+    references[:3] = queries[[1, 5, 30]]
+    return gallery, references, {"queries": queries, "truth": np.arange(40) % 20}
+
+
+@pytest.mark.parametrize("study", [tune, compare, ablate])
+@pytest.mark.filterwarnings("ignore:no validation queries")
+def test_references_among_the_queries_are_warned_of_in_python(study):
+    gallery, references, asked = _with_overlap()
+    with pytest.warns(NNNormWarning, match="3 of the 40 rows of .* are among the queries") as said:
+        study(gallery, references, **asked)
+    assert [w.filename for w in said if "are among" in str(w.message)] == [__file__]
+
+
+def test_a_diagnosis_warns_of_references_among_the_queries():
+    gallery, references, asked = _with_overlap()
+    with pytest.warns(NNNormWarning, match="3 of the 40 rows of references are among") as said:
+        diagnose(asked["queries"], gallery, references=references)
+    assert [w.filename for w in said if "are among" in str(w.message)] == [__file__]
+
+
+@pytest.mark.parametrize("study", [compare, ablate])
+def test_references_among_the_validation_queries_are_warned_of(study):
+    gallery, references, asked = _with_overlap()
+    held = Task(asked["queries"], gallery, asked["truth"])
+    test = {"queries": -asked["queries"], "truth": asked["truth"]}
+    with pytest.warns(NNNormWarning, match="3 of the 40 rows .* the validation queries"):
+        study(gallery, references, **test, validation=held)

@@ -5,10 +5,18 @@ Each command is one short function; what it needs beyond the core is imported in
 order in which they are imported here.
 """
 
-from nnnorm.cli import core, encode, study, index, audit, reproduce  # noqa: I001
-from nnnorm.cli.app import app
+import sys
+
+try:
+    from nnnorm.cli import core, encode, study, index, audit, reproduce  # noqa: I001
+    from nnnorm.cli.app import app
+except KeyboardInterrupt:  # the imports take a second, in which no handler of the app is active
+    sys.exit("Error: interrupted")
 
 
 def main() -> None:
     """Run the command line."""
-    app(prog_name="nnnorm")
+    try:
+        app(prog_name="nnnorm")
+    except KeyboardInterrupt:
+        sys.exit("Error: interrupted")

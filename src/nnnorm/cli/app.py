@@ -27,8 +27,10 @@ from nnnorm.io import (
     check_writable,
     make_folder,
     open_embeddings,
+    read_json,
     write_whole,
 )
+from nnnorm.methods import METHOD_NAMES, find_method
 from nnnorm.ranking import Ranking
 
 
@@ -55,7 +57,7 @@ class _Group(TyperGroup):
                 raise
             message = str(error)
             if isinstance(error, KeyboardInterrupt):
-                message = "interrupted; nothing was written"
+                message = "interrupted"
             elif isinstance(error, MemoryError):
                 message = f"out of memory ({error}); try a smaller --memory-budget"
             elif isinstance(error, OSError):
@@ -103,8 +105,18 @@ def _remember_debug(ctx: typer.Context, value: bool) -> bool:
 SOURCE = ".npy, .npz, .parquet or a folder of shards"
 Gallery = Annotated[Path, Option(help=f"Items that are searched: {SOURCE}.")]
 Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
+References = Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")]
+_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
+GalleryReferences = Annotated[
+    Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
+]
 BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
+Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
+IdsFile = Annotated[
+    Path | None,
+    Option(help="Ids of the items: .npy, a .json list, or a text file with one per line."),
+]
 Normalize = Annotated[
     bool | None,
     Option(
@@ -131,6 +143,11 @@ class Inputs:
     metric: Annotated[
         Metric, Option(help="With cosine, rows must have unit norm (or use --normalize).")
     ] = "ip"
+
+    def repeat(self) -> str:
+        """The options that were given, to end another command with."""
+        chosen = {None: "", True: " --normalize", False: " --no-normalize"}[self.normalize]
+        return chosen + (f" --metric {self.metric}" if self.metric != "ip" else "")
 
     def open(self, path: Path, name: str) -> Embeddings:
         """Open embeddings of the command line."""
@@ -218,6 +235,30 @@ def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
         raise NNNormError(f"the output must end in {suffix}; got {output}")
 
 
+def read_ids(path: Path | None) -> Any:
+    """Read ids from a .npy file, a JSON list, or a text file with one per line."""
+    import numpy as np
+
+    if path is None:
+        return None
+    expected = ".npy of whole numbers or strings, a .json list, or text with one id per line"
+    if not path.is_file():
+        raise NNNormError(f"there is no file of ids {path}; expected {expected}")
+    if path.suffix == ".json":
+        ids = read_json(path, "a list of ids")
+        if not isinstance(ids, list):
+            raise NNNormError(f"{path} must hold a list of ids; got {type(ids).__name__}")
+        return ids
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, allow_pickle=False)
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except (ValueError, OSError, EOFError) as error:
+        raise NNNormError(
+            f"{path} can't be read as ids ({first_line(error)}); expected {expected}"
+        ) from error
+
+
 def number_or_auto(option: str, text: str | None, kind: type) -> Any:
     """Read a number, or the word auto."""
     if text is None or text == "auto":
@@ -288,7 +329,7 @@ def print_facts(title: str, facts: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def print_ranking(ranking: Ranking, output: Path | None) -> None:
+def print_ranking(ranking: Ranking, output: Path | None, *, corrected: bool = True) -> None:
     """Print the first places of the first queries."""
     from rich import box
     from rich.console import Console
@@ -308,7 +349,8 @@ def print_ranking(ranking: Ranking, output: Path | None) -> None:
         cells = [f"{escape(str(name))} [dim]{score:.3f}[/dim]" for name, score in pairs]
         table.add_row(str(query), *cells[:columns])
     what = "index" if ranking.ids is None else "id"
-    console.print(f"Best items ({what}, corrected score)", style="bold", markup=False)
+    score = "corrected score" if corrected else "score"
+    console.print(f"Best items ({what}, {score})", style="bold", markup=False)
     console.print(table)
     if output is not None:
         typer.echo(f"All {n_queries:,} x {k} are in {output}", err=True)

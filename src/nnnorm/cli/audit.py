@@ -20,7 +20,6 @@ from nnnorm.cli.app import (
     number_or_auto,
     show_progress,
 )
-from nnnorm.cli.study import warn_of_overlap
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns
 from nnnorm.methods import NNN
@@ -97,7 +96,7 @@ def audit(
     with show_progress("Counting groups") as progress:
         if references is not None:
             bank = inputs.open(references, "references")
-            warn_of_overlap(bank, asked)
+            study.warn_of_overlap(bank, asked)
             usual = ("16", "0.75") if visogender else ("auto", "auto")
             method = NNN(
                 number_or_auto("--reference-k", reference_k or usual[0], int),

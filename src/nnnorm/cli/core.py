@@ -1,6 +1,7 @@
 """The main job on the command line: `fit`, `search`, `info` and `demo`."""
 
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,14 +10,17 @@ from typer import Argument, Option
 
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
-    SOURCE,
     BiasFile,
     Budget,
     Debug,
     Gallery,
+    GalleryReferences,
+    IdsFile,
     Inputs,
     Json,
     Queries,
+    References,
+    Weight,
     app,
     check_output,
     command,
@@ -25,43 +29,71 @@ from nnnorm.cli.app import (
     print_json,
     print_ranking,
     print_story,
+    read_ids,
     show_progress,
     show_steps,
 )
 from nnnorm.io import open_embeddings
 from nnnorm.means import Solver
-from nnnorm.methods import GateForm, MethodName, describe_setting, find_method, make_method
+from nnnorm.methods import (
+    METHOD_NAMES,
+    GateForm,
+    MethodName,
+    describe_setting,
+    find_method,
+    make_method,
+)
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.version import __version__
+
+_WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
+
+
+def _users(param: str) -> str:
+    """The methods that take a parameter, for the help."""
+    found = []
+    for name in METHOD_NAMES:
+        kind, variant = find_method(name)
+        if param not in variant.fixed and param in [part.name for part in fields(kind)]:
+            found.append(name)
+    return ", ".join(found)
 
 
 @command("fit --gallery photos.npy --references past_queries.npy -o bias.safetensors")
 def fit(
     gallery: Gallery,
-    references: Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")],
+    references: References,
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
-    gallery_references: Annotated[
-        Path | None, Option(help="Bank of gallery-side items (dualis, dualdis, sinkhorn).")
-    ] = None,
+    gallery_references: GalleryReferences = None,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
-        str | None, Option(help="References averaged: a number or auto (nnn, csls).")
+        str | None,
+        Option(help=f"References averaged: a number or auto ({_users('reference_k')})."),
     ] = None,
-    alpha: Annotated[str | None, Option(help="Weight: a number or auto (nnn).")] = None,
-    weight: Annotated[float | None, Option(help="Weight of the mean (dn).")] = None,
-    beta: Annotated[float | None, Option(help="Inverse temperature (is, qbnorm).")] = None,
+    alpha: Annotated[
+        str | None, Option(help=f"Weight: a number or auto ({_users('alpha')}).")
+    ] = None,
+    weight: Annotated[
+        float | None, Option(help=f"Weight of the mean ({_users('weight')}).")
+    ] = None,
+    beta: Annotated[float | None, Option(help=f"Inverse temperature ({_users('beta')}).")] = None,
     beta_query: Annotated[
-        float | None, Option(help="Inverse temperature of the references (dualis, dualdis).")
+        float | None,
+        Option(help=f"Inverse temperature of the references ({_users('beta_query')})."),
     ] = None,
     beta_gallery: Annotated[
-        float | None, Option(help="Inverse temperature of the gallery bank (dualis, dualdis).")
+        float | None,
+        Option(help=f"Inverse temperature of the gallery bank ({_users('beta_gallery')})."),
     ] = None,
-    gate: Annotated[GateForm | None, Option(help="Form of the gate (dualdis).")] = None,
-    tau: Annotated[float | None, Option(help="Temperature (sinkhorn).")] = None,
-    iterations: Annotated[int | None, Option(help="Balancing steps (sinkhorn).")] = None,
+    gate: Annotated[GateForm | None, Option(help=f"Form of the gate ({_users('gate')}).")] = None,
+    tau: Annotated[float | None, Option(help=f"Temperature ({_users('tau')}).")] = None,
+    iterations: Annotated[
+        int | None, Option(help=f"Balancing steps ({_users('iterations')}).")
+    ] = None,
     solver: Annotated[
-        Solver, Option(help="How the means are computed (nnn, csls); auto is exact.")
+        Solver,
+        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact."),
     ] = "auto",
     quality: Annotated[
         int | None, Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
@@ -109,7 +141,7 @@ def fit(
     print_facts(*_facts_of_bias(bias, output))
     typer.echo(
         f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
-        f"--bias {shlex.quote(str(output))}",
+        f"--bias {shlex.quote(str(output))}{inputs.repeat()}",
         err=True,
     )
 
@@ -119,8 +151,9 @@ def search(
     gallery: Gallery,
     queries: Queries,
     bias: BiasFile = None,
-    weight: Annotated[float | None, Option(help="Instead of the bias's weight.")] = None,
+    weight: Weight = None,
     k: Annotated[int, Option("-k", "--k", help="Items per query.")] = 10,
+    ids: IdsFile = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
@@ -134,7 +167,7 @@ def search(
     import nnnorm
 
     if output is not None:
-        check_output(output, ".npz", [gallery, queries, bias])
+        check_output(output, ".npz", [gallery, queries, bias, ids])
     loaded = nnnorm.Bias.load(bias) if bias else None
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
@@ -145,6 +178,7 @@ def search(
             loaded,
             k=k,
             weight=weight,
+            ids=read_ids(ids),
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
@@ -162,10 +196,12 @@ def search(
         }
         if output is None:
             about["indices"] = ranking.indices.tolist()
+            if ranking.ids is not None:
+                about["ids"] = ranking.ids.tolist()
             about["scores"] = [[float(f"{s:.7g}") for s in row] for row in ranking.scores]
         print_json(about)
         return
-    print_ranking(ranking, output)
+    print_ranking(ranking, output, corrected=loaded is not None)
 
 
 @command("info bias.safetensors")
@@ -295,6 +331,7 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
     facts = {
         name: f"{value} ({uses[name]})" if name in uses else str(value)
         for name, value in about.items()
+        if name != "nnnorm"  # it is in the title
     }
     return f"nnnorm {__version__}", about, facts
 
@@ -314,7 +351,9 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         if {"scores", "indices"} <= names:
             n_queries, k = Ranking.load(file).indices.shape
             title = f"{file}: the {k} best items of {n_queries:,} queries"
-            return title, {"n_queries": n_queries, "k": k}, {}
+            held = "scores, indices and ids" if "ids" in names else "scores and indices"
+            about = {"n_queries": n_queries, "k": k, "ids": "ids" in names}
+            return title, about, {"arrays": held}
     opened = open_embeddings(file, normalize=False)
     low, high = opened.norm_range
     unit = abs(low - 1) < 0.005 and abs(high - 1) < 0.005
@@ -322,9 +361,15 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     about = {
         "n_rows": len(opened),
         "dim": opened.dim,
+        "ids": opened.ids is not None,
         "norms": {"min": low, "max": high},
         "fingerprint": opened.fingerprint,
     }
     meaning = "inner products are cosines" if unit else "for cosine use --normalize"
-    facts = {"norms": f"{low:.4g} to {high:.4g}: {meaning}", "fingerprint": opened.fingerprint}
+    ids = None if opened.ids is None else f"one per row, such as {opened.ids[0]}"
+    facts = {
+        "ids": ids,
+        "norms": f"{low:.4g} to {high:.4g}: {meaning}",
+        "fingerprint": opened.fingerprint,
+    }
     return title, about, facts

@@ -27,6 +27,7 @@ from nnnorm.cli.app import (
     print_facts,
     print_json,
     print_ranking,
+    read_ids,
     show_progress,
 )
 from nnnorm.errors import NNNormError
@@ -53,10 +54,7 @@ _URL = "such as faiss:photos.faiss or sqlite:photos.db?table=photos"
 IndexUrl = Annotated[str, Option("--index", help=f"URL of the index, {_URL}.")]
 IdsFile = Annotated[
     Path | None,
-    Option(
-        help="Ids of the rows of the gallery: .npy or a .json list; by default those of its file, "
-        "or 0…n−1."
-    ),
+    Option(help="Ids of the gallery's rows: .npy, .json or .txt; by default its own, or 0…n−1."),
 ]
 WayOption = Annotated[
     Way | None, Option(help="How the correction is served; by default the best way of the engine.")
@@ -243,25 +241,6 @@ def export(
 
 
 # --- files in, facts out ------------------------------------------------------------------------
-
-
-def read_ids(path: Path | None) -> Any:
-    """Read ids from a .npy file or a JSON list."""
-    import numpy as np
-
-    if path is None:
-        return None
-    if path.suffix == ".json":
-        return read_json(path, "a list of ids")
-    if not path.is_file():
-        raise NNNormError(f"there is no file of ids {path}")
-    try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError) as error:
-        raise NNNormError(
-            f"{path} can't be read as ids ({error}); expected .npy of whole numbers or strings, or "
-            "a .json list"
-        ) from error
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:

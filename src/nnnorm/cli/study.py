@@ -1,7 +1,7 @@
 """The commands that measure a search: evaluate, diagnose, tune, compare, ablate.
 
 Each takes files, prints a table (or JSON), and writes Markdown and plots where asked. Outputs are
-checked before the work begins, and references that are among the queries are counted and reported.
+checked before the work begins.
 """
 
 from dataclasses import astuple, dataclass
@@ -14,22 +14,26 @@ from typer import Option
 from nnnorm import study
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
-    SOURCE,
     BiasFile,
     Budget,
     Figures,
     Gallery,
+    GalleryReferences,
+    IdsFile,
     Inputs,
     Queries,
+    References,
     Report,
     Seed,
+    Weight,
     check_output,
     command,
+    read_ids,
     show_progress,
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
-from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, find_method, label_method
+from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, label_method
 from nnnorm.report import (
     tabulate_ablation,
     tabulate_comparison,
@@ -39,12 +43,7 @@ from nnnorm.report import (
 )
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
-_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
 TruthFile = Annotated[Path, Option(help=f"Right items: {_TRUTH}.")]
-References = Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")]
-GalleryReferences = Annotated[
-    Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
-]
 Methods = Annotated[
     list[str] | None,
     Option("--method", help=f"May be given several times: {', '.join(METHOD_NAMES)}."),
@@ -86,7 +85,7 @@ def evaluate(
     queries: Queries,
     truth: TruthFile,
     bias: BiasFile = None,
-    weight: Annotated[float | None, Option(help="Replaces the weight of the bias.")] = None,
+    weight: Weight = None,
     seed: Seed = 0,
     *,
     inputs: Inputs,
@@ -110,7 +109,8 @@ def evaluate(
         if loaded is not None:
             done = study.evaluate(asked, items, loaded, weight=weight, **options)
             evaluations.append(done)
-            results.append(study.report_gain(loaded.method, loaded.params, done, raw, seed=seed))
+            params = _with_weight(loaded, weight)
+            results.append(study.report_gain(loaded.method, params, done, raw, seed=seed))
     others = [study.mean_metrics(evaluation) for evaluation in evaluations]
     notes = [
         f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "
@@ -122,13 +122,19 @@ def evaluate(
         )
         for result, means in zip(results, others, strict=True)
     ]
+    if loaded is not None and weight is not None:
+        notes.append(f"Measured with the weight {weight:g}; that of the bias is {loaded.weight:g}.")
     title = f"{len(asked):,} queries, {len(items):,} items"
     figures: Figures = {}
     if loaded is not None:
         counts = [study.count_occurrences(e.top1, e.n_gallery) for e in evaluations]
         labels = ("uncorrected", label_method(loaded.method))
         figures = {"occurrences.png": lambda p: p.plot_occurrences(*counts, labels=labels)}
-    both = [{**result.to_dict(), **means} for result, means in zip(results, others, strict=True)]
+    used = None if loaded is None else loaded.weight if weight is None else weight
+    both = [
+        {**result.to_dict(), "weight": some, **means}
+        for result, some, means in zip(results, (None, used), others, strict=False)
+    ]
     about = {"n_queries": len(asked), "n_gallery": len(items), "results": both}
     report.deliver([tabulate_results(results, title, notes)], about, figures)
 
@@ -142,10 +148,7 @@ def diagnose(
         Path | None, Option(help="Instead of a bias: fit the automatic NNN from this bank.")
     ] = None,
     truth: Annotated[Path | None, Option(help=f"Right items: {_TRUTH}.")] = None,
-    ids: Annotated[
-        Path | None,
-        Option(help="Text file with the id of each item, one per line, to show in place of rows."),
-    ] = None,
+    ids: IdsFile = None,
     k: Annotated[int, Option("-k", "--k", help="Places that count as retrieved.")] = 1,
     most: Annotated[int, Option(help="Number of hubs to list.", min=1)] = 10,
     *,
@@ -168,7 +171,7 @@ def diagnose(
             loaded,
             references=bank,
             truth=study.read_truth(truth) if truth else None,
-            ids=ids.read_text(encoding="utf-8").splitlines() if ids else None,
+            ids=read_ids(ids),
             k=k,
             most=most,
             memory_budget=memory_budget * 2**20,
@@ -203,6 +206,7 @@ def tune(
 ) -> None:
     """Try a grid of settings on queries with known answers, and choose one."""
     report.check()
+    methods = _check_names(method) or ("nnn",)
     if output is not None:
         read = [gallery, references, queries, truth, gallery_references]
         check_output(output, ".safetensors", read)
@@ -210,14 +214,13 @@ def tune(
     bank = inputs.open(references, "references")
     asked = inputs.open(queries, "queries")
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
-    warn_of_overlap(bank, asked)
     with show_progress("Trying every setting") as progress:
         tuning = study.tune(
             items,
             bank,
             queries=asked,
             truth=study.read_truth(truth),
-            methods=_check_names(method) or ("nnn",),
+            methods=methods,
             gallery_references=second,
             select=select,
             seed=seed,
@@ -258,12 +261,12 @@ def compare(
 ) -> None:
     """Tune every method on validation queries and report all on test queries."""
     report.check()
+    methods = _check_names(method) or "all"
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     task = validation.open(items, inputs)
     bank = inputs.open(references, "references")
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
-    warn_of_overlap(bank, asked)
     with show_progress("Comparing") as progress:
         comparison = study.compare(
             items,
@@ -272,7 +275,7 @@ def compare(
             truth=study.read_truth(truth),
             validation=task,
             gallery_references=second,
-            methods=_check_names(method) or "all",
+            methods=methods,
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,
@@ -312,10 +315,8 @@ def ablate(
     task = validation.open(items, inputs)
     banks = {
         name: inputs.open(file, "references" if len(references) == 1 else f"references {name}")
-        for name, file in map(_name_and_file, references)
+        for name, file in _name_banks(references).items()
     }
-    for opened in banks.values():
-        warn_of_overlap(opened, asked)
     with show_progress("Trying every bank") as progress:
         ablation = study.ablate(
             items,
@@ -336,12 +337,36 @@ def ablate(
 # --- input ---------------------------------------------------------------------------------------
 
 
+def _with_weight(bias: Bias, weight: float | None) -> dict[str, Any]:
+    """The parameters of a bias, with the weight that is used in place of its own."""
+    if weight is None:
+        return dict(bias.params)
+    return {
+        name: weight if name in ("alpha", "weight") else value
+        for name, value in bias.params.items()
+    }
+
+
 def _check_names(names: list[str] | None) -> list[MethodName]:
     if unknown := [name for name in names or [] if name not in METHOD_NAMES]:
         raise typer.BadParameter(
             f"{unknown[0]!r} is not one of {', '.join(METHOD_NAMES)}", param_hint="--method"
         )
     return names or []
+
+
+def _name_banks(references: list[str]) -> dict[str, Path]:
+    """Names of banks to their files; a name that is given twice is refused."""
+    banks: dict[str, Path] = {}
+    for name, file in map(_name_and_file, references):
+        if name in banks:
+            raise typer.BadParameter(
+                f"two banks are named {name!r}, {banks[name]} and {file}; give each a name of its "
+                "own, as NAME=FILE",
+                param_hint="--references",
+            )
+        banks[name] = file
+    return banks
 
 
 def _name_and_file(text: str) -> tuple[str, Path]:
@@ -352,13 +377,3 @@ def _name_and_file(text: str) -> tuple[str, Path]:
     if not (name and file):
         raise typer.BadParameter(f"expected NAME=FILE, got {text!r}", param_hint="--references")
     return name, Path(file)
-
-
-def warn_of_overlap(references: Embeddings, queries: Embeddings) -> None:
-    """Warn on stderr where references are among the queries."""
-    if n_common := study.count_overlap(references, queries):
-        typer.echo(
-            f"Warning: {n_common:,} of the {len(references):,} rows of {references.name} are among "
-            "the queries; a bank that includes the queries makes the result look too good",
-            err=True,
-        )

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LEFT = ("setting", "tuned", "chosen by", "in the paper", "needs", "figure")
+# Columns of settings and intervals, which can't be read in parts.
+_WHOLE = ("table", "setting", "tuned", "before", "after", "change")
+_NAME = 8  # letters of a name that a column keeps on one line
 _COLUMNS = 80  # of the narrowest terminal that tables are made for
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "%&_#${}"}
@@ -106,7 +109,7 @@ class Table:
                 column.strip(),
                 justify="left" if self._side(place) == "l" else "right",
                 overflow="fold",
-                no_wrap=column.startswith(("R@", "gain")) or column == "table",
+                no_wrap=_is_whole(column),
             )
         for row in self.rows:
             table.add_row(*row)
@@ -115,7 +118,7 @@ class Table:
         whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
         if self.title:  # a title of the table itself would wrap to the width of the table
             console.print(self.title, style="bold")
-        if console.width >= min(whole, _COLUMNS):
+        if console.width >= max(min(whole, _COLUMNS), self._least_width()):
             console.print(table)
         else:  # words would be cut into letters
             console.print(self._one_figure_per_line())
@@ -126,9 +129,25 @@ class Table:
         """The alignment of a column: figures to the right, words to the left."""
         return "l" if place == 0 or self.columns[place] in _LEFT else "r"
 
+    def _least_width(self) -> int:
+        """The width below which a column that must stay whole would be cut."""
+        widths = []
+        for column, *cells in zip(self.columns, *self.rows, strict=True):
+            texts = [column, *cells]
+            words = [word for text in texts for word in text.split()]
+            whole = _is_whole(column)
+            widths.append(max(map(len, texts if whole else words), default=0))
+            if not whole:
+                widths[-1] = min(widths[-1], _NAME)
+        return sum(widths) + len(widths)
+
     def _one_figure_per_line(self) -> str:
         lines = []
         for name, *cells in self.rows:
             figures = zip(self.columns[1:], cells, strict=True)
             lines += [name, *(f"  {column}: {cell}" for column, cell in figures if cell), ""]
         return "\n".join(lines)
+
+
+def _is_whole(column: str) -> bool:
+    return column.startswith(("R@", "gain")) or column in _WHOLE

@@ -32,6 +32,12 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
     ()
     """
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "max N₁")
+    doubtful = [r.method for r in results if r.gain is not None and r.gain.includes_zero]
+    notes = [
+        *notes,
+        "max N₁: how often the most retrieved item comes first.",
+        *_doubt_notes(doubtful),
+    ]
     return Table(title, columns, tuple(_result_row(result) for result in results), tuple(notes))
 
 
@@ -51,7 +57,6 @@ def tabulate_comparison(comparison: Comparison) -> Table:
         f"Each method tuned on {comparison.n_validation:,} validation queries "
         f"({_select_words(comparison.select)}). R@K in %, gains in points with 95 % paired "
         "intervals, queries of one item drawn together.",
-        *_doubt_notes(comparison.results),
     ]
     return tabulate_results(comparison.results, title, notes)
 
@@ -86,7 +91,13 @@ def tabulate_ablation(ablation: Ablation) -> Table:
         f"({_select_words(ablation.select)}); automatic uses no labels. R@1 in %, gains in points "
         "over no correction with 95 % paired intervals."
     )
-    return Table(title, columns, tuple(rows), (note,))
+    doubtful = [
+        f"{row.bank} {100 * row.share:.3g} % ({kind})"
+        for row in ablation.rows
+        for kind, result in (("tuned", row.tuned), ("automatic", row.automatic))
+        if result.gain is not None and result.gain.includes_zero
+    ]
+    return Table(title, columns, tuple(rows), (note, *_doubt_notes(doubtful)))
 
 
 def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
@@ -100,11 +111,15 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
     >>> tabulate_tuning(tuning).rows[0][0]
     'none'
     """
-    marks = [
-        (tuning.uncorrected, ""),
+    chosen = [
         (tuning.best_by_rule, "one standard error"),
         (tuning.best_by_maximum, "maximum"),
     ]
+    if tuning.best_by_rule is tuning.best_by_maximum:
+        chosen = [(tuning.best_by_rule, "both rules")]
+    marks = [(cell, mark) for cell, mark in chosen if cell is not tuning.uncorrected]
+    none = [mark for cell, mark in chosen if cell is tuning.uncorrected]
+    marks.insert(0, (tuning.uncorrected, "".join(none)))
     rows = [_cell_row(cell, mark, tuning.uncorrected) for cell, mark in marks]
     shown = [cell for cell, _ in marks]
     others = sorted(
@@ -183,7 +198,7 @@ def _hub_table(diagnosis: Diagnosis) -> Table:
             if hub.wrong_share is not None
         ],
         "z-score of bias": [
-            f"{hub.bias_z:+.1f}" for hub in diagnosis.hubs if hub.bias_z is not None
+            _signed(hub.bias_z) for hub in diagnosis.hubs if hub.bias_z is not None
         ],
     }
     shown = {column: values for column, values in cells.items() if values}
@@ -211,8 +226,7 @@ def _cell_row(cell: Cell, mark: str, uncorrected: Cell) -> tuple[str, ...]:
     return (cell.method, setting, _percent(cell.recall_at_1), against, *others, mark)
 
 
-def _doubt_notes(results: Sequence[Result]) -> list[str]:
-    doubtful = [r.method for r in results if r.gain is not None and r.gain.includes_zero]
+def _doubt_notes(doubtful: Sequence[str]) -> list[str]:
     if not doubtful:
         return []
     return [f"The interval includes 0 for {', '.join(doubtful)}: no gain is shown there."]
@@ -227,7 +241,11 @@ def _percent(share: float) -> str:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.2f}".replace("-", "−")
+    return _signed(100 * share, ".2f")
+
+
+def _signed(value: float, form: str = ".1f") -> str:
+    return f"{value:+{form}}".replace("-", "−")
 
 
 def _gain(gain: Interval | None) -> str:

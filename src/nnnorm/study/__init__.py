@@ -30,6 +30,6 @@ from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metr
 from nnnorm.study.grid import Grid
 from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
-from nnnorm.study.splits import count_overlap, split_queries
+from nnnorm.study.splits import count_overlap, split_queries, warn_of_overlap
 from nnnorm.study.truth import clusters_of, open_truth, read_truth
 from nnnorm.study.tuning import Cell, Select, Tuning, tune

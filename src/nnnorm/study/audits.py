@@ -76,6 +76,10 @@ class Audit:
     lines: tuple[Line, ...]
     n_gallery: int
 
+    def __repr__(self) -> str:
+        groups = ", ".join(self.groups)
+        return f"Audit({len(self.queries):,} queries, {self.n_gallery:,} items of {groups})"
+
     def line(self, metric: str) -> Line:
         """Return the means of one figure.
 

@@ -22,7 +22,7 @@ from nnnorm.study.evaluation import Evaluation, evaluate
 from nnnorm.study.grid import Grid, check_grids, prepare
 from nnnorm.study.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, binomial_half_width, interval_of_difference
-from nnnorm.study.splits import split_queries
+from nnnorm.study.splits import split_queries, warn_of_overlap
 from nnnorm.study.truth import clusters_of, open_truth
 from nnnorm.study.tuning import Select, Trial, check_methods, check_select, try_settings
 
@@ -101,6 +101,10 @@ class Comparison:
     n_references: int
     n_validation: int
 
+    def __repr__(self) -> str:
+        names = ", ".join(result.method for result in self.results)
+        return f"Comparison({self.n_queries:,} test queries; {names})"
+
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON.
 
@@ -151,6 +155,10 @@ class Ablation:
     n_queries: int
     n_gallery: int
     n_validation: int
+
+    def __repr__(self) -> str:
+        banks = ", ".join(dict.fromkeys(row.bank for row in self.rows))
+        return f"Ablation({self.n_queries:,} test queries, {len(self.rows)} banks of {banks})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields, ready for JSON.
@@ -239,9 +247,10 @@ def compare(
         gallery_bank = open_embeddings(
             gallery_references, name="gallery_references", normalize=normalize
         )
-    test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
     names = check_methods(methods, gallery_bank is not None)
     check_grids(grids, [NO_CORRECTION, *names])
+    test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
+    _warn_of_overlap(bank, test, held, validation)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     trial = try_settings(
         names, held.gallery, bank, gallery_bank, held.queries, held.truth, grids=grids, **options
@@ -331,6 +340,8 @@ def ablate(
     }
     test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    for bank in opened.values():
+        _warn_of_overlap(bank, test, held, validation)
     reporter = _Reporter(test, seed, memory_budget)
     rows = []
     for name, whole in opened.items():
@@ -464,6 +475,16 @@ def _open_tasks(
     )
     held, rest = (Task(queries.subset(part), gallery, right.some_queries(part)) for part in parts)
     return rest, held
+
+
+def _warn_of_overlap(bank: Embeddings, test: Task, held: Task, validation: Task | None) -> None:
+    """Warn where references are among the test or the validation queries."""
+    if validation is None:  # both are halves of the queries that were given
+        warn_of_overlap(bank, test.queries, held.queries, stacklevel=5)
+        return
+    warn_of_overlap(bank, test.queries, stacklevel=5)
+    if held.queries.fingerprint != test.queries.fingerprint:
+        warn_of_overlap(bank, held.queries, role="validation queries", stacklevel=5)
 
 
 def _open_task(task: Task, role: str, normalize: bool | None) -> Task:

@@ -26,6 +26,7 @@ from nnnorm.study.hubness import (
     list_hubs,
     measure_hubness,
 )
+from nnnorm.study.splits import warn_of_overlap
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -74,6 +75,13 @@ class Diagnosis:
     occurrences: IntArray = field(repr=False)
     occurrences_after: IntArray | None = field(default=None, repr=False)
     ids: tuple[Any, ...] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        after = "" if self.after is None else f", {self.after.max:,} after {self.method}"
+        return (
+            f"Diagnosis({self.n_queries:,} queries, {self.n_gallery:,} items, "
+            f"most retrieved {self.before.max:,} times{after})"
+        )
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number where there are no ids."""
@@ -157,7 +165,9 @@ def diagnose(
     if references is not None:
         if bias is not None:
             raise NNNormError("give a bias or references to fit one from, not both")
-        bias = NNN().fit(items, references, normalize=normalize, **run)
+        bank = open_embeddings(references, name="references", normalize=normalize)
+        warn_of_overlap(bank, asked)
+        bias = NNN().fit(items, bank, **run)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

@@ -57,6 +57,9 @@ class Evaluation:
     def __len__(self) -> int:
         return len(self.truth)
 
+    def __repr__(self) -> str:
+        return f"Evaluation({len(self):,} queries, R@1 {100 * self.recall(1):.1f} %)"
+
     @cached_property
     def _first(self) -> tuple[IntArray, IntArray, IntArray]:
         """Per query: items above its best right item, the size of that tie, right items in it."""

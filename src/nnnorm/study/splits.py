@@ -5,13 +5,14 @@ queries: a bank that includes them is transductive, and its gains do not carry o
 """
 
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.study.truth import Truth, clusters_of
 
@@ -97,6 +98,37 @@ def count_overlap(references: Source, queries: Source) -> int:
     asked = set(_bytes_of_rows(open_embeddings(queries, name="queries")))
     bank = open_embeddings(references, name="references")
     return sum(row in asked for row in _bytes_of_rows(bank))
+
+
+def warn_of_overlap(
+    references: Embeddings, *queries: Embeddings, role: str = "queries", stacklevel: int = 4
+) -> None:
+    """Warn where references are among the queries.
+
+    Parameters
+    ----------
+    references : Embeddings
+    *queries : Embeddings
+        All queries that figures are measured on.
+    role : str
+        What the message calls them.
+    stacklevel : int
+        By default the warning names the caller of a public function that calls this one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import open_embeddings
+    >>> warn_of_overlap(open_embeddings(np.eye(3)), open_embeddings(-np.eye(3)))
+    """
+    asked = {row for some in queries for row in _bytes_of_rows(some)}
+    if n_common := sum(row in asked for row in _bytes_of_rows(references)):
+        warnings.warn(
+            f"{n_common:,} of the {len(references):,} rows of {references.name} are among the "
+            f"{role}; a bank that includes the queries makes the result look too good",
+            NNNormWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:

@@ -18,12 +18,20 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
-from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, Statistics, find_method
+from nnnorm.methods import (
+    METHOD_NAMES,
+    NO_CORRECTION,
+    MethodName,
+    Statistics,
+    describe_setting,
+    find_method,
+)
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference
+from nnnorm.study.splits import warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
@@ -92,6 +100,14 @@ class Tuning:
     select: Select
     n_queries: int
     n_references: int
+
+    def __repr__(self) -> str:
+        setting = describe_setting(self.best.method, self.best.params)
+        best = f"{self.best.method} {setting}".strip()
+        return (
+            f"Tuning({len(self.grid):,} settings, {self.n_queries:,} queries, best: {best}, "
+            f"R@1 {100 * self.best.recall_at_1:.1f} %)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON.
@@ -225,6 +241,7 @@ def tune(
         )
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
+    warn_of_overlap(bank, asked)
     trial = try_settings(
         names, items, bank, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
