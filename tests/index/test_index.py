@@ -43,7 +43,7 @@ def make_data(n_gallery, n_queries, dim, *, unit, seed=0):
     ]
     gallery, queries, references = (part.astype(np.float32) for part in rows)
     gallery = (gallery * sizes).astype(np.float32)
-    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(gallery, references)
+    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(gallery, references, normalize=False)
     return SimpleNamespace(gallery=gallery, queries=queries, references=references, bias=bias)
 
 
