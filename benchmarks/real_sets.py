@@ -1,14 +1,18 @@
-"""The two real embedding sets, read for the benchmarks: splits, tasks, and whole grids on subsets.
+"""The real embedding sets, read for the benchmarks: splits, tasks, and whole grids on subsets.
 
 The embeddings stay where they are (`../shared/data` beside the repository, or `--data`). Flickr8k
 has five captions per photo and a split into train, validation and test; Unsplash has one text per
 photo and no split. "Image retrieval" means that captions ask for photos, "text retrieval" that
-photos ask for captions.
+photos ask for captions. The other sets are queries, documents and the pairs that belong together.
 """
 
+import argparse
+import json
 import os
 import platform
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
+from nnnorm.io.files import check_writable, write_whole
 from nnnorm.study.comparison import Task
 from nnnorm.study.grid import Setting, make_settings
 from nnnorm.study.sweep import sweep_hits
@@ -29,6 +34,8 @@ Direction = Literal["image", "text"]
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
+JUDGED = ("clip_coco500", "cosqa", "apibench", "medquad", "bli_it-en", "bli_zh-en")
+ALL_SETS = ("flickr8k", "unsplash500", *JUDGED)
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -108,6 +115,40 @@ def read_unsplash500(folder: Path) -> Pairs:
     return Pairs(_load(folder / "image.npy"), _load(folder / "text.npy"))
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Queries, documents, and which belong together.
+
+    Attributes
+    ----------
+    queries : ndarray, shape (n_queries, dim)
+    documents : ndarray, shape (n_documents, dim)
+    pairs : ndarray, shape (n_pairs, 2)
+        Query row and document row.
+    bank : ndarray, shape (n_references, dim), optional
+        More queries, without judgements.
+    source : ndarray, shape (n_queries,), optional
+        The origin of each query.
+    """
+
+    queries: Floats
+    documents: Floats
+    pairs: Ints
+    bank: Floats | None = None
+    source: Ints | None = None
+
+
+def read_judged(folder: Path) -> Judged:
+    """Read one of the sets in `JUDGED`."""
+    more: dict[str, Any] = {}
+    if (folder / "bank.npy").is_file():
+        more["bank"] = _load(folder / "bank.npy")
+    if (folder / "query_source.npy").is_file():
+        more["source"] = np.load(folder / "query_source.npy").astype(np.int64)
+    pairs = np.load(folder / "qrels.npy").astype(np.int64)
+    return Judged(_load(folder / "queries.npy"), _load(folder / "documents.npy"), pairs, **more)
+
+
 def _load(path: Path) -> Floats:
     return np.load(path).astype(np.float32)
 
@@ -182,6 +223,78 @@ def _cpu_model() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or "unknown"
+
+
+def to_json(results: dict[str, Any], *lists: str) -> str:
+    """JSON with one line per record of some lists: small, and a change shows as a changed line."""
+    head = json.dumps({k: v for k, v in results.items() if k not in lists}, indent=1)[:-2]
+    for name in lists:
+        records = ",\n".join("  " + json.dumps(r, separators=(",", ":")) for r in results[name])
+        head += f',\n "{name}": [\n{records}\n ]'
+    return head + "\n}\n"
+
+
+def run_benchmark(
+    description: str,
+    output: Path,
+    measure: Callable[[Path, int], dict[str, list[Any]]],
+    tables: Callable[[dict[str, Any]], str],
+    *,
+    seeds: Sequence[int],
+    sets: Sequence[str] = ALL_SETS,
+) -> int:
+    """The command line of a benchmark that draws its cases from seeds.
+
+    Parameters
+    ----------
+    description : str
+    output : Path
+        Where the results are stored by default.
+    measure : callable
+        Given the data folder and a seed; returns lists of records. They are stored after each seed.
+    tables : callable
+        The Markdown of the stored results.
+    seeds : sequence of int
+        By default.
+    sets : sequence of str
+        The folders it needs.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
+    parser.add_argument("--output", type=Path, default=output, help="the JSON file of the results")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="of the draws")
+    parser.add_argument(
+        "--tables", action="store_true", help="measure nothing: print the tables of --output"
+    )
+    arguments = parser.parse_args()
+    if arguments.tables:
+        if not arguments.output.is_file():
+            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
+            return 1
+        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+        return 0
+    if (missing := what_is_missing(arguments.data, *sets)) is not None:
+        print(missing, file=sys.stderr)
+        return 1
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(arguments.output)
+    started = time.perf_counter()
+    results: dict[str, Any] = {**machine(), "seeds": [], "seconds": 0}
+    for seed in arguments.seeds:
+        records = measure(arguments.data, seed)
+        results["seeds"].append(seed)
+        results["seconds"] = round(time.perf_counter() - started)
+        for name, more in records.items():
+            results[name] = results.get(name, []) + more
+        text = to_json(results, *records)
+        write_whole(arguments.output, lambda file, text=text: file.write(text.encode()))
+    print(tables(results), end="")
+    return 0
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,135 @@
+"""Banks from elsewhere, and what 64 recent queries of one's own are worth.
+
+Each case has a bank and 64 unlabelled queries from the source of the test queries. Own banks come
+from that source too; foreign banks are COCO captions for Flickr8k's pictures, the opposite end of
+each set's first principal axis, another platform (APIBench) or short searches (shapes). The switch
+uses the recent queries alone where they and the bank do not mix (z > 3), else both.
+
+    python benchmarks/foreign.py             # measure, write JSON, print the tables
+    python benchmarks/foreign.py --tables    # print the tables of the stored JSON
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from cases import Case, Judge, fewer_queries, own_cases, stress_cases
+from real_sets import RESULTS, Floats, points, run_benchmark, table
+from rules import FIRST, FOREIGN_Z, Contestant, Material, Rule, foreign_z, shipped
+
+Bank: TypeAlias = "Callable[[Floats, Floats, float], Floats]"
+
+OUTPUT = RESULTS / "foreign.json"
+SEEDS = (100, 101, 102, 103, 104)
+N_RECENT = 64
+SECOND = Rule()
+BANKS: dict[str, Bank] = {
+    "bank": lambda bank, recent, z: bank,
+    "recent": lambda bank, recent, z: recent,
+    "both": lambda bank, recent, z: np.concatenate([recent, bank]),
+    "switch": lambda bank, recent, z: recent if z > FOREIGN_Z else np.concatenate([recent, bank]),
+}
+# A contestant is a way to make a bank and a rule.
+CONTESTANTS: dict[str, tuple[str, Contestant]] = {
+    "first rule, bank": ("bank", FIRST),
+    "first rule, switch": ("switch", FIRST),
+    "second rule, bank": ("bank", SECOND),
+    "second rule, recent": ("recent", SECOND),
+    "second rule, both": ("both", SECOND),
+    "second rule, switch": ("switch", SECOND),
+    "second rule and trend, switch": ("switch", replace(SECOND, trend=3)),
+    "`NNN()`, bank": ("bank", shipped),
+}
+
+
+def split_recent(case: Case, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """``(bank, recent)``: an own bank gives up the recent queries."""
+    source = case.bank if case.recent is None else case.recent
+    order = rng.permutation(len(source))
+    recent = source[order[:N_RECENT]]
+    return (source[order[N_RECENT:]] if case.recent is None else case.bank), recent
+
+
+def cases(data: Path, seed: int) -> Iterator[Case]:
+    for case in chain(own_cases(data, seed), stress_cases(data, seed)):
+        if case.kind != "concentrated" and (case.recent is not None or len(case.bank) > 128):
+            yield fewer_queries(case, seed)
+
+
+def measure(data: Path, seed: int) -> dict[str, Any]:
+    cells = []
+    for case in cases(data, seed):
+        bank, recent = split_recent(case, np.random.default_rng([seed, 6]))
+        z = foreign_z(bank, recent)
+        judge = Judge(case)
+        made: dict[Any, Material] = {}
+        gains = {}
+        for label, (which, contestant) in CONTESTANTS.items():
+            rows = BANKS[which](bank, recent, z)
+            key = (len(rows), rows is recent)
+            material = made.setdefault(key, Material(case.gallery, rows))
+            gains[label] = round(judge.gain(contestant(material)), 4)
+        where = {"case": case.name, "kind": case.kind, "seed": seed, "z": round(z, 2)}
+        cells.append({**where, "without": judge.without, "gains": gains})
+        print(f"{case.name}  seed {seed}  z {z:.1f}", file=sys.stderr)
+    return {"cells": cells}
+
+
+GROUPS: dict[str, Callable[[str, str], bool]] = {
+    "own banks": lambda kind, case: kind.startswith("own"),
+    "COCO captions": lambda kind, case: case.startswith("coco"),
+    "opposite ends": lambda kind, case: case.startswith("axis"),
+    "other platform": lambda kind, case: case.startswith("apibench-"),
+    "short searches": lambda kind, case: case.startswith("searches"),
+}
+
+
+def tables(results: dict[str, Any]) -> str:
+    cells = results["cells"]
+    by_case: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for cell in cells:
+        for label, gain in cell["gains"].items():
+            by_case[cell["kind"], cell["case"]][label].append(gain)
+    labels = list(cells[0]["gains"])
+    rows = []
+    for label in labels:
+        row = [label]
+        for group in GROUPS.values():
+            means = [np.mean(g[label]) for (k, c), g in by_case.items() if group(k, c)]
+            losses = sum(mean < -0.1 for mean in means)
+            row.append(f"{points(float(np.mean(means)))} ({points(float(min(means)))}; {losses})")
+        rows.append(row)
+    summary = table(["mean (worst case; cases below −0.1)", *GROUPS], rows)
+    flagged = [
+        [
+            name,
+            f"{sum(c['z'] > FOREIGN_Z for c in some)} of {len(some)}",
+            f"{min(c['z'] for c in some):.1f} to {max(c['z'] for c in some):.1f}",
+        ]
+        for name, group in GROUPS.items()
+        if (some := [c for c in cells if group(c["kind"], c["case"])])
+    ]
+    z_table = table(["banks", f"z > {FOREIGN_Z:g}", "z"], flagged)
+    detail = table(
+        ["case", *labels],
+        [
+            [case, *(points(float(np.mean(gains[label]))) for label in labels)]
+            for (_, case), gains in by_case.items()
+        ],
+    )
+    return f"{summary}\n\n{z_table}\n\n### Case by case\n\n{detail}\n"
+
+
+def main() -> int:
+    return run_benchmark(
+        "Measure foreign banks and the switch.", OUTPUT, measure, tables, seeds=SEEDS
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
