@@ -8,7 +8,7 @@ import pytest
 import nnnorm
 import nnnorm.means.grouping as grouping
 import nnnorm.means.pruned as pruned
-from nnnorm.means.bounds import bounding_vectors, bounds_by_width, principal_basis
+from nnnorm.means.bounds import bounding_vectors, bounds_by_width, joint_moments, principal_basis
 from nnnorm.means.grouping import group_similar
 from nnnorm.means.pruned import pruned_means
 from nnnorm.means.pruning_plan import is_worth_planning, plan_pruning
@@ -102,7 +102,7 @@ def lengths(scores):
 def test_no_score_is_above_its_bound_at_any_width(data):
     scores = make(data)
     items, references = scores.rows.rows(0, 50), scores.columns.rows(0, 4000)
-    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    basis = principal_basis(joint_moments(scores.rows, scores.columns, np.random.default_rng(0)))
     exact = items.astype(np.float64) @ references.astype(np.float64).T
     widths = [1, 2, 7, 16, DIM - 1, DIM]
     for _, bounds in bounds_by_width(items, references, basis, widths):
@@ -112,7 +112,7 @@ def test_no_score_is_above_its_bound_at_any_width(data):
 def test_a_bound_is_tight_where_the_first_coordinates_hold_nearly_everything():
     scores = make(falling, normalize=True)
     items, references = scores.rows.rows(0, 50), scores.columns.rows(0, 4000)
-    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    basis = principal_basis(joint_moments(scores.rows, scores.columns, np.random.default_rng(0)))
     exact = items @ references.T
     slack = [
         (bounds - exact).max()
@@ -125,7 +125,7 @@ def test_a_bound_is_tight_where_the_first_coordinates_hold_nearly_everything():
 def test_bounds_of_a_width_are_products_of_bounding_vectors():
     scores = make(clustered)
     items, references = scores.rows.rows(0, 9), scores.columns.rows(0, 70)
-    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    basis = principal_basis(joint_moments(scores.rows, scores.columns, np.random.default_rng(0)))
     ((partial, bounds),) = bounds_by_width(items, references, basis, [10])
     first = basis[:, :10]
     item_vectors = bounding_vectors(items, first, is_item=True)
@@ -137,7 +137,7 @@ def test_bounds_of_a_width_are_products_of_bounding_vectors():
 
 def test_a_basis_is_orthonormal_and_sorted_by_variance():
     scores = make(falling)
-    basis = principal_basis(scores.rows, scores.columns, np.random.default_rng(0))
+    basis = principal_basis(joint_moments(scores.rows, scores.columns, np.random.default_rng(0)))
     np.testing.assert_allclose(basis.T @ basis, np.eye(DIM), atol=1e-5)
     energy = np.square(scores.columns.rows(0, N_REFERENCES) @ basis).sum(axis=0)
     assert (np.diff(energy[:20]) < 0).all()
@@ -372,7 +372,7 @@ def test_every_item_is_in_the_order_once_and_similar_items_are_neighbours(
     rng = np.random.default_rng(0)
     scores = make(clustered, normalize=True)
     rows = nnnorm.open_embeddings(scores.rows.rows(0, N_ITEMS) * np.float32(scale))
-    basis = principal_basis(scores.rows, scores.columns, rng)
+    basis = principal_basis(joint_moments(scores.rows, scores.columns, rng))
     monkeypatch.setattr(grouping, "_PART_SIZE", part_size)
     order = group_similar(rows, basis[:, :32], group_size=24, memory_budget=budget)
     assert sorted(order) == list(range(N_ITEMS))

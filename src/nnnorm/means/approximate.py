@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.io import Done, Embeddings, Progress
-from nnnorm.means.bounds import principal_basis, project
+from nnnorm.means.bounds import joint_moments, principal_basis, project
 from nnnorm.means.inverted_lists import InvertedLists, best_lists
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
@@ -245,7 +245,7 @@ def _find_projection(
     rng = np.random.default_rng(seed)
     (n_items, n_references), dim = products.shape, products.rows.dim
     n_sampled = min(n_references, _N_SAMPLED, memory_budget // (16 * dim))
-    basis = principal_basis(products.rows, products.columns, rng)
+    basis = principal_basis(joint_moments(products.rows, products.columns, rng))
     items = products.rows.take(rng.integers(0, n_items, min(n_items, _N_SAMPLED_ITEMS))) @ basis
     references = products.columns.take(rng.integers(0, n_references, n_sampled)) @ basis
     n_best = max(1, round(k * n_sampled / n_references))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.io import Embeddings
-from nnnorm.means.bounds import N_NORMS, bounds_by_width, principal_basis
+from nnnorm.means.bounds import N_NORMS, bounds_by_width, joint_moments, principal_basis
 from nnnorm.means.grouping import group_similar
 from nnnorm.means.pruned import (
     GROUP_SIZE,
@@ -27,6 +27,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 _N_GROUPED, _N_TRIED, _N_TRIED_REFERENCES = 2048, 6, 2048
 # Nothing can be saved if more than this share of single items have too many candidates.
 _MOST_HOPELESS = 0.8
+# Nor if the variance has the spread of more than this share of dim equal directions: bounds of at
+# most half of the directions are then far above the scores.
+_FLAT = 0.6
 # A plan is made where it takes at most one part in this many of the whole product's time.
 _PLAN_SHARE = 20
 
@@ -89,8 +92,13 @@ def plan_pruning(
 def _plan(scores: Products, k: int, memory: MemoryPlan) -> PruningPlan:
     (n_rows, n_columns), dim = scores.shape, scores.rows.dim
     rng = np.random.default_rng(0)
-    basis = principal_basis(scores.rows, scores.columns, rng)
+    moments = joint_moments(scores.rows, scores.columns, rng)
     sample = np.sort(rng.choice(n_columns, N_SAMPLED, replace=False))
+    n_effective = moments.trace() ** 2 / (moments**2).sum() if moments.any() else 1.0
+    if n_effective > _FLAT * dim:
+        narrow = np.eye(dim, 16 - N_NORMS, dtype=np.float32)
+        return PruningPlan(narrow, sample, np.inf, memory.is_widened)
+    basis = principal_basis(moments)
     references = scores.columns.take(sample[:: N_SAMPLED // _N_TRIED_REFERENCES])
     few = scores.rows.take(rng.choice(n_rows, min(n_rows, GROUP_SIZE), replace=False))
     most_share = memory.most_candidates / n_columns

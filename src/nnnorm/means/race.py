@@ -5,16 +5,17 @@
     │ pruned ►     │   left to the faster of both  │     ◄ exact  │
     └──────────────┴───────────────────────────────┴──────────────┘
 
-In every round both compute strips of the same length at the same time, on threads of their own. The
-race ends as soon as one is clearly faster; strips grow from round to round, and the last round
-decides by any margin. Every row that was computed keeps its mean, so that only the difference in
-speed is lost. The clock is the processor time of the thread that computes a strip, and the fastest
-strip counts, so that other programs on the machine hardly matter.
+In every round both compute strips of the same length at the same time, on threads of their own; the
+one that is done first goes on while it would otherwise wait. The race ends as soon as one is
+clearly faster; strips grow from round to round, and the last round decides by any margin. Every row
+that was computed keeps its mean, so that only the difference in speed is lost. The clock is the
+processor time of the thread that computes a strip, and the fastest strip counts, so that other
+programs on the machine hardly matter.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -71,37 +72,86 @@ def race(
     >>> bool((means[: rest[0]] == np.arange(rest[0])).all())
     True
     """
-    front, back = 0, len(order)
-    seconds_per_row = {"exact": np.inf, "pruned": np.inf}
+    lanes = _Lanes(order, means, {"exact": exact, "pruned": pruned}, clock)
     n_skipped = sum(_FIRST_SHARE * length <= len(order) for length in {n for n, _ in _ROUNDS[1:]})
     for length, margin in _ROUNDS[n_skipped:]:
         n_pairs = max(1, min(count_threads() // 2, len(order) // (_FIRST_SHARE * length)))
-        if back - front < 4 * n_pairs * length:
+        if len(lanes.rest) < 4 * n_pairs * length:
             break  # so few rows are left that another round would not pay
-        strips: list[tuple[str, Strip, IntArray]] = []
-        for _ in range(n_pairs):
-            strips.append(("exact", exact, order[back - length : back]))
-            strips.append(("pruned", pruned, order[front : front + length]))
-            front, back = front + length, back - length
-        for name, seconds in _compute(strips, means, clock):
-            seconds_per_row[name] = min(seconds_per_row[name], seconds)
-        faster, slower = sorted(seconds_per_row.values())
+        lanes.compute(length, n_pairs)
+        faster, slower = sorted(lanes.seconds_per_row.values())
         if slower >= margin * faster:
             break
-    return seconds_per_row["pruned"] < seconds_per_row["exact"], order[front:back]
+    seconds = lanes.seconds_per_row
+    return seconds["pruned"] < seconds["exact"], lanes.rest
 
 
-def _compute(
-    strips: Sequence[tuple[str, Strip, IntArray]], means: FloatArray, clock: Callable[[], float]
-) -> Iterator[tuple[str, float]]:
-    """Compute strips on all threads, and yield the name and the seconds per row of each."""
-    stop = threading.Event()
+class _Lanes:
+    """The rows between the two competitors, and the best time of each.
 
-    def work(number: int, end: int) -> float:
-        _, strip, rows = strips[number]
-        started = clock()
-        means[rows] = strip(rows, stop)
-        return (clock() - started) / len(rows)
+    Attributes
+    ----------
+    seconds_per_row : dict
+        By name, of the fastest strip so far.
+    """
 
-    timed = strips_in_order(work, len(strips), 1, stop)
-    yield from ((strips[number][0], seconds) for number, _, seconds in timed)
+    def __init__(
+        self,
+        order: IntArray,
+        means: FloatArray,
+        ways: Mapping[str, Strip],
+        clock: Callable[[], float],
+    ) -> None:
+        self._order, self._means, self._ways, self._clock = order, means, ways, clock
+        self._front, self._back = 0, len(order)
+        self._n_running = 0
+        self._lock = threading.Lock()
+        self.seconds_per_row = dict.fromkeys(ways, float("inf"))
+
+    @property
+    def rest(self) -> IntArray:
+        """The rows that are left, in their order."""
+        return self._order[self._front : self._back]
+
+    def compute(self, length: int, n_pairs: int) -> None:
+        """Compute and time strips of this length on all threads."""
+        names = n_pairs * ("exact", "pruned")
+        stop = threading.Event()
+
+        def work(number: int, _: int) -> None:
+            name = names[number]
+            with self._lock:
+                self._n_running += 1
+                rows = self._take(name, length)
+            started = self._clock()
+            try:
+                self._means[rows] = self._ways[name](rows, stop)
+            finally:
+                with self._lock:
+                    self._n_running -= 1
+            seconds = (self._clock() - started) / length
+            with self._lock:
+                self.seconds_per_row[name] = min(self.seconds_per_row[name], seconds)
+            self._go_on(name, length, stop)
+
+        for _ in strips_in_order(work, len(names), 1, stop):
+            pass
+
+    def _go_on(self, name: str, length: int, stop: threading.Event) -> None:
+        """Compute further rows, untimed, as long as the thread would otherwise wait for another.
+
+        Short strips, so that the other thread hardly waits in its turn.
+        """
+        while not stop.is_set():
+            with self._lock:
+                if not self._n_running or len(self.rest) < 4 * length:
+                    return
+                rows = self._take(name, length // 2)
+            self._means[rows] = self._ways[name](rows, stop)
+
+    def _take(self, name: str, length: int) -> IntArray:
+        if name == "pruned":
+            self._front += length
+            return self._order[self._front - length : self._front]
+        self._back -= length
+        return self._order[self._back : self._back + length]
