@@ -162,6 +162,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="needs POSIX signals")
 def test_an_export_stopped_by_ctrl_c_goes_on(data):
     mine = faiss.IndexFlatIP(13)

@@ -188,6 +188,7 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
     assert all(cell["figure"]["low"] <= cell["figure"]["value"] for cell in cells)
 
 
+@pytest.mark.slow
 def test_all_tables_run_from_one_command(root):
     printed = run_json("reproduce", "--table", "all", "--embeddings", root)
     assert len(printed) == 21
@@ -195,6 +196,7 @@ def test_all_tables_run_from_one_command(root):
         assert any(cell["figure"] for cell in table["cells"]), table["table"]
 
 
+@pytest.mark.slow
 def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
     printed = run_json("reproduce", "--table", "k-sweep-image", "--stand-in", "shapes")
     (cells,) = printed[0]["stand_ins"].values()
@@ -202,6 +204,7 @@ def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
     assert cells[0]["figure"]["value"] == pytest.approx(21.36, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_paper_s_figures_are_drawn_where_asked_for(root, tmp_path):
     tables = [part for name in ("gender", "hubness") for part in ("--table", name)]
     result = run("reproduce", *tables, "--embeddings", root, "--plots", tmp_path / "plots")

@@ -130,6 +130,7 @@ def test_ablate_tries_every_bank_at_every_size(problem, monkeypatch):
     assert "own 50 %" in run("ablate", *FILES, *banks).stdout.replace("\n", " ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "plots"),
     [

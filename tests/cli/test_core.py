@@ -240,6 +240,7 @@ def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
     assert len(bias) == 1000
 
 
+@pytest.mark.slow
 def test_the_demo_prints_all_figures_as_json(tmp_path):
     printed = json.loads(run("demo", "--json", "-o", str(tmp_path)).stdout)
     assert printed["tuned"]["recall_at_1"] > printed["uncorrected"]["recall_at_1"] + 0.01

@@ -495,6 +495,7 @@ def test_a_rerank_that_fetched_every_item_is_certain():
     assert not index.search(data.queries, k=10, weight=9.0, max_fetch=99).certain.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 @pytest.mark.parametrize("spread", [0.009, 0.0])
 def test_a_rerank_of_norms_that_are_not_quite_one_claims_no_more_than_it_knows(metric, spread):

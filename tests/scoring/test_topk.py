@@ -33,6 +33,7 @@ def blocks(monkeypatch):
     return set_sizes
 
 
+@pytest.mark.slow
 @given(
     n_strip=st.integers(1, 30),
     n_block=st.integers(1, 70),

@@ -106,6 +106,7 @@ def test_the_hits_of_every_setting_are_those_of_its_gated_search(problem, method
         np.testing.assert_allclose(hits, hits_of(problem, method, setting.params), rtol=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), negative=st.booleans())
 def test_the_hits_are_those_of_the_gated_search_on_any_data(seed, negative):

@@ -118,6 +118,7 @@ def test_robin_hood_is_the_share_above_the_mean(counts):
     assert hubness.robin_hood == pytest.approx(halves, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(counts_of_items, st.randoms())
 def test_the_order_of_items_changes_no_statistic(counts, random):
     shuffled = random.sample(counts, len(counts))

@@ -73,6 +73,7 @@ def test_one_query_and_one_item():
         assert as_lists(opened(truth, n_queries=1, n_gallery=1)) == [[0]]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sets(st.integers(0, 6), min_size=1), min_size=1, max_size=8), st.randoms())
 def test_all_forms_of_one_truth_are_the_same_truth(right, random):
     n_queries = len(right)
