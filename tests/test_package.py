@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "means": {"errors", "io", "scoring"},
     "bias": {"version", "errors", "io"},
     "methods": {"errors", "io", "scoring", "means", "bias"},
-    "ranking": {"errors", "io", "scoring", "bias"},
+    "ranking": {"errors", "io", "scoring", "bias", "methods"},
     "augmentation": {"errors", "io", "bias"},
     "study": {"errors", "io", "scoring", "bias", "methods", "ranking"},
     "report": {"errors", "io", "methods", "study"},

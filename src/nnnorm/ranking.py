@@ -5,7 +5,7 @@ Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from nnnorm.io import (
     open_embeddings,
     write_whole,
 )
+from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -310,71 +311,11 @@ def _correct(raw: FloatArray, bias: Bias, weight: float) -> FloatArray:
     best = raw.argmax(axis=1)  # the raw best item; the lower index on a tie
     is_open = np.stack([gate.active[best] for gate in bias.gates])
     if bias.params.get("gate") == "paper":
-        return _published_product(raw, bias, is_open)
+        return published_product(raw, bias, is_open)
     corrected = raw.copy()
     for gate, rows in zip(bias.gates, is_open, strict=True):
         corrected[rows] -= np.float32(weight) * gate.values
     return corrected
-
-
-def _published_product(raw: FloatArray, bias: Bias, is_open: npt.NDArray[np.bool_]) -> FloatArray:
-    """DualDIS as published; where both gates are open it is DualIS, given as ``s − b``."""
-    betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
-    corrected = raw - bias.values
-    for pattern in ((True, False), (False, True), (False, False)):
-        rows = np.flatnonzero((is_open == np.array(pattern)[:, None]).all(axis=0))
-        factors = [
-            (beta, gate.values * sum(betas))
-            for beta, gate, opened in zip(betas, bias.gates, pattern, strict=True)
-            if opened
-        ]
-        corrected[rows] = multiply_factors(raw[rows], factors, n_closed=2 - len(factors))
-    return corrected
-
-
-def multiply_factors(
-    raw: FloatArray,
-    factors: Sequence[tuple[float, npt.NDArray[np.floating[Any]]]],
-    *,
-    n_closed: int,
-) -> npt.NDArray[np.float64]:
-    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one.
-
-    Such products have no common scale (exp of hundreds), so what is given is their order: the log
-    of a positive product over the row's largest, and below all of those the negative ones.
-
-    Parameters
-    ----------
-    raw : ndarray, shape (n_rows, n_gallery)
-    factors : sequence of (β, L of shape (n_gallery,))
-        Of the open gates.
-    n_closed : int
-        Closed gates.
-
-    Returns
-    -------
-    ndarray, shape (n_rows, n_gallery), float64
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> multiply_factors(np.float32([[-0.5, 0.25]]), [], n_closed=2).tolist()
-    [[0.0, -1.386]]
-    """
-    scores = raw.astype(np.float64)
-    with np.errstate(divide="ignore"):
-        exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)
-    for beta, logs in factors:
-        exponents += beta * scores - np.asarray(logs, dtype=np.float64)
-    sign = np.sign(scores) ** n_closed
-    is_positive, is_negative = sign > 0, sign < 0
-    exponents = np.where(sign == 0, 0.0, exponents)
-    exponents -= exponents.max(axis=1, keepdims=True, initial=-np.inf, where=sign != 0).clip(-1e300)
-    # From the top: positive products, zeros, then negative ones with the smallest first.
-    least = np.where(is_positive, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
-    smallest = np.where(is_negative, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
-    negative = least - 2 - (exponents - smallest)
-    return np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))
 
 
 def _open_pair(

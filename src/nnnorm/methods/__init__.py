@@ -25,7 +25,7 @@ from nnnorm.methods.automatic import choose_reference_k
 from nnnorm.methods.base import Factor, Grid, Method, Variant
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
-from nnnorm.methods.dual_softmax import DualSoftmax, GateForm
+from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, multiply_factors, published_product
 from nnnorm.methods.inverted_softmax import InvertedSoftmax
 from nnnorm.methods.nnn import NNN
 from nnnorm.methods.registry import (

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from nnnorm.bias import Gate
+from nnnorm.bias import Bias, Gate
 from nnnorm.errors import NNNormError
 from nnnorm.methods.base import Factor, FloatArray, Grid, Method, Variant, record
 from nnnorm.methods.inverted_softmax import BETAS, check_beta
@@ -130,3 +131,84 @@ class DualSoftmax(Method):
             raise NNNormError(
                 "dualdis can be tuned in its published form only; leave out gate 'safe'"
             )
+
+
+def published_product(
+    raw: npt.NDArray[np.float32], bias: Bias, is_open: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float32]:
+    """Rank by DualDIS as published; where both gates are open it is DualIS, given as ``s − b``.
+
+    Parameters
+    ----------
+    raw : ndarray, shape (n_queries, n_gallery)
+    bias : Bias
+        With two gates.
+    is_open : ndarray, shape (2, n_queries)
+
+    Returns
+    -------
+    ndarray, shape (n_queries, n_gallery)
+
+    Examples
+    --------
+    >>> gate = Gate(np.zeros(2), np.zeros(2))
+    >>> params = {"beta_query": 1.0, "beta_gallery": 1.0}
+    >>> bias = Bias(np.zeros(2), 1.0, "dualdis", params, gates=(gate, gate))
+    >>> published_product(np.float32([[0.5, 0.25]]), bias, np.array([[True], [True]])).tolist()
+    [[0.5, 0.25]]
+    """
+    betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
+    corrected = raw - bias.values
+    for pattern in ((True, False), (False, True), (False, False)):
+        rows = np.flatnonzero((is_open == np.array(pattern)[:, None]).all(axis=0))
+        factors = [
+            (beta, gate.values * sum(betas))
+            for beta, gate, opened in zip(betas, bias.gates, pattern, strict=True)
+            if opened
+        ]
+        corrected[rows] = multiply_factors(raw[rows], factors, n_closed=2 - len(factors))
+    return corrected
+
+
+def multiply_factors(
+    raw: npt.NDArray[np.float32],
+    factors: Sequence[tuple[float, npt.NDArray[np.floating[Any]]]],
+    *,
+    n_closed: int,
+) -> npt.NDArray[np.float64]:
+    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one.
+
+    Such products have no common scale (exp of hundreds), so what is given is their order: the log
+    of a positive product over the row's largest, and below all of those the negative ones.
+
+    Parameters
+    ----------
+    raw : ndarray, shape (n_rows, n_gallery)
+    factors : sequence of (β, L of shape (n_gallery,))
+        Of the open gates.
+    n_closed : int
+        Closed gates.
+
+    Returns
+    -------
+    ndarray, shape (n_rows, n_gallery), float64
+
+    Examples
+    --------
+    >>> multiply_factors(np.float32([[-0.5, 0.25]]), [], n_closed=2).tolist()
+    [[0.0, -1.386]]
+    """
+    scores = raw.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)
+    for beta, logs in factors:
+        exponents += beta * scores - np.asarray(logs, dtype=np.float64)
+    sign = np.sign(scores) ** n_closed
+    is_positive, is_negative = sign > 0, sign < 0
+    exponents = np.where(sign == 0, 0.0, exponents)
+    exponents -= exponents.max(axis=1, keepdims=True, initial=-np.inf, where=sign != 0).clip(-1e300)
+    # From the top: positive products, zeros, then negative ones with the smallest first.
+    least = np.where(is_positive, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
+    smallest = np.where(is_negative, exponents, 0.0).min(axis=1, keepdims=True, initial=0.0)
+    negative = least - 2 - (exponents - smallest)
+    return np.where(is_positive, exponents, np.where(is_negative, negative, least - 1))

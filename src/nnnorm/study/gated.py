@@ -13,8 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.methods import BankName, Factor, Method, Statistics
-from nnnorm.ranking import multiply_factors
+from nnnorm.methods import BankName, Factor, Method, Statistics, multiply_factors
 from nnnorm.study.evaluation import Evaluation, count_above
 from nnnorm.study.truth import Truth
 
