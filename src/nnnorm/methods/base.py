@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, Gate
+from nnnorm.copies import Duplicates, without_copies
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver
@@ -174,6 +175,7 @@ class Method(ABC):
         references: Source,
         *,
         gallery_references: Source | None = None,
+        duplicates: Duplicates = "drop",
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -190,6 +192,10 @@ class Method(ABC):
             Past queries, or queries of a training set. They should not include the test queries.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
+        duplicates : {"drop", "keep"}
+            "drop" counts every intent once: references whose cosine with an earlier one is above
+            0.88 are copies of it, and of more than 8,192 intents a random part is used. The number
+            of intents is in the `params` of the bias. "keep" uses every row, as the paper does.
         solver : str
             Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
             "approximate" is many times faster on large banks and reports its error in the
@@ -214,10 +220,10 @@ class Method(ABC):
         >>> import numpy as np
         >>> from nnnorm import NNN
         >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0]])
-        >>> references = np.array([[0.8, 0.6], [0.6, 0.8], [1.0, 0.0]])
+        >>> references = np.array([[0.8, 0.6], [0.0, 1.0], [0.0, 1.0]])
         >>> bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references)
-        >>> bias.values.round(2).tolist()
-        [0.9, 0.7]
+        >>> bias.values.round(2).tolist(), bias.params["n_intents"]
+        ([0.4, 0.8], 2)
         """
         check_solver(solver, quality)
         if solver not in ("auto", "exact") and not self.uses_means:
@@ -238,7 +244,7 @@ class Method(ABC):
                 check_same_norms(items, other, normalize=normalize)
         statistics = Statistics.of_embeddings(
             items,
-            past,
+            without_copies(past, duplicates, progress),
             bank,
             solver=solver,
             quality=quality,
@@ -304,6 +310,7 @@ class Method(ABC):
         settled, chosen = self.settle(statistics)
         values = settled.values(statistics)
         about = statistics.about if self.uses_means else {}
+        counted = {"n_intents": statistics.n_references} if statistics.n_given else {}
         prints = dict(statistics.fingerprints)
         if self.gallery_bank == "refused":
             prints.pop("gallery_references", None)
@@ -311,9 +318,9 @@ class Method(ABC):
             values=np.asarray(values, dtype=np.float32),
             weight=settled.weight,
             method=self.name,
-            params={**settled.params, **chosen, **about},
+            params={**settled.params, **chosen, **about, **counted},
             gates=settled.gates(statistics),
-            n_references=statistics.n_references,
+            n_references=statistics.n_given or statistics.n_references,
             dim=statistics.dim,
             fingerprints=prints,
             reference_norms=statistics.reference_norms,

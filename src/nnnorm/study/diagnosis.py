@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
@@ -112,6 +113,7 @@ def diagnose(
     bias: Bias | None = None,
     *,
     references: Source | None = None,
+    duplicates: Duplicates = "drop",
     truth: Any = None,
     ids: Sequence[Any] | None = None,
     k: int = 1,
@@ -131,6 +133,8 @@ def diagnose(
         Adds the same figures after the correction.
     references : array or path, shape (n_references, dim), optional
         Instead of a bias: the automatic NNN is fitted from this bank.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
     truth : array or list, optional
         Adds which hits of a hub are wrong. See `truth.open_truth`.
     ids : sequence, optional
@@ -167,7 +171,7 @@ def diagnose(
             raise NNNormError("give a bias or references to fit one from, not both")
         bank = open_embeddings(references, name="references", normalize=normalize)
         warn_of_overlap(bank, asked)
-        bias = NNN().fit(items, bank, **run)
+        bias = NNN().fit(items, bank, duplicates=duplicates, **run)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

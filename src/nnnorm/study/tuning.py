@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.copies import Duplicates, References, count_intents, without_copies
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
@@ -88,6 +89,8 @@ class Tuning:
         Paired difference in R@1 between `best` and no correction, on the tuning queries.
     select : str
     n_queries, n_references : int
+    n_intents : int or None
+        Number of references that are no copies; None where all were used.
     """
 
     grid: tuple[Cell, ...]
@@ -100,6 +103,7 @@ class Tuning:
     select: Select
     n_queries: int
     n_references: int
+    n_intents: int | None = None
 
     def __repr__(self) -> str:
         setting = describe_setting(self.best.method, self.best.params)
@@ -127,6 +131,7 @@ class Tuning:
             "select": self.select,
             "n_queries": self.n_queries,
             "n_references": self.n_references,
+            "n_intents": self.n_intents,
             "grid": [cell.to_dict() for cell in self.grid],
         }
 
@@ -179,6 +184,7 @@ def tune(
     truth: Any,
     methods: Sequence[MethodName] | Literal["all"] = ("nnn",),
     gallery_references: Source | None = None,
+    duplicates: Duplicates = "drop",
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
     clusters: npt.ArrayLike | None = None,
@@ -202,6 +208,8 @@ def tune(
         "all" leaves out the methods that need a gallery bank where there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
         A bank of gallery-side items, for the methods that use one.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
     grids : dict, optional
         Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
     select : {"one-standard-error", "max"}
@@ -242,8 +250,9 @@ def tune(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
     warn_of_overlap(bank, asked)
+    used = without_copies(bank, duplicates, progress)
     trial = try_settings(
-        names, items, bank, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
+        names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
     by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
@@ -266,13 +275,14 @@ def tune(
         select=select,
         n_queries=len(asked),
         n_references=len(bank),
+        n_intents=count_intents(used),
     )
 
 
 def try_settings(
     methods: Sequence[MethodName],
     gallery: Embeddings,
-    references: Embeddings,
+    references: References,
     gallery_references: Embeddings | None,
     queries: Embeddings,
     truth: Any,
@@ -286,7 +296,8 @@ def try_settings(
     Parameters
     ----------
     methods : sequence of str
-    gallery, references, gallery_references, queries : Embeddings
+    gallery, gallery_references, queries : Embeddings
+    references : Embeddings or Intents
     truth : array or list
     clusters : int array, shape (n_queries,), optional
     grids : dict, optional
