@@ -44,6 +44,7 @@ MOST_INTENTS = 8192
 # puts all texts close together, and not a log that repeats itself.
 _FEW_INTENTS = 32
 
+_SLOTS = ("_rows", "_units", "_counts", "_arrivals", "_seen", "_luck", "_norms")
 _BLOCK_ROWS = 2048
 # Rounding of float32 products and projections stays below this; float64 decides what is closer.
 _MARGIN = 1e-4
@@ -168,6 +169,19 @@ def count_intents(references: References) -> int | None:
     return len(references) if isinstance(references, Intents) else None
 
 
+def count_references(references: References) -> int:
+    """Number of references that were given, copies included.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
+    >>> count_references(without_copies(rows)), count_references(rows)
+    (8, 8)
+    """
+    return references.n_rows if isinstance(references, Intents) else len(references)
+
+
 def describe_size(n_references: int, n_intents: int | None) -> str:
     """The size of a bank in words, with the number of intents where that is another.
 
@@ -226,6 +240,7 @@ class Leaders:
         self._arrivals = np.empty(0, dtype=np.int64)
         self._seen = np.empty(0, dtype=np.float64)
         self._luck = np.empty(0, dtype=np.float64)
+        self._norms = np.empty(0, dtype=np.float32)
         self._digests: list[bytes] = []
         self._slot_of: dict[bytes, int] = {}
         # (priority, arrival, slot), lowest first; made when the size limit is reached. Priorities
@@ -260,6 +275,11 @@ class Leaders:
         """The latest time at which each was seen; 0 where no times were given."""
         return np.asarray(self._seen[self._order])
 
+    @property
+    def norms(self) -> FloatArray:
+        """The norm of each row before it was rounded; 1 where no norms were given."""
+        return np.asarray(self._norms[self._order])
+
     def copy(self) -> "Leaders":
         """A copy that can be changed by itself."""
         return deepcopy(self)
@@ -267,26 +287,48 @@ class Leaders:
     def keep(self, chosen: npt.NDArray[Any]) -> None:
         """Keep the chosen ones of the leaders in the order of arrival, and drop all others."""
         slots = self._order[chosen]
-        self._n = 0
         self._heap = None
-        for name in ("_rows", "_units", "_counts", "_arrivals", "_seen", "_luck"):
+        for name in _SLOTS:
             setattr(self, name, getattr(self, name)[slots])
         self._digests = [self._digests[slot] for slot in slots]
         self._slot_of = {digest: slot for slot, digest in enumerate(self._digests)}
         self._n = len(slots)
         self._bound = _Bound(self.dim)
 
+    def restore(
+        self, n_rows: int, rows: Half, last_seen: DoubleArray, counts: IntArray, norms: FloatArray
+    ) -> None:
+        """Take leaders as they were, in the order of arrival, instead of finding them anew."""
+        shapes = [some.shape for some in (rows, last_seen, counts, norms)]
+        if shapes != [(len(rows), self.dim), *[(len(rows),)] * 3] or rows.dtype != np.float16:
+            raise ValueError(f"arrays of shapes {shapes}")
+        self._n, self.n_rows = len(rows), n_rows
+        self._rows, self._units = rows.copy(), _as_units(rows)
+        self._seen, self._counts, self._norms = last_seen.copy(), counts.copy(), norms.copy()
+        self._arrivals = np.arange(-len(rows), 0)  # before any that will come
+        self._digests = [self._digest(row) for row in rows]
+        self._luck = np.array([_draw(digest) for digest in self._digests])
+        self._slot_of = {digest: slot for slot, digest in enumerate(self._digests)}
+
     def add(
-        self, rows: Half, times: DoubleArray | None = None, counts: IntArray | None = None
+        self,
+        rows: Half,
+        times: DoubleArray | None = None,
+        counts: IntArray | None = None,
+        norms: FloatArray | None = None,
     ) -> None:
         """Add rows in the order of arrival, as `round_rows` gives them."""
         when = np.zeros(len(rows)) if times is None else times
         how_often = np.ones(len(rows), dtype=np.int64) if counts is None else counts
+        lengths = np.ones(len(rows), dtype=np.float32) if norms is None else norms
         for start in range(0, len(rows), _BLOCK_ROWS):
             part = slice(start, start + _BLOCK_ROWS)
-            self._add_block(rows[part], when[part].tolist(), how_often[part].tolist())
+            about = (some[part].tolist() for some in (when, how_often, lengths))
+            self._add_block(rows[part], *about)
 
-    def _add_block(self, rows: Half, times: list[float], counts: list[int]) -> None:
+    def _add_block(
+        self, rows: Half, times: list[float], counts: list[int], norms: list[float]
+    ) -> None:
         digests = [self._digest(row) for row in rows]
         number_of: dict[bytes, int] = {}
         numbers = [number_of.setdefault(digest, len(number_of)) for digest in digests]
@@ -295,10 +337,12 @@ class Leaders:
         latest = np.full(len(firsts), -np.inf)
         np.maximum.at(latest, numbers, times)
         block.look_ahead(latest)
-        for number, time, count in zip(numbers, times, counts, strict=True):
+        for number, time, count, norm in zip(numbers, times, counts, norms, strict=True):
             slot = int(block.best[number])
             if slot < 0:
                 slot = self._admit(block, number, time)
+                if slot >= 0:
+                    self._norms[slot] = norm
             if slot >= 0:
                 self._counts[slot] += count
                 if time > self._seen[slot]:
@@ -334,7 +378,7 @@ class Leaders:
         if self._n < len(self._rows):
             return
         size = min(self.most, max(64, 2 * self._n))
-        for name in ("_rows", "_units", "_counts", "_arrivals", "_seen", "_luck"):
+        for name in _SLOTS:
             old = getattr(self, name)
             new = np.zeros((size, *old.shape[1:]), dtype=old.dtype)
             new[: self._n] = old[: self._n]

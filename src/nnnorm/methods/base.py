@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias, Gate
-from nnnorm.copies import Duplicates, without_copies
+from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver
@@ -172,7 +173,7 @@ class Method(ABC):
     def fit(
         self,
         gallery: Source,
-        references: Source,
+        references: Source | Bank,
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates = "drop",
@@ -188,7 +189,7 @@ class Method(ABC):
         ----------
         gallery : array or path, shape (n_gallery, dim)
             The items that are searched.
-        references : array or path, shape (n_references, dim)
+        references : Bank, array or path, shape (n_references, dim)
             Past queries, or queries of a training set. They should not include the test queries.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
@@ -238,13 +239,13 @@ class Method(ABC):
                 gallery_references, name="gallery_references", normalize=normalize
             )
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
-        past = open_embeddings(references, name="references", normalize=normalize)
+        past = open_references(references, normalize=normalize)
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
         statistics = Statistics.of_embeddings(
             items,
-            without_copies(past, duplicates, progress),
+            use_references(references, past, duplicates, progress),
             bank,
             solver=solver,
             quality=quality,

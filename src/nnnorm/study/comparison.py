@@ -13,8 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References, count_intents, without_copies
+from nnnorm.copies import (
+    Duplicates,
+    References,
+    count_intents,
+    count_references,
+    without_copies,
+)
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
@@ -183,7 +190,7 @@ class Ablation:
 @explain_arguments
 def compare(
     gallery: Source,
-    references: Source,
+    references: Source | Bank,
     *,
     queries: Source,
     truth: Any,
@@ -251,7 +258,7 @@ def compare(
     ['none', 'csls']
     """
     check_select(select)
-    bank = open_embeddings(references, name="references", normalize=normalize)
+    bank = open_references(references, normalize=normalize)
     gallery_bank = None
     if gallery_references is not None:
         gallery_bank = open_embeddings(
@@ -262,7 +269,7 @@ def compare(
     test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
     _warn_of_overlap(bank, test, held, validation)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    used = without_copies(bank, duplicates, progress)
+    used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
         names, held.gallery, used, gallery_bank, held.queries, held.truth, grids=grids, **options
     )
@@ -279,7 +286,7 @@ def compare(
         select=select,
         n_queries=len(test.queries),
         n_gallery=len(test.gallery),
-        n_references=len(bank),
+        n_references=count_references(used),
         n_validation=len(held.queries),
         n_intents=count_intents(used),
     )
@@ -288,7 +295,7 @@ def compare(
 @explain_arguments
 def ablate(
     gallery: Source,
-    references: Source | Mapping[str, Source],
+    references: Source | Bank | Mapping[str, Source | Bank],
     *,
     queries: Source,
     truth: Any,
@@ -350,7 +357,7 @@ def ablate(
     if not banks:
         raise NNNormError("references names no bank; give at least one")
     opened = {
-        name: open_embeddings(source, name=f"references {name}", normalize=normalize)
+        name: open_references(source, name=f"references {name}", normalize=normalize)
         for name, source in banks.items()
     }
     test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)

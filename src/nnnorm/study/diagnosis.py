@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
@@ -112,7 +113,7 @@ def diagnose(
     gallery: Source,
     bias: Bias | None = None,
     *,
-    references: Source | None = None,
+    references: Source | Bank | None = None,
     duplicates: Duplicates = "drop",
     truth: Any = None,
     ids: Sequence[Any] | None = None,
@@ -169,9 +170,10 @@ def diagnose(
     if references is not None:
         if bias is not None:
             raise NNNormError("give a bias or references to fit one from, not both")
-        bank = open_embeddings(references, name="references", normalize=normalize)
+        bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        bias = NNN().fit(items, bank, duplicates=duplicates, **run)
+        given = references if isinstance(references, Bank) else bank
+        bias = NNN().fit(items, given, duplicates=duplicates, **run)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

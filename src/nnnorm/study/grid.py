@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import Intents, References, describe_size
+from nnnorm.copies import References, count_references, describe_size
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
 from nnnorm.methods import Grid, Method, MethodName, Statistics, find_method, make_method
@@ -146,10 +146,9 @@ def _cells(
             if reference_k > len(references):
                 if grid is None:
                     continue
-                n_given = references.n_rows if isinstance(references, Intents) else len(references)
                 raise NNNormError(
                     f"the grid of {name} has reference_k {reference_k}, but there are only "
-                    f"{describe_size(n_given, len(references))}"
+                    f"{describe_size(count_references(references), len(references))}"
                 )
             if method not in seen:
                 seen.add(method)

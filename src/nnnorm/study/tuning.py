@@ -15,8 +15,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References, count_intents, without_copies
+from nnnorm.copies import Duplicates, References, count_intents, count_references
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
@@ -178,7 +179,7 @@ class Trial:
 @explain_arguments
 def tune(
     gallery: Source,
-    references: Source,
+    references: Source | Bank,
     *,
     queries: Source,
     truth: Any,
@@ -198,7 +199,7 @@ def tune(
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
-    references : array or path, shape (n_references, dim)
+    references : Bank, array or path, shape (n_references, dim)
         The bank, which should not include the queries.
     queries : array or path, shape (n_queries, dim)
         Held out: neither references nor the queries that will be reported on.
@@ -240,7 +241,7 @@ def tune(
     """
     check_select(select)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    bank = open_embeddings(references, name="references", normalize=normalize)
+    bank = open_references(references, normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     gallery_bank = None
     if gallery_references is not None:
@@ -250,7 +251,7 @@ def tune(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
     warn_of_overlap(bank, asked)
-    used = without_copies(bank, duplicates, progress)
+    used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
         names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
@@ -274,7 +275,7 @@ def tune(
         gain=interval_of_difference(trial.hits[chosen], trial.hits[0], trial.clusters, seed=seed),
         select=select,
         n_queries=len(asked),
-        n_references=len(bank),
+        n_references=count_references(used),
         n_intents=count_intents(used),
     )
 
