@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnnorm.augmentation import augment_gallery, augment_queries
+    from nnnorm.bank import Bank
     from nnnorm.bias import Bias
     from nnnorm.datasets import load_shapes
     from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "nnnorm.augmentation": ("augment_gallery", "augment_queries"),
+    "nnnorm.bank": ("Bank",),
     "nnnorm.bias": ("Bias",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("MissingExtraError", "NNNormError", "NNNormWarning"),

@@ -5,7 +5,6 @@ a bias records the size and fingerprint of that gallery and refuses any other. I
 `.safetensors` file (numbers and JSON, nothing executable), written whole or not at all.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -18,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import Embeddings, write_whole
+from nnnorm.io import Embeddings, damaged, load_record, save_record
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-_FORMAT = "nnnorm.bias/1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,15 +232,11 @@ class Bias:
         >>> Bias.load(path).weight
         0.5
         """
-        from safetensors.numpy import save
-
-        tensors: dict[str, npt.NDArray[Any]] = {"values": self.values}
+        arrays: dict[str, npt.NDArray[Any]] = {"values": self.values}
         for number, gate in enumerate(self.gates):
-            tensors[f"gate.{number}.values"] = gate.values
-            tensors[f"gate.{number}.active"] = gate.active
-        metadata = {"format": _FORMAT, "bias": json.dumps(self.to_dict())}
-        blob = save(tensors, metadata)
-        write_whole(path, lambda file: file.write(blob))
+            arrays[f"gate.{number}.values"] = gate.values
+            arrays[f"gate.{number}.active"] = gate.active
+        save_record(path, "bias", arrays, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
@@ -254,41 +248,19 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        from safetensors import SafetensorError, safe_open
-
-        if os.path.isdir(path):
-            raise NNNormError(f"{path} is a folder; expected a bias file (.safetensors)")
-        if not os.path.exists(path):
-            raise NNNormError(f"there is no bias file {path}; make one with: nnnorm fit")
+        arrays, about = load_record(path, "bias", "nnnorm fit")
         try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise NNNormError(
-                f"{path} can't be read as a bias ({first_line(error)}); "
-                "is it cut short, or another kind of file?"
-            ) from error
-        if metadata.get("format") != _FORMAT:
-            raise NNNormError(
-                f"{path} is a safetensors file but holds no bias of this format ({_FORMAT}); "
-                f"it says {metadata.get('format', 'nothing')!r}"
-            )
-        try:
-            about = json.loads(metadata["bias"])
             gates = tuple(
-                Gate(tensors[f"gate.{number}.values"], tensors[f"gate.{number}.active"])
+                Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
                 for number in range(len(about["n_active"]))
             )
             names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
             kept = {name: about[name] for name in (*names, "version", "created")}
             norms = about.get("reference_norms")  # files of older versions have none
             kept["reference_norms"] = norms and tuple(norms)
-            return cls(values=tensors["values"], gates=gates, **kept)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise NNNormError(
-                f"{path} is a damaged bias file ({error!r}); make it again with: nnnorm fit"
-            ) from error
+            return cls(values=arrays["values"], gates=gates, **kept)
+        except (KeyError, TypeError) as error:
+            raise damaged(path, "bias", "nnnorm fit", error) from error
 
 
 Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]

@@ -93,7 +93,7 @@ def test_tune_reports_both_choices_and_writes_the_bias(problem):
     )
     saved = Bias.load("best.safetensors")
     np.testing.assert_allclose(saved.values, expected.bias.values, atol=1e-6)
-    table = run("tune", *FILES, *BANK).stdout
+    table = run("tune", *FILES, *BANK, "--duplicates", "keep").stdout
     assert "one standard" in table
     assert "maximum" in table
 

@@ -156,7 +156,7 @@ def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
     rng = np.random.default_rng(0)
     np.save("references.npy", rng.normal(size=(9000, 12)).astype(np.float32))
     np.save("gallery.npy", rng.normal(size=(500, 12)).astype(np.float32))
-    result = fit("--solver", "approximate", "--quality", 16, "--reference-k", 32, "--json")
+    result = fit("--solver", "approximate", "--quality", 16, "--duplicates", "keep", "--json")
     params = json.loads(result.stdout)["params"]
     assert (params["solver"], params["quality"]) == ("approximate", 16)
     assert 0 < params["error"] < 0.5

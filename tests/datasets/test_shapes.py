@@ -171,13 +171,13 @@ def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
     assert 100 * among == pytest.approx(3.4, abs=0.1)
     bias = NNN().fit(shapes.gallery, shapes.references[kept])
     done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(22.8, abs=0.1)
+    assert 100 * done.recall(1) == pytest.approx(23.0, abs=0.1)
 
 
 def test_the_bank_out_of_distribution_does_harm_untuned(shapes):
     bias = NNN().fit(shapes.gallery, shapes.other_references)
     done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.1)
+    assert 100 * done.recall(1) == pytest.approx(16.7, abs=0.1)
 
 
 # --- contact sheets ------------------------------------------------------------------------------

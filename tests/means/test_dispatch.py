@@ -143,7 +143,8 @@ def test_torch_within_a_small_budget_is_the_same(problem, budget):
 @pytest.mark.parametrize("solver", ["approximate", "faiss-ivf"])
 def test_an_inexact_solver_reports_its_error(problem, solver):
     gallery, references = problem
-    bias = NNN(reference_k=32, alpha=0.5).fit(gallery, references, solver=solver, quality=16)
+    options = {"solver": solver, "quality": 16, "duplicates": "keep"}
+    bias = NNN(reference_k=32, alpha=0.5).fit(gallery, references, **options)
     exact = top_means(Products(gallery, references), 32)
     error = residual(bias.values, exact)
     assert bias.params["solver"] == solver

@@ -53,7 +53,7 @@ def test_nnn_by_hand_with_k_2_and_alpha_three_quarters():
     gallery = np.array([[1.0, 0.0], [0.0, 1.0]])
     references = np.array([[0.8, 0.6], [0.6, 0.8], [0.0, 1.0]])
     # Item 0 scores 0.8, 0.6, 0.0 -> mean of the best two 0.7. Item 1: 0.6, 0.8, 1.0 -> 0.9.
-    bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references)
+    bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references, duplicates="keep")
     np.testing.assert_allclose(bias.values, [0.7, 0.9], atol=1e-7)
     np.testing.assert_allclose(bias.correction, [0.525, 0.675], atol=1e-7)
     # A query at (0.7, 0.72): raw 0.7 and 0.72, corrected 0.175 and 0.045: the answer turns round.
@@ -68,7 +68,7 @@ def test_nnn_by_hand_with_k_2_and_alpha_three_quarters():
 def test_nnn_is_alpha_times_the_mean_of_the_k_best(k, alpha):
     rng = np.random.default_rng(1)
     gallery, references = rng.normal(size=(23, 8)), rng.normal(size=(57, 8))
-    bias = NNN(reference_k=k, alpha=alpha).fit(gallery, references)
+    bias = NNN(reference_k=k, alpha=alpha).fit(gallery, references, duplicates="keep")
     expected = reference.nnn(scores_of(gallery, references), k, alpha)
     np.testing.assert_allclose(bias.correction, expected, atol=2e-5)
     assert bias.params == {"reference_k": k, "alpha": alpha}

@@ -209,6 +209,7 @@ def test_the_same_seed_gives_the_same_and_another_seed_other_intervals(task, val
             queries=task.queries,
             truth=task.truth,
             validation=validation,
+            duplicates="keep",
             methods=["csls"],
             seed=seed,
         )
@@ -254,7 +255,7 @@ def recorded_banks(monkeypatch, test, validation, banks, **options):
     used = []
 
     def recorded(methods, gallery, references, *rest, **others):
-        used.append(np.array(references))
+        used.append(np.array(getattr(references, "embeddings", references)))
         return try_settings(methods, gallery, references, *rest, **others)
 
     monkeypatch.setattr(compare_module, "try_settings", recorded)
@@ -274,7 +275,7 @@ def test_rows_are_every_bank_at_every_share(ablated, bank):
 def test_smaller_banks_lie_inside_larger_ones_in_their_order(monkeypatch, task, validation, bank):
     shares = (1.0, 0.5, 0.2, 0.1)
     found, banks = recorded_banks(
-        monkeypatch, task, validation, {"own": bank}, shares=shares, seed=5
+        monkeypatch, task, validation, {"own": bank}, shares=shares, duplicates="keep", seed=5
     )
     places = [[np.flatnonzero((bank == row).all(axis=1))[0] for row in part] for part in banks]
     np.testing.assert_array_equal(places[0], np.arange(200))
@@ -297,6 +298,7 @@ def test_the_figures_of_a_row_are_those_of_its_bank(monkeypatch, task, validatio
         check_result(row.tuned, task, bias, seed=2)
         automatic = NNN().fit(task.gallery, part)
         assert (row.automatic.method, row.automatic.params) == ("nnn", automatic.params)
+        assert row.n_intents == len(part) == automatic.params["n_intents"]
         check_result(row.automatic, task, automatic, seed=2)
 
 
@@ -389,14 +391,20 @@ def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, ba
     dual = {"beta_query": [5.0, 20.0], "beta_gallery": [2.0, 5.0]}
     grids = {**GRIDS, "dualis": dual, "dualdis": dual}
     run_compare(
-        task, validation, bank, gallery_references=gallery_bank, methods=list(grids), grids=grids
+        task,
+        validation,
+        bank,
+        gallery_references=gallery_bank,
+        duplicates="keep",
+        methods=list(grids),
+        grids=grids,
     )
     assert scanned[:3] == [(50, 200), (50, 30), (40, 200)]
     # Where both methods choose the same β of the gallery bank, that needs no scan.
     assert scanned[3:] in ([], [(40, 30)])
     scanned.clear()
     same = validation._replace(gallery=task.gallery, truth=validation.truth % 40)
-    run_compare(task, same, bank, methods=["nnn", "csls", "is"])
+    run_compare(task, same, bank, duplicates="keep", methods=["nnn", "csls", "is"])
     assert scanned == [(40, 200)]
 
 

@@ -59,7 +59,9 @@ def watch_over(problem, methods=("qbnorm", "dualdis"), strip=60):
 def hits_of(problem, method, params):
     """Hits of a fitted method, and of no correction where it is 'none'."""
     extra = {"gallery_references": problem.bank} if method.startswith("dual") else {}
-    bias = make_method(method, **params).fit(problem.gallery, problem.references, **extra)
+    bias = make_method(method, **params).fit(
+        problem.gallery, problem.references, duplicates="keep", **extra
+    )
     return evaluate(problem.queries, problem.gallery, bias, truth=problem.lists).hits(1)
 
 

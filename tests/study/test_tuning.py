@@ -167,7 +167,9 @@ def test_no_correction_is_always_there_once_and_first(methods):
 
 def test_all_is_every_method_that_the_banks_allow():
     problem = make_problem(0, normal_numbers)
-    with_bank, without = (run(problem, "all", bank=bank) for bank in (True, False))
+    with_bank, without = (
+        run(problem, "all", bank=bank, duplicates="keep") for bank in (True, False)
+    )
     methods = list(dict.fromkeys(cell.method for cell in with_bank.grid))
     assert methods == list(METHOD_NAMES)
     methods = list(dict.fromkeys(cell.method for cell in without.grid))
@@ -327,13 +329,15 @@ def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_sensible
         gallery=np.eye(8), references=np.tile(np.eye(8), (8, 1)), queries=np.eye(8), bank=None,
         lists=[[item] for item in range(8)],
     )  # fmt: skip
-    tuning = run(problem)
+    tuning = run(problem, duplicates="keep")
     assert tuning.best.params == {"reference_k": 4, "alpha": 0.625}
     grid = {"reference_k": [1, 8, 64], "alpha": [0.35, 0.725, 2.0]}
     # One doubling is as far as 0.125 of α: k = 8 is one step from 4, α = 0.725 one from 0.6.
-    assert run(problem, grids={"nnn": grid}).best.params == {"reference_k": 8, "alpha": 0.725}
+    best = run(problem, grids={"nnn": grid}, duplicates="keep").best
+    assert best.params == {"reference_k": 8, "alpha": 0.725}
     two = [{"reference_k": [4], "alpha": [0.9]}, {"reference_k": [16], "alpha": [0.6]}]
-    assert run(problem, grids={"nnn": two}).best.params == {"reference_k": 16, "alpha": 0.6}
+    best = run(problem, grids={"nnn": two}, duplicates="keep").best
+    assert best.params == {"reference_k": 16, "alpha": 0.6}
 
 
 def test_of_equally_good_cells_of_another_method_the_rule_takes_the_middle():
@@ -483,7 +487,7 @@ def test_the_same_call_gives_the_same_answer_and_changes_no_input():
 
 def test_progress_is_told_for_the_banks_and_for_the_sweep():
     calls = []
-    run(hubs(0), progress=lambda *done: calls.append(done))
+    run(hubs(0), duplicates="keep", progress=lambda *done: calls.append(done))
     assert (40 * 150, 40 * 150) in calls
     assert calls[-1] == (200, 200)
 

@@ -19,6 +19,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
+from nnnorm.copies import Duplicates
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
 from nnnorm.io import (
     Embeddings,
@@ -109,6 +110,10 @@ References = Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")]
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
 GalleryReferences = Annotated[
     Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
+]
+DuplicatesOption = Annotated[
+    Duplicates,
+    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
 ]
 BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]

@@ -20,6 +20,7 @@ from nnnorm.cli.app import (
     number_or_auto,
     show_progress,
 )
+from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns
 from nnnorm.methods import NNN
@@ -64,6 +65,10 @@ def audit(
     alpha: Annotated[
         str | None, Option(help="With --references: a number or auto (VisoGender: 0.75).")
     ] = None,
+    duplicates: Annotated[
+        Duplicates | None,
+        Option(help="With --references: drop counts every intent once (VisoGender: keep)."),
+    ] = None,
     seed: Seed = 0,
     *,
     inputs: Inputs,
@@ -77,8 +82,10 @@ def audit(
         raise NNNormError("give --groups or --visogender, one of them")
     if bias and references:
         raise NNNormError("give --bias or --references, not both")
-    if references is None and (reference_k or alpha):
-        raise NNNormError("--reference-k and --alpha need --references; give it, or leave them out")
+    if references is None and (reference_k or alpha or duplicates):
+        raise NNNormError(
+            "--reference-k, --alpha and --duplicates need --references; give it, or leave them out"
+        )
     table = read_visogender(visogender) if visogender else None
     given: dict[str, Any] = {}
     if groups is not None:
@@ -102,7 +109,8 @@ def audit(
                 number_or_auto("--reference-k", reference_k or usual[0], int),
                 number_or_auto("--alpha", alpha or usual[1], float),
             )
-            loaded = method.fit(items, bank, progress=progress)
+            copies = duplicates or ("keep" if visogender else "drop")
+            loaded = method.fit(items, bank, duplicates=copies, progress=progress)
         if table is not None:
             _check_counts(table, len(items), len(asked))
             given = {"genders": table.genders, "occupations": table.occupations}

@@ -13,6 +13,7 @@ from nnnorm.cli.app import (
     BiasFile,
     Budget,
     Debug,
+    DuplicatesOption,
     Gallery,
     GalleryReferences,
     IdsFile,
@@ -66,6 +67,7 @@ def fit(
     references: References,
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
+    duplicates: DuplicatesOption = "drop",
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
         str | None,
@@ -126,6 +128,7 @@ def fit(
             items,
             bank,
             gallery_references=second,
+            duplicates=duplicates,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget * 2**20,
@@ -266,6 +269,9 @@ def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
+        n_intents = bias.params.get("n_intents", bias.n_references)
+        if n_intents != bias.n_references:
+            title += f" ({n_intents:,} intents)"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": find_method(bias.method)[1].label,

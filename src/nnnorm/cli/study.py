@@ -16,6 +16,7 @@ from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     BiasFile,
     Budget,
+    DuplicatesOption,
     Figures,
     Gallery,
     GalleryReferences,
@@ -147,6 +148,7 @@ def diagnose(
     references: Annotated[
         Path | None, Option(help="Instead of a bias: fit the automatic NNN from this bank.")
     ] = None,
+    duplicates: DuplicatesOption = "drop",
     truth: Annotated[Path | None, Option(help=f"Right items: {_TRUTH}.")] = None,
     ids: IdsFile = None,
     k: Annotated[int, Option("-k", "--k", help="Places that count as retrieved.")] = 1,
@@ -170,6 +172,7 @@ def diagnose(
             items,
             loaded,
             references=bank,
+            duplicates=duplicates,
             truth=study.read_truth(truth) if truth else None,
             ids=read_ids(ids),
             k=k,
@@ -193,6 +196,7 @@ def tune(
     queries: Queries,
     truth: TruthFile,
     gallery_references: GalleryReferences = None,
+    duplicates: DuplicatesOption = "drop",
     method: Methods = None,
     select: SelectOption = "one-standard-error",
     output: Annotated[
@@ -222,6 +226,7 @@ def tune(
             truth=study.read_truth(truth),
             methods=methods,
             gallery_references=second,
+            duplicates=duplicates,
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,
@@ -250,6 +255,7 @@ def compare(
     queries: Queries,
     truth: TruthFile,
     gallery_references: GalleryReferences = None,
+    duplicates: DuplicatesOption = "drop",
     *,
     validation: Validation,
     method: Methods = None,
@@ -275,6 +281,7 @@ def compare(
             truth=study.read_truth(truth),
             validation=task,
             gallery_references=second,
+            duplicates=duplicates,
             methods=methods,
             select=select,
             seed=seed,
@@ -296,6 +303,7 @@ def ablate(
     ],
     queries: Queries,
     truth: TruthFile,
+    duplicates: DuplicatesOption = "drop",
     *,
     validation: Validation,
     share: Annotated[
@@ -324,6 +332,7 @@ def ablate(
             queries=asked,
             truth=study.read_truth(truth),
             validation=task,
+            duplicates=duplicates,
             shares=share or (1.0, 0.5, 0.2, 0.1),
             select=select,
             seed=seed,

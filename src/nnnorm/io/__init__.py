@@ -7,7 +7,9 @@ ids            ids that the caller gives, checked
 embeddings     the one door for embeddings: opened and checked in one read
 ready_scores   ready scores, opened and checked
 tables         the one reader of CSV, TSV, JSONL and JSON
+logs           query logs: embeddings, times and counts, read in parts
 files          files written whole or not at all
+records        arrays and a description in one file
 progress       how far long work has come
 """
 
@@ -18,12 +20,15 @@ from nnnorm.io.embeddings import (
     Source,
     check_same_dim,
     check_same_norms,
+    measure_rows,
     open_embeddings,
 )
 from nnnorm.io.files import check_writable, make_folder, write_whole
 from nnnorm.io.ids import check_ids
+from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
+from nnnorm.io.records import damaged, kind_of_record, load_record, save_record
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
     read_column,

@@ -108,7 +108,7 @@ class Embeddings(StoredMatrix):
         norms = np.empty(len(self), dtype=np.float32)
         digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())
         for start, block in self._blocks(self._widened):
-            norms[start : start + len(block)] = _norms(self.name, start, block)
+            norms[start : start + len(block)] = measure_rows(block, self.name, start)
             if fingerprint:
                 digest.update(np.asarray(block, dtype="<f4").data)
         if norms.min() == 0:
@@ -295,6 +295,38 @@ def check_same_norms(
         )
 
 
+def measure_rows(block: FloatArray, name: str, start: int = 0) -> FloatArray:
+    """Norms of rows, shape ``(n_rows,)``; raise where a value is not finite.
+
+    Parameters
+    ----------
+    block : ndarray, shape (n_rows, dim), float32
+    name : str
+        The name in messages.
+    start : int
+        Number of the first row, for messages.
+
+    Examples
+    --------
+    >>> measure_rows(np.float32([[3.0, 4.0]]), "log").tolist()
+    [5.0]
+    """
+    squares = np.einsum("ij,ij->i", block, block)
+    # A NaN or infinite entry always shows in its row's sum of squares.
+    if not np.isfinite(squares).all():
+        raise_not_finite(name, start, block)
+        row = np.flatnonzero(~np.isfinite(squares))[0]
+        raise NNNormError(
+            f"{name} row {start + row} is too large for float32 products (its entries reach "
+            f"{np.abs(block[row]).max():.3g}); scale the embeddings down"
+        )
+    norms: FloatArray = np.sqrt(squares)
+    if squares.min() < 1e-30:  # may have underflowed: these few again, in float64
+        tiny = squares < 1e-30
+        norms[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
+    return norms
+
+
 def _has_unit_norms(embeddings: Embeddings) -> bool:
     if embeddings.normalized:
         return True
@@ -331,20 +363,3 @@ def _warn_of_norms(opened: Embeddings) -> None:
             "products; for cosine pass normalize=True (--normalize), and if inner products are "
             "meant, normalize=False (--no-normalize)"
         )
-
-
-def _norms(name: str, start: int, block: FloatArray) -> FloatArray:
-    squares = np.einsum("ij,ij->i", block, block)
-    # A NaN or infinite entry always shows in its row's sum of squares.
-    if not np.isfinite(squares).all():
-        raise_not_finite(name, start, block)
-        row = np.flatnonzero(~np.isfinite(squares))[0]
-        raise NNNormError(
-            f"{name} row {start + row} is too large for float32 products (its entries reach "
-            f"{np.abs(block[row]).max():.3g}); scale the embeddings down"
-        )
-    norms: FloatArray = np.sqrt(squares)
-    if squares.min() < 1e-30:  # may have underflowed: these few again, in float64
-        tiny = squares < 1e-30
-        norms[tiny] = np.sqrt((block[tiny].astype(np.float64) ** 2).sum(axis=1))
-    return norms

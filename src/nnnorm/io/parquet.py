@@ -17,6 +17,8 @@ from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io.arrays import Ids
 
 _COLUMN, _IDS = "embedding", "id"
+# 32 MB of embeddings of 512 dimensions in float16.
+_BATCH_ROWS = 32_768
 
 
 def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
@@ -59,6 +61,47 @@ def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict
         return {column: table.column(column).to_pylist() for column in chosen}
 
 
+def read_batches(
+    path: Path, column: str, others: Sequence[str]
+) -> Iterator[tuple[npt.NDArray[Any], dict[str, Any]]]:
+    """Read embeddings and other columns of a parquet file in batches.
+
+    Parameters
+    ----------
+    path : Path
+    column : str
+        The column of embeddings.
+    others : sequence of str
+        Further columns, which must be there.
+
+    Yields
+    ------
+    embeddings : ndarray, shape (n_batch, dim)
+    columns : dict
+        Name to an array of numbers or of datetime64, or to a list of Python values.
+
+    Examples
+    --------
+    >>> next(read_batches(Path("log.parquet"), "embedding", ["time"]))  # doctest: +SKIP
+    (array([[...]], dtype=float32), {'time': array(['2026-05-01T12:00:00', ...])})
+    """
+    with _open_parquet(path, str(path)) as (pyarrow, file):
+        for batch, rows in _embedding_batches(pyarrow, file, column, str(path), others):
+            yield rows, {name: _as_values(pyarrow, batch.column(name)) for name in others}
+
+
+def _as_values(pyarrow: Any, column: Any) -> Any:
+    """A column without gaps as an array, where it holds numbers or times; else a list."""
+    types, kind = pyarrow.types, column.type
+    if column.null_count:
+        return column.to_pylist()
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return np.asarray(column.cast(pyarrow.timestamp("us")))
+    if types.is_integer(kind) or types.is_floating(kind):
+        return column.to_numpy(zero_copy_only=False)
+    return column.to_pylist()
+
+
 @contextmanager
 def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
     pyarrow = require("pyarrow", "parquet")
@@ -92,36 +135,51 @@ def _read_ids(pyarrow: Any, file: Any) -> Ids | str | None:
 
 
 def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
+    n_rows = file.metadata.num_rows
+    whole: npt.NDArray[Any] | None = None
+    start = 0
+    for _, rows in _embedding_batches(pyarrow, file, _COLUMN, name):
+        if whole is None:
+            whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
+        whole[start : start + len(rows)] = rows
+        start += len(rows)
+    if start != n_rows:  # rows that were never read must not pass for embeddings
+        raise ValueError(f"{n_rows} rows announced, {start} found")
+    return np.empty((0, 0), dtype=np.float32) if whole is None else whole
+
+
+def _embedding_batches(
+    pyarrow: Any, file: Any, column: str, name: str, others: Sequence[str] = ()
+) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
+    """Batches with a column of embeddings and some others, and the embeddings of each."""
     schema = file.schema_arrow
-    if schema.names.count(_COLUMN) != 1:
-        raise NNNormError(
-            f"{name} needs one column named {_COLUMN!r}; it has {', '.join(schema.names) or 'none'}"
-        )
-    kind = schema.field(_COLUMN).type
+    for needed in (column, *others):
+        if schema.names.count(needed) != 1:
+            raise NNNormError(
+                f"{name} needs one column named {needed!r}; it has "
+                f"{', '.join(schema.names) or 'none'}"
+            )
+    kind = schema.field(column).type
     is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
     if not (is_list or pyarrow.types.is_fixed_size_list(kind)) or not pyarrow.types.is_floating(
         kind.value_type
     ):
-        raise NNNormError(f"{name}: column {_COLUMN!r} must be a list of floats; it is {kind}")
-    n_rows = file.metadata.num_rows
-    whole: npt.NDArray[Any] = np.empty((0, 0), dtype=f"f{kind.value_type.bit_width // 8}")
-    start = 0
-    for batch in file.iter_batches(columns=[_COLUMN]):
-        column = batch.column(0)
-        if column.null_count:
-            row = start + next(i for i in range(len(column)) if not column[i].is_valid)
-            raise NNNormError(f"{name}: column {_COLUMN!r} is empty in row {row}; remove that row")
-        lengths = np.asarray(column.value_lengths()) if is_list else np.array([kind.list_size])
-        if start == 0 and len(column):
-            whole = np.empty((n_rows, int(lengths[0])), dtype=whole.dtype)
-        if len(wrong := np.flatnonzero(lengths != whole.shape[1])):
+        raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
+    start, dim = 0, None
+    for batch in file.iter_batches(_BATCH_ROWS, columns=[column, *others]):
+        found = batch.column(column)
+        if not len(found):
+            continue
+        if found.null_count:
+            row = start + next(i for i in range(len(found)) if not found[i].is_valid)
+            raise NNNormError(f"{name}: column {column!r} is empty in row {row}; remove that row")
+        lengths = np.asarray(found.value_lengths()) if is_list else np.array([kind.list_size])
+        dim = int(lengths[0]) if dim is None else dim
+        if len(wrong := np.flatnonzero(lengths != dim)):
             raise NNNormError(
-                f"{name}: all rows of {_COLUMN!r} must share dim; row {start + wrong[0]} has "
-                f"{lengths[wrong[0]]} numbers, row 0 has {whole.shape[1]}"
+                f"{name}: all rows of {column!r} must share dim; row {start + wrong[0]} has "
+                f"{lengths[wrong[0]]} numbers, row 0 has {dim}"
             )
-        values = column.flatten().to_numpy(zero_copy_only=False)
-        whole[start : start + len(column)] = values.reshape(len(column), -1)
-        start += len(column)
-    if start != n_rows:  # rows that were never read must not pass for embeddings
-        raise ValueError(f"{n_rows} rows announced, {start} found")
-    return whole
+        values = found.flatten().to_numpy(zero_copy_only=False)
+        yield batch, values.reshape(len(found), -1)
+        start += len(found)

@@ -58,11 +58,7 @@ def read_columns(
     """
 
     def choose(header: list[str]) -> list[str]:
-        if missing := [name for name in needed if name not in header]:
-            raise NNNormError(
-                f"{path} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
-                f"{missing[0]} is not there, it has: {', '.join(header) or 'none'}"
-            )
+        _check_columns(path, needed, header)
         return [name for name in dict.fromkeys((*needed, *optional)) if name in header]
 
     return _read(path, choose, needed)
@@ -152,6 +148,53 @@ def read_json(path: PathLike, what: str) -> Any:
             f"{path} can't be read as JSON ({first_line(error)}); expected {what}. "
             "Is it cut short, or another kind of file?"
         ) from error
+
+
+def read_rows(path: PathLike, needed: Sequence[str]) -> _Rows:
+    r"""Read columns of a CSV, TSV or JSONL file row by row, in bounded memory.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    needed : sequence of str
+        Columns that must be there, with a value in every row.
+
+    Yields
+    ------
+    where : str
+        Such as ``"line 3"``, for messages.
+    row : dict
+        Column name to cell: text, or in JSONL any value.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "log.jsonl"
+    >>> _ = file.write_text('{"embedding": [1.0, 0.0], "count": 3}\n')
+    >>> list(read_rows(file, ["count"]))
+    [('line 1', {'count': 3})]
+    """
+
+    def choose(header: list[str]) -> Sequence[str]:
+        return _check_columns(path, needed, header)
+
+    suffix = Path(path).suffix.lower()
+    with _open_text(path) as file:
+        if suffix == ".jsonl":
+            for where, entry in _objects(path, file):
+                choose(list(entry))
+                yield where, {name: entry[name] for name in needed}
+        else:
+            yield from _separated(Path(path), file, _SEPARATORS[suffix], choose)
+
+
+def _check_columns(path: PathLike, needed: Sequence[str], header: list[str]) -> Sequence[str]:
+    if missing := [name for name in needed if name not in header]:
+        raise NNNormError(
+            f"{path} needs the column{'s' if len(needed) > 1 else ''} {', '.join(needed)}; "
+            f"{missing[0]} is not there, it has: {', '.join(header) or 'none'}"
+        )
+    return needed
 
 
 def _read(path: PathLike, choose: _Choose, needed: Sequence[str] | None) -> dict[str, list[str]]:

@@ -14,7 +14,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias, Gate
+from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver
@@ -171,9 +173,10 @@ class Method(ABC):
     def fit(
         self,
         gallery: Source,
-        references: Source,
+        references: Source | Bank,
         *,
         gallery_references: Source | None = None,
+        duplicates: Duplicates = "drop",
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -186,10 +189,14 @@ class Method(ABC):
         ----------
         gallery : array or path, shape (n_gallery, dim)
             The items that are searched.
-        references : array or path, shape (n_references, dim)
+        references : Bank, array or path, shape (n_references, dim)
             Past queries, or queries of a training set. They should not include the test queries.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
+        duplicates : {"drop", "keep"}
+            "drop" counts every intent once: references whose cosine with an earlier one is above
+            0.88 are copies of it, and of more than 8,192 intents a random part is used. The number
+            of intents is in the `params` of the bias. "keep" uses every row, as the paper does.
         solver : str
             Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
             "approximate" is many times faster on large banks and reports its error in the
@@ -214,10 +221,10 @@ class Method(ABC):
         >>> import numpy as np
         >>> from nnnorm import NNN
         >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0]])
-        >>> references = np.array([[0.8, 0.6], [0.6, 0.8], [1.0, 0.0]])
+        >>> references = np.array([[0.8, 0.6], [0.0, 1.0], [0.0, 1.0]])
         >>> bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references)
-        >>> bias.values.round(2).tolist()
-        [0.9, 0.7]
+        >>> bias.values.round(2).tolist(), bias.params["n_intents"]
+        ([0.4, 0.8], 2)
         """
         check_solver(solver, quality)
         if solver not in ("auto", "exact") and not self.uses_means:
@@ -232,13 +239,13 @@ class Method(ABC):
                 gallery_references, name="gallery_references", normalize=normalize
             )
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
-        past = open_embeddings(references, name="references", normalize=normalize)
+        past = open_references(references, normalize=normalize)
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
         statistics = Statistics.of_embeddings(
             items,
-            past,
+            use_references(references, past, duplicates, progress),
             bank,
             solver=solver,
             quality=quality,
@@ -304,6 +311,7 @@ class Method(ABC):
         settled, chosen = self.settle(statistics)
         values = settled.values(statistics)
         about = statistics.about if self.uses_means else {}
+        counted = {"n_intents": statistics.n_references} if statistics.n_given else {}
         prints = dict(statistics.fingerprints)
         if self.gallery_bank == "refused":
             prints.pop("gallery_references", None)
@@ -311,9 +319,9 @@ class Method(ABC):
             values=np.asarray(values, dtype=np.float32),
             weight=settled.weight,
             method=self.name,
-            params={**settled.params, **chosen, **about},
+            params={**settled.params, **chosen, **about, **counted},
             gates=settled.gates(statistics),
-            n_references=statistics.n_references,
+            n_references=statistics.n_given or statistics.n_references,
             dim=statistics.dim,
             fingerprints=prints,
             reference_norms=statistics.reference_norms,

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.copies import Intents, References, describe_size
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
 from nnnorm.means import Solver, means_by
@@ -68,6 +69,8 @@ class Statistics:
         Of the embeddings by role.
     reference_norms : (float, float), optional
         Smallest and largest norm of the references.
+    n_given : int, optional
+        Number of references that were given, where only one row per intent is used.
     solver, quality : optional
         How m_k is computed, see `nnnorm.means`.
     memory_budget : int
@@ -89,6 +92,7 @@ class Statistics:
         dim: int | None = None,
         fingerprints: dict[str, str] | None = None,
         reference_norms: tuple[float, float] | None = None,
+        n_given: int | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -98,6 +102,7 @@ class Statistics:
         self.n_gallery, self.n_references = scores.shape
         self.dim, self.fingerprints = dim, fingerprints or {}
         self.reference_norms = reference_norms
+        self.n_given = n_given
         self.about: dict[str, Any] = {}
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
@@ -108,7 +113,7 @@ class Statistics:
     def of_embeddings(
         cls,
         gallery: Embeddings,
-        references: Embeddings,
+        references: References,
         gallery_references: Embeddings | None = None,
         *,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -116,6 +121,9 @@ class Statistics:
     ) -> "Statistics":
         """Statistics of the products of embeddings."""
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
+        if isinstance(references, Intents):
+            options["n_given"] = references.n_rows
+        rows = references.embeddings if isinstance(references, Intents) else references
         bank_scores = None
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)
@@ -124,10 +132,10 @@ class Statistics:
             def bank_scores(side: _Side, bank: Embeddings = gallery_references) -> Scores:
                 if side == "columns":
                     return Products(gallery, bank, memory_budget=memory_budget)
-                return Products(gallery.joined(bank), references, memory_budget=memory_budget)
+                return Products(gallery.joined(bank), rows, memory_budget=memory_budget)
 
-        scores = Products(gallery, references, memory_budget=memory_budget)
-        options["reference_norms"] = references.norm_range
+        scores = Products(gallery, rows, memory_budget=memory_budget)
+        options["reference_norms"] = rows.norm_range
         options |= {"dim": gallery.dim, "fingerprints": prints, "memory_budget": memory_budget}
         return cls(scores, bank_scores, **options)
 
@@ -180,9 +188,10 @@ class Statistics:
     def mean_of_best(self, reference_k: int) -> FloatArray:
         """``m_k``, shape ``(n_gallery,)``."""
         if reference_k > self.n_references:
+            size = describe_size(self.n_given or self.n_references, self.n_references)
             raise NNNormError(
-                f"reference_k is {reference_k}, but there are only {self.n_references} references; "
-                "give more references or a smaller reference_k"
+                f"reference_k is {reference_k}, but there are only {size}; give more references or "
+                "a smaller reference_k"
             )
 
         def compute() -> FloatArray:

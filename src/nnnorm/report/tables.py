@@ -5,6 +5,7 @@ Recalls are shown in per cent, differences in points, with the interval in brack
 
 from collections.abc import Sequence
 
+from nnnorm.copies import describe_size
 from nnnorm.methods import describe_setting
 from nnnorm.report.table import Table
 from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Interval, Result, Tuning
@@ -51,7 +52,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     """
     title = (
         f"Methods on {comparison.n_queries:,} test queries, {comparison.n_gallery:,} items, "
-        f"{comparison.n_references:,} references"
+        f"{describe_size(comparison.n_references, comparison.n_intents)}"
     )
     notes = [
         f"Each method tuned on {comparison.n_validation:,} validation queries "
@@ -69,16 +70,17 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     >>> import numpy as np
     >>> from nnnorm.study import evaluate, make_result
     >>> none = make_result("none", {}, evaluate(np.eye(2), np.eye(2), truth=[0, 1]), None)
-    >>> tabulate_ablation(Ablation(none, (), "max", 2, 2, 2)).rows[0][3]
+    >>> tabulate_ablation(Ablation(none, (), "max", 2, 2, 2)).rows[0][4]
     '100.00'
     """
-    columns = ("bank", "refs", "tuned", "R@1", "gain", "gain, automatic")
-    rows = [("none", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "")]
+    columns = ("bank", "refs", "used", "tuned", "R@1", "gain", "gain, automatic")
+    rows = [("none", "0", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "")]
     for row in ablation.rows:
         rows.append(
             (
                 f"{row.bank} {100 * row.share:.3g} %",
                 f"{row.n_references:,}",
+                f"{row.n_references if row.n_intents is None else row.n_intents:,}",
                 describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),
                 _gain(row.tuned.gain),
@@ -91,6 +93,8 @@ def tabulate_ablation(ablation: Ablation) -> Table:
         f"({_select_words(ablation.select)}); automatic uses no labels. R@1 in %, gains in points "
         "over no correction with 95 % paired intervals."
     )
+    if any(row.n_intents not in (None, row.n_references) for row in ablation.rows):
+        note += " Used: references that are no copies of another."
     doubtful = [
         f"{row.bank} {100 * row.share:.3g} % ({kind})"
         for row in ablation.rows
@@ -129,7 +133,7 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
     rows += [_cell_row(cell, "", tuning.uncorrected) for cell in others[:most]]
     title = (
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
-        f"{tuning.n_references:,} references"
+        f"{describe_size(tuning.n_references, tuning.n_intents)}"
     )
     best = describe_setting(tuning.best.method, tuning.best.params)
     best = f"{tuning.best.method} {best}".strip()

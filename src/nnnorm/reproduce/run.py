@@ -216,7 +216,7 @@ class Runner:
             queries,
             gallery,
             groups=groups,
-            bias=NNN(**(experiment.params or {})).fit(gallery, bank),
+            bias=NNN(**(experiment.params or {})).fit(gallery, bank, duplicates="keep"),
             ks=(6, 10),
             difference=difference,
             target="equal",
@@ -245,7 +245,8 @@ class Runner:
         method = make_method(experiment.method if params else "none", **params)
         second = self._gallery_bank(experiment) if params else None
         gallery = self._task(experiment, "test").gallery
-        return method.fit(gallery, self._bank(experiment), gallery_references=second)
+        bank = self._bank(experiment)
+        return method.fit(gallery, bank, gallery_references=second, duplicates="keep")
 
     def _setting(self, experiment: Experiment) -> Mapping[str, Any]:
         """Return the given parameters, or the best ones on the tuning images."""
@@ -264,6 +265,7 @@ class Runner:
                 truth=truth,
                 methods=(method,),
                 gallery_references=self._gallery_bank(experiment),
+                duplicates="keep",
                 grids=None if grid is None else {method: grid},
                 select="max",
                 seed=self._seed,

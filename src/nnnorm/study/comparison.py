@@ -13,7 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
+from nnnorm.copies import (
+    Duplicates,
+    References,
+    count_intents,
+    count_references,
+    without_copies,
+)
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
@@ -92,6 +100,8 @@ class Comparison:
     select : str
         The rule that chose the settings on validation.
     n_queries, n_gallery, n_references, n_validation : int
+    n_intents : int or None
+        Number of references that are no copies; None where all were used.
     """
 
     results: tuple[Result, ...]
@@ -100,6 +110,7 @@ class Comparison:
     n_gallery: int
     n_references: int
     n_validation: int
+    n_intents: int | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(result.method for result in self.results)
@@ -128,6 +139,8 @@ class AblationRow:
         Share of the bank that was used.
     n_references : int
     tuned, automatic : Result
+    n_intents : int or None
+        Number of references that are no copies; None where all were used.
     """
 
     bank: str
@@ -135,6 +148,7 @@ class AblationRow:
     n_references: int
     tuned: Result
     automatic: Result
+    n_intents: int | None = None
 
 
 @dataclass(frozen=True)
@@ -176,12 +190,13 @@ class Ablation:
 @explain_arguments
 def compare(
     gallery: Source,
-    references: Source,
+    references: Source | Bank,
     *,
     queries: Source,
     truth: Any,
     validation: Task | None = None,
     gallery_references: Source | None = None,
+    duplicates: Duplicates = "drop",
     methods: Sequence[MethodName] | Literal["all"] = "all",
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
@@ -205,6 +220,8 @@ def compare(
         items (by `seed`) are held out for tuning, and the others are reported on.
     gallery_references : array or path, optional
         A bank of gallery-side items, for the methods that use one.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
     methods : sequence of str, or "all"
     grids : dict, optional
         Method name to its grid, instead of the default grid.
@@ -241,7 +258,7 @@ def compare(
     ['none', 'csls']
     """
     check_select(select)
-    bank = open_embeddings(references, name="references", normalize=normalize)
+    bank = open_references(references, normalize=normalize)
     gallery_bank = None
     if gallery_references is not None:
         gallery_bank = open_embeddings(
@@ -252,11 +269,12 @@ def compare(
     test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
     _warn_of_overlap(bank, test, held, validation)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
-        names, held.gallery, bank, gallery_bank, held.queries, held.truth, grids=grids, **options
+        names, held.gallery, used, gallery_bank, held.queries, held.truth, grids=grids, **options
     )
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
-    statistics = _statistics_on_test(trial, test, bank, gallery_bank, **options)
+    statistics = _statistics_on_test(trial, test, used, gallery_bank, **options)
     prepare(statistics, [setting.method for setting in chosen])
     reporter = _Reporter(test, seed, memory_budget)
     results = [
@@ -268,19 +286,21 @@ def compare(
         select=select,
         n_queries=len(test.queries),
         n_gallery=len(test.gallery),
-        n_references=len(bank),
+        n_references=count_references(used),
         n_validation=len(held.queries),
+        n_intents=count_intents(used),
     )
 
 
 @explain_arguments
 def ablate(
     gallery: Source,
-    references: Source | Mapping[str, Source],
+    references: Source | Bank | Mapping[str, Source | Bank],
     *,
     queries: Source,
     truth: Any,
     validation: Task | None = None,
+    duplicates: Duplicates = "drop",
     shares: Sequence[float] = (1.0, 0.5, 0.2, 0.1),
     select: Select = "one-standard-error",
     seed: int = 0,
@@ -301,6 +321,8 @@ def ablate(
         The right items, see `truth.open_truth`.
     validation : Task, optional
         Queries to tune on; without it, half of the items' queries are held out, as in `compare`.
+    duplicates : {"drop", "keep"}
+        Whether copies in each of the banks count once, see `Method.fit`.
     shares : sequence of float
         The shares of each bank to use, drawn at random by `seed`.
     select : {"one-standard-error", "max"}
@@ -335,7 +357,7 @@ def ablate(
     if not banks:
         raise NNNormError("references names no bank; give at least one")
     opened = {
-        name: open_embeddings(source, name=f"references {name}", normalize=normalize)
+        name: open_references(source, name=f"references {name}", normalize=normalize)
         for name, source in banks.items()
     }
     test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
@@ -350,8 +372,9 @@ def ablate(
             size = max(1, round(share * len(whole)))
             # The smaller banks are part of the larger ones.
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
-            tuned, automatic = _report_bank(reporter, test, held, bank, select, options)
-            rows.append(AblationRow(name, float(share), size, tuned, automatic))
+            used = without_copies(bank, duplicates, progress)
+            both = _report_bank(reporter, test, held, used, select, options)
+            rows.append(AblationRow(name, float(share), size, *both, count_intents(used)))
     return Ablation(
         uncorrected=reporter.uncorrected,
         rows=tuple(rows),
@@ -429,7 +452,7 @@ def _report_bank(
     reporter: _Reporter,
     test: Task,
     held: Task,
-    bank: Embeddings,
+    bank: References,
     select: Select,
     options: dict[str, Any],
 ) -> tuple[Result, Result]:
@@ -447,7 +470,7 @@ def _report_bank(
 
 
 def _statistics_on_test(
-    trial: Trial, test: Task, bank: Embeddings, gallery_bank: Embeddings | None, **options: Any
+    trial: Trial, test: Task, bank: References, gallery_bank: Embeddings | None, **options: Any
 ) -> Statistics:
     """Statistics of the test gallery; those of the trial where it is the same gallery."""
     if trial.statistics.fingerprints["gallery"] == test.gallery.fingerprint:

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
+from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
@@ -111,7 +113,8 @@ def diagnose(
     gallery: Source,
     bias: Bias | None = None,
     *,
-    references: Source | None = None,
+    references: Source | Bank | None = None,
+    duplicates: Duplicates = "drop",
     truth: Any = None,
     ids: Sequence[Any] | None = None,
     k: int = 1,
@@ -131,6 +134,8 @@ def diagnose(
         Adds the same figures after the correction.
     references : array or path, shape (n_references, dim), optional
         Instead of a bias: the automatic NNN is fitted from this bank.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
     truth : array or list, optional
         Adds which hits of a hub are wrong. See `truth.open_truth`.
     ids : sequence, optional
@@ -165,9 +170,10 @@ def diagnose(
     if references is not None:
         if bias is not None:
             raise NNNormError("give a bias or references to fit one from, not both")
-        bank = open_embeddings(references, name="references", normalize=normalize)
+        bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
-        bias = NNN().fit(items, bank, **run)
+        given = references if isinstance(references, Bank) else bank
+        bias = NNN().fit(items, given, duplicates=duplicates, **run)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.copies import References, count_references, describe_size
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
 from nnnorm.methods import Grid, Method, MethodName, Statistics, find_method, make_method
@@ -52,7 +53,7 @@ class Setting:
 def make_settings(
     methods: Sequence[MethodName],
     gallery: Embeddings,
-    references: Embeddings,
+    references: References,
     *,
     gallery_references: Embeddings | None = None,
     grids: Mapping[str, Grid] | None = None,
@@ -65,7 +66,7 @@ def make_settings(
     methods : sequence of str
         Names of methods.
     gallery : Embeddings, shape (n_gallery, dim)
-    references : Embeddings, shape (n_references, dim)
+    references : Embeddings or Intents, shape (n_references, dim)
     gallery_references : Embeddings, optional
         For the methods that use a gallery bank.
     grids : dict, optional
@@ -89,7 +90,7 @@ def make_settings(
     cells = [
         (method, params)
         for name in methods
-        for method, params in _cells(name, (grids or {}).get(name), len(references))
+        for method, params in _cells(name, (grids or {}).get(name), references)
     ]
     if gallery_references is None:
         for method, _ in cells:
@@ -131,7 +132,7 @@ def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName])
 
 
 def _cells(
-    name: MethodName, grid: Grid | None, n_references: int
+    name: MethodName, grid: Grid | None, references: References
 ) -> Iterator[tuple[Method, dict[str, Any]]]:
     """The method and parameters of every cell; the default grid leaves out k beyond the bank."""
     parts = _grid_parts(name, find_method(name)[1].grid if grid is None else grid)
@@ -142,12 +143,12 @@ def _cells(
             method = make_method(name, **params)
             method.check_tunable()
             reference_k = method.needs.reference_k or 0
-            if reference_k > n_references:
+            if reference_k > len(references):
                 if grid is None:
                     continue
                 raise NNNormError(
-                    f"the grid of {name} has reference_k {reference_k}, but there are "
-                    f"only {n_references} references"
+                    f"the grid of {name} has reference_k {reference_k}, but there are only "
+                    f"{describe_size(count_references(references), len(references))}"
                 )
             if method not in seen:
                 seen.add(method)

@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
+from nnnorm.copies import Duplicates, References, count_intents, count_references
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
@@ -88,6 +90,8 @@ class Tuning:
         Paired difference in R@1 between `best` and no correction, on the tuning queries.
     select : str
     n_queries, n_references : int
+    n_intents : int or None
+        Number of references that are no copies; None where all were used.
     """
 
     grid: tuple[Cell, ...]
@@ -100,6 +104,7 @@ class Tuning:
     select: Select
     n_queries: int
     n_references: int
+    n_intents: int | None = None
 
     def __repr__(self) -> str:
         setting = describe_setting(self.best.method, self.best.params)
@@ -127,6 +132,7 @@ class Tuning:
             "select": self.select,
             "n_queries": self.n_queries,
             "n_references": self.n_references,
+            "n_intents": self.n_intents,
             "grid": [cell.to_dict() for cell in self.grid],
         }
 
@@ -173,12 +179,13 @@ class Trial:
 @explain_arguments
 def tune(
     gallery: Source,
-    references: Source,
+    references: Source | Bank,
     *,
     queries: Source,
     truth: Any,
     methods: Sequence[MethodName] | Literal["all"] = ("nnn",),
     gallery_references: Source | None = None,
+    duplicates: Duplicates = "drop",
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
     clusters: npt.ArrayLike | None = None,
@@ -192,7 +199,7 @@ def tune(
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
-    references : array or path, shape (n_references, dim)
+    references : Bank, array or path, shape (n_references, dim)
         The bank, which should not include the queries.
     queries : array or path, shape (n_queries, dim)
         Held out: neither references nor the queries that will be reported on.
@@ -202,6 +209,8 @@ def tune(
         "all" leaves out the methods that need a gallery bank where there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
         A bank of gallery-side items, for the methods that use one.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
     grids : dict, optional
         Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
     select : {"one-standard-error", "max"}
@@ -232,7 +241,7 @@ def tune(
     """
     check_select(select)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    bank = open_embeddings(references, name="references", normalize=normalize)
+    bank = open_references(references, normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     gallery_bank = None
     if gallery_references is not None:
@@ -242,8 +251,9 @@ def tune(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
     warn_of_overlap(bank, asked)
+    used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
-        names, items, bank, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
+        names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
     by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
@@ -265,14 +275,15 @@ def tune(
         gain=interval_of_difference(trial.hits[chosen], trial.hits[0], trial.clusters, seed=seed),
         select=select,
         n_queries=len(asked),
-        n_references=len(bank),
+        n_references=count_references(used),
+        n_intents=count_intents(used),
     )
 
 
 def try_settings(
     methods: Sequence[MethodName],
     gallery: Embeddings,
-    references: Embeddings,
+    references: References,
     gallery_references: Embeddings | None,
     queries: Embeddings,
     truth: Any,
@@ -286,7 +297,8 @@ def try_settings(
     Parameters
     ----------
     methods : sequence of str
-    gallery, references, gallery_references, queries : Embeddings
+    gallery, gallery_references, queries : Embeddings
+    references : Embeddings or Intents
     truth : array or list
     clusters : int array, shape (n_queries,), optional
     grids : dict, optional

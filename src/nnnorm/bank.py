@@ -1,0 +1,622 @@
+"""`Bank`: reference queries fit for use, kept from day to day.
+
+A bank takes queries as they come (arrays, files, logs), counts every intent once (`copies`), keeps
+a bounded number of intents, the recent ones rather than the old ones if it is given a half-life,
+and forgets on request. The order of arrival is all that matters: adding A and then B equals adding
+both at once. It is saved as one `.safetensors` file with unit rows in float16, written whole or not
+at all. A call that fails changes nothing.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.copies import (
+    MOST_INTENTS,
+    SAME_INTENT,
+    Duplicates,
+    Intents,
+    Leaders,
+    References,
+    round_rows,
+    without_copies,
+)
+from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.io import (
+    Clock,
+    Embeddings,
+    LogPart,
+    Progress,
+    Source,
+    damaged,
+    load_record,
+    measure_rows,
+    open_embeddings,
+    read_counts,
+    read_log,
+    read_time,
+    read_times,
+    save_record,
+)
+from nnnorm.version import __version__
+
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+_MAKER = "nnnorm bank build"
+# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
+_EQUAL_NORMS = 0.01
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+class Bank:
+    """Reference queries, one per intent.
+
+    Made by `Bank.of`, `Bank.from_log` or `Bank.load`. `add` and `forget` change it in place.
+
+    Examples
+    --------
+    >>> import numpy as np, nnnorm
+    >>> monday = np.array([[1.0, 0.0, 0.0], [0.99, 0.1, 0.0], [0.0, 1.0, 0.0]])
+    >>> bank = nnnorm.Bank.of(monday, normalize=True)
+    >>> bank
+    Bank(2 intents from 3 queries, dim 3, normalized)
+    >>> bank.add(np.array([[0.0, 0.0, 1.0]]))
+    >>> nnnorm.NNN(reference_k=1, alpha=0.5).fit(np.eye(3)[:2], bank, normalize=True).values
+    array([1., 1.], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        leaders: Leaders,
+        *,
+        normalized: bool,
+        clock: Clock | None = None,
+        half_life: float | None = None,
+        seed: int = 0,
+        n_seen: int = 0,
+        created: str = "",
+    ) -> None:
+        self._leaders, self._n_seen, self._clock = leaders, n_seen, clock
+        self._normalized, self._half_life, self._seed = normalized, half_life, seed
+        self._created = created or _now()
+        self._opened: Embeddings | None = None
+
+    @classmethod
+    @explain_arguments
+    def of(
+        cls,
+        references: Source,
+        *,
+        times: Any = None,
+        counts: Any = None,
+        half_life: float | str | timedelta | None = None,
+        most: int = MOST_INTENTS,
+        seed: int = 0,
+        normalize: bool | None = None,
+        progress: Progress | None = None,
+    ) -> "Bank":
+        """Make a bank of an array or a file.
+
+        Parameters
+        ----------
+        references : array or path, shape (n_references, dim)
+            Past queries, in the order in which they came.
+        times : sequence, optional
+            When each came: numbers of any unit, or dates. Needed for `half_life` and `forget`.
+        counts : sequence of int, optional
+            How often each was asked.
+        half_life : float, str or timedelta, optional
+            After this time without being asked, an intent is half as likely to be kept: in the
+            unit of the times, in seconds for dates, or as ``"30d"`` (also s, m, h and w). Matters
+            only where there are more than `most` intents.
+        most : int
+            Number of intents to keep; 8,192 by default.
+        seed : int
+            Random seed of which intents are kept.
+        normalize : bool, optional
+            True divides every row by its norm, now and in `add`; see `open_embeddings`.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Bank
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> Bank.of(np.eye(3), times=["2026-05-01"] * 3, half_life="30d")
+        Bank(3 intents from 3 queries, dim 3, seen 2026-05-01)
+        """
+        opened = open_embeddings(references, name="references", normalize=normalize)
+        span = _check_half_life(half_life, times is not None)
+        leaders = _make_leaders(opened.dim, span, most, seed)
+        bank = cls(leaders, normalized=opened.normalized, half_life=span, seed=seed)
+        bank._absorb(_parts_of(opened, times, counts), opened.name, len(opened), progress)
+        return bank
+
+    @classmethod
+    @explain_arguments
+    def from_log(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        column: str = "embedding",
+        time: str | None = None,
+        count: str | None = None,
+        half_life: float | str | timedelta | None = None,
+        most: int = MOST_INTENTS,
+        seed: int = 0,
+        normalize: bool | None = None,
+        progress: Progress | None = None,
+    ) -> "Bank":
+        """Make a bank of a query log, read in parts within bounded memory.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            ``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``, in the order in which queries came.
+        column : str
+            The column of embeddings: a list of numbers in every row.
+        time, count : str, optional
+            The columns that say when a query came and how often.
+        half_life, most, seed, normalize, progress
+            As in `of`; `progress` is called with ``(done, done)``, as the length is not known.
+
+        Returns
+        -------
+        Bank
+
+        Examples
+        --------
+        >>> Bank.from_log("queries.parquet", time="asked_at", half_life="30d")  # doctest: +SKIP
+        Bank(8,192 intents from 1,000,000 queries, dim 512, seen 2026-01-01 to 2026-05-31)
+        """
+        span = _check_half_life(half_life, time is not None)
+        parts = read_log(path, column=column, time=time, count=count)
+        first = next(parts)
+        leaders = _make_leaders(first.rows.shape[1], span, most, seed)
+        bank = cls(leaders, normalized=bool(normalize), half_life=span, seed=seed)
+        low, high = bank._absorb(_chain(first, parts), str(path), None, progress)
+        if normalize is None and high - low > _EQUAL_NORMS * high:
+            warn(
+                f"rows of {path} have norms {low:.3g} to {high:.3g}, so the bank is for raw inner "
+                "products; for cosine pass normalize=True (--normalize), and if inner products are "
+                "meant, normalize=False (--no-normalize)"
+            )
+        return bank
+
+    # --- what it holds -----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._leaders)
+
+    def __repr__(self) -> str:
+        facts = [f"{len(self):,} intents from {self.n_seen:,} queries", f"dim {self.dim}"]
+        if self.normalized:
+            facts.append("normalized")
+        if self._clock is not None:
+            facts.append(f"seen {describe_times(self)}")
+        return f"Bank({', '.join(facts)})"
+
+    @property
+    def dim(self) -> int:
+        """Number of columns."""
+        return self._leaders.dim
+
+    @property
+    def n_seen(self) -> int:
+        """Number of queries that were added so far, copies and forgotten ones included."""
+        return self._n_seen
+
+    @property
+    def normalized(self) -> bool:
+        """Whether rows are divided by their norms."""
+        return self._normalized
+
+    @property
+    def rows(self) -> FloatArray:
+        """One row per intent in the order of arrival, read-only, shape ``(n_intents, dim)``.
+
+        Unit rows in float16 where the bank is normalised, else float32 with the norms they had.
+        """
+        rows: FloatArray = self._leaders.rows
+        if not self.normalized:
+            rows = rows.astype(np.float32) * self._leaders.norms[:, None]
+        rows.setflags(write=False)
+        return rows
+
+    @property
+    def counts(self) -> IntArray:
+        """How many queries each intent stands for, shape ``(n_intents,)``."""
+        return self._leaders.counts
+
+    @property
+    def last_seen(self) -> npt.NDArray[Any] | None:
+        """When each intent was last asked: float64 or datetime64; None without times."""
+        seen = self._leaders.last_seen
+        if self._clock == "dates":
+            return np.asarray((seen * 1e6).round().astype("datetime64[us]"))
+        return None if self._clock is None else seen
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the rows, as `Embeddings.fingerprint`; another row or order gives another."""
+        return self.embeddings().fingerprint
+
+    def embeddings(self) -> Embeddings:
+        """The rows as a method or a search reads them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> Bank.of(np.eye(3)).embeddings().shape
+        (3, 3)
+        """
+        if self._opened is None:
+            self._opened = open_embeddings(self.rows, name="references", normalize=self.normalized)
+        return self._opened
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the numbers of single intents, ready for JSON.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> Bank.of(np.eye(3), counts=[3, 1, 1]).to_dict()["n_seen"]
+        5
+        """
+        seen = self._leaders.last_seen
+        return {
+            "n_intents": len(self),
+            "n_seen": self.n_seen,
+            "n_rows": self._leaders.n_rows,
+            "dim": self.dim,
+            "normalized": self.normalized,
+            "most": self._leaders.most,
+            "seed": self._seed,
+            "half_life": self._half_life,
+            "clock": self._clock,
+            "first_seen": None if self._clock is None else float(seen.min()),
+            "last_seen": None if self._clock is None else float(seen.max()),
+            "same_intent": SAME_INTENT,
+            "fingerprint": self.fingerprint,
+            "created": self._created,
+            "version": __version__,
+        }
+
+    # --- change ------------------------------------------------------------------------------
+
+    @explain_arguments
+    def add(
+        self,
+        queries: Source,
+        *,
+        times: Any = None,
+        counts: Any = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Add queries that came later.
+
+        Parameters
+        ----------
+        queries : array or path, shape (n_queries, dim)
+        times, counts : sequence, optional
+            As in `of`; times are needed if and only if the bank has them.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> bank = Bank.of(np.eye(3)[:2])
+        >>> bank.add(np.eye(3))
+        >>> len(bank), bank.counts.tolist()
+        (3, [2, 2, 1])
+        """
+        opened = open_embeddings(queries, name="queries", normalize=self.normalized)
+        parts = _parts_of(opened, times, counts, self._clock)
+        self._absorb(parts, opened.name, len(opened), progress)
+
+    @explain_arguments
+    def add_log(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        column: str = "embedding",
+        time: str | None = None,
+        count: str | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Add the queries of a log; the arguments are those of `from_log`.
+
+        Examples
+        --------
+        >>> bank.add_log("june.parquet", time="asked_at")  # doctest: +SKIP
+        """
+        parts = read_log(path, column=column, time=time, count=count)
+        self._absorb(parts, str(path), None, progress)
+
+    @explain_arguments
+    def forget(self, *, before: Any) -> None:
+        """Drop the intents that were last asked before a time.
+
+        Parameters
+        ----------
+        before : float, str, datetime or datetime64
+            A time of the kind that the bank has: a number, or a date.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> bank = Bank.of(np.eye(3), times=[1, 2, 3])
+        >>> bank.forget(before=2)
+        >>> len(bank)
+        2
+        """
+        if self._clock is None:
+            raise NNNormError(
+                "this bank has no times, so nothing can be forgotten by age; build it with times "
+                "(--time)"
+            )
+        limit, clock = read_time(before, "before")
+        self._check_clock(clock, "before")
+        is_kept = self._leaders.last_seen >= limit
+        if not is_kept.any():
+            raise NNNormError(
+                f"before {before} would leave none of the {len(self):,} intents, which were seen "
+                f"{describe_times(self)}; give an earlier time"
+            )
+        self._leaders.keep(np.flatnonzero(is_kept))
+        self._opened = None
+
+    def _absorb(
+        self, parts: Iterable[LogPart], name: str, total: int | None, progress: Progress | None
+    ) -> tuple[float, float]:
+        """Add parts to a copy of the leaders, which takes their place once all went well."""
+        leaders, n_new, clock = self._leaders.copy(), 0, self._clock
+        is_new = leaders.n_rows == 0
+        low, high = np.inf, 0.0
+        for part in parts:
+            if part.rows.shape[1] != self.dim:
+                raise NNNormError(
+                    f"{name} has dim {part.rows.shape[1]}, but the bank has {self.dim}; were they "
+                    "encoded by different models?"
+                )
+            if is_new and leaders.n_rows == 0:
+                clock = part.clock
+            else:
+                _check_same_clock(part.clock, clock, name)
+            norms = measure_rows(part.rows, name, part.start)
+            if not norms.all():
+                row = part.start + int(np.argmin(norms))
+                raise NNNormError(f"{name} row {row} is all zeros; a failed encoding? Remove it")
+            low, high = min(low, float(norms.min())), max(high, float(norms.max()))
+            leaders.add(round_rows(part.rows), part.times, part.counts, norms)
+            n_new += len(part.rows) if part.counts is None else int(part.counts.sum())
+            if progress is not None:
+                done = part.start + len(part.rows)
+                progress(done, total or done)
+        if not (is_new or self.normalized):
+            self._check_norms(low, high, name)
+        self._leaders, self._n_seen, self._clock = leaders, self._n_seen + n_new, clock
+        self._opened = None
+        return low, high
+
+    def _check_clock(self, clock: Clock | None, name: str) -> None:
+        _check_same_clock(clock, self._clock, name)
+
+    def _check_norms(self, low: float, high: float, name: str) -> None:
+        """Raise where the bank has equal norms, and what is added does not share them."""
+        own_low, own_high = (float(some(self._leaders.norms)) for some in (np.min, np.max))
+        if own_high - own_low > _EQUAL_NORMS * own_high:
+            return  # raw inner products are meant
+        if max(high, own_high) - min(low, own_low) > _EQUAL_NORMS * max(high, own_high):
+            raise NNNormError(
+                f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
+                f"{own_high:.3g}; normalise the rows first, or build the bank with normalize=True "
+                "(--normalize)"
+            )
+
+    # --- files -------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one `.safetensors` file, whole or not at all.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "bank.safetensors"
+        >>> Bank.of(np.eye(3)).save(path)
+        >>> len(Bank.load(path))
+        3
+        """
+        leaders = self._leaders
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "rows": leaders.rows,
+            "norms": leaders.norms,
+            "counts": leaders.counts,
+            "last_seen": leaders.last_seen,
+        }
+        save_record(path, "bank", arrays, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Bank":
+        """Read a file that `save` wrote; what is added then has the effect it would have had.
+
+        Examples
+        --------
+        >>> Bank.load("nowhere.safetensors")
+        Traceback (most recent call last):
+        nnnorm.errors.NNNormError: there is no bank file nowhere.safetensors; ...
+        """
+        arrays, about = load_record(path, "bank", _MAKER)
+        try:
+            seed, span = about["seed"], about["half_life"]
+            leaders = Leaders(about["dim"], most=about["most"], seed=seed, half_life=span)
+            order = ("rows", "last_seen", "counts", "norms")
+            leaders.restore(about["n_rows"], *(arrays[name] for name in order))
+            kept = {name: about[name] for name in ("normalized", "clock", "n_seen", "created")}
+            bank = cls(leaders, half_life=span, seed=seed, **kept)
+            is_whole = bank.fingerprint == about["fingerprint"]
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise damaged(path, "bank", _MAKER, error) from error
+        if not is_whole:
+            raise damaged(path, "bank", _MAKER, ValueError("its rows were changed"))
+        return bank
+
+
+def open_references(
+    references: "Source | Bank", *, name: str = "references", normalize: bool | None = None
+) -> Embeddings:
+    """Open a bank, or the file of one, or what `open_embeddings` opens.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> open_references(Bank.of(np.eye(3))).shape, open_references(np.eye(2)).shape
+    ((3, 3), (2, 2))
+    """
+    if isinstance(bank := _read_bank(references), Bank):
+        return open_embeddings(bank.embeddings(), name=name, normalize=normalize)
+    return open_embeddings(references, name=name, normalize=normalize)
+
+
+def use_references(
+    references: "Source | Bank",
+    opened: Embeddings,
+    duplicates: Duplicates = "drop",
+    progress: Progress | None = None,
+) -> References:
+    """What a method is fitted on: the rows of a bank, or what `without_copies` leaves.
+
+    Parameters
+    ----------
+    references : Bank, array or path
+    opened : Embeddings
+        The same, as `open_references` gives it.
+    duplicates : {"drop", "keep"}
+    progress : callable, optional
+
+    Returns
+    -------
+    Embeddings or Intents
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> bank = Bank.of(np.eye(3), counts=[5, 1, 1])
+    >>> use_references(bank, open_references(bank)).n_rows
+    7
+    """
+    if isinstance(bank := _read_bank(references), Bank):
+        everything = np.arange(len(bank))
+        return Intents(opened, everything, bank.counts, bank.n_seen, opened.fingerprint)
+    return without_copies(opened, duplicates, progress)
+
+
+def describe_times(bank: Bank) -> str:
+    """The first and last time at which intents of a bank were seen; empty without times.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> describe_times(Bank.of(np.eye(2), times=["2026-05-01", "2026-05-09"]))
+    '2026-05-01 to 2026-05-09'
+    """
+    seen = bank.last_seen
+    if seen is None:
+        return ""
+    ends = [seen.min(), seen.max()]
+    shown = [f"{end:g}" if seen.dtype.kind == "f" else str(end)[:10] for end in ends]
+    return " to ".join(dict.fromkeys(shown))
+
+
+def _read_bank(references: Any) -> Any:
+    """The bank in a file of one; anything else as it is."""
+    if isinstance(references, (str, os.PathLike)) and Path(references).suffix == ".safetensors":
+        return Bank.load(references)
+    return references
+
+
+def _make_leaders(dim: int, half_life: float | None, most: int, seed: int) -> Leaders:
+    for name, value, least in (("most", most, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise NNNormError(f"{name} must be a whole number of at least {least}; got {value!r}")
+    return Leaders(dim, most=int(most), seed=int(seed), half_life=half_life)
+
+
+def _check_half_life(value: float | str | timedelta | None, has_times: bool) -> float | None:
+    """The half-life in the unit of the times, seconds for dates."""
+    if value is None:
+        return None
+    if not has_times:
+        raise NNNormError("half_life needs times (--time); give both or none")
+    if isinstance(value, timedelta):
+        span = value.total_seconds()
+    else:
+        text = str(value).strip()
+        scale = _UNITS.get(text[-1:], 0.0)
+        try:
+            span = float(text[:-1]) * scale if scale else float(text)
+        except ValueError:
+            span = np.nan
+    if not (np.isfinite(span) and span > 0):
+        raise NNNormError(
+            f"half_life must be above 0, a number in the unit of the times or a text such as 30d; "
+            f"got {value!r}"
+        )
+    return float(span)
+
+
+def _parts_of(
+    opened: Embeddings, times: Any, counts: Any, clock: Clock | None = None
+) -> Iterator[LogPart]:
+    """The parts of an array; times and counts are checked before the first."""
+    when = how_often = None
+    if times is not None:
+        when, clock = read_times(times, "times", clock=clock)
+    else:
+        clock = None
+    if counts is not None:
+        how_often = read_counts(counts, "counts")
+    for name, given in (("times", when), ("counts", how_often)):
+        if given is not None and len(given) != len(opened):
+            raise NNNormError(
+                f"{name} must have one entry per row; got {len(given)} for {len(opened)} rows of "
+                f"{opened.name}"
+            )
+    for start, rows in opened.blocks():
+        part = slice(start, start + len(rows))
+        yield LogPart(
+            start,
+            rows,
+            None if when is None else when[part],
+            None if how_often is None else how_often[part],
+            clock,
+        )
+
+
+def _check_same_clock(given: Clock | None, expected: Clock | None, name: str) -> None:
+    if given == expected:
+        return
+    words = {None: "no times", "numbers": "times that are numbers", "dates": "dates"}
+    raise NNNormError(
+        f"{name} has {words[given]}, but the bank has {words[expected]}; time stamps must be of "
+        "one kind"
+    )
+
+
+def _chain(first: LogPart, rest: Iterator[LogPart]) -> Iterator[LogPart]:
+    yield first
+    yield from rest
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

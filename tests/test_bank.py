@@ -1,0 +1,498 @@
+"""A bank: what it counts, keeps and forgets, its files, and what it refuses."""
+
+import json
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnnorm
+from nnnorm import Bank, NNNormError, NNNormWarning
+from tests.test_copies import naive_leaders
+
+
+@pytest.fixture
+def log(rng):
+    """600 rows of 40 intents, in the order of their times."""
+    intents = rng.normal(size=(40, 32))
+    rows = intents[rng.integers(0, 40, 600)] + 0.1 * rng.normal(size=(600, 32))
+    return rows.astype(np.float32)
+
+
+def same(first, second):
+    """Whether two banks hold the same, and will go on in the same way."""
+    about, other = (
+        {key: value for key, value in bank.to_dict().items() if key != "created"}
+        for bank in (first, second)
+    )
+    arrays = zip((first.rows, first.counts), (second.rows, second.counts), strict=True)
+    return about == other and all(np.array_equal(*pair) for pair in arrays)
+
+
+# --- what it holds -------------------------------------------------------------------------------
+
+
+def test_a_bank_counts_intents_and_queries(log):
+    bank = Bank.of(log, normalize=True)
+    assert (len(bank), bank.n_seen, bank.dim, bank.normalized) == (40, 600, 32, True)
+    assert bank.counts.sum() == 600
+    assert bank.rows.dtype == np.float16
+    assert repr(bank) == "Bank(40 intents from 600 queries, dim 32, normalized)"
+    with pytest.raises(ValueError, match="read-only"):
+        bank.rows[0] = 0
+
+
+def test_a_bank_of_raw_rows_keeps_their_norms(rng):
+    rows = (rng.normal(size=(20, 64)) * rng.uniform(1e-6, 1e6, size=(20, 1))).astype(np.float32)
+    bank = Bank.of(rows, normalize=False)
+    np.testing.assert_allclose(bank.rows, rows, rtol=2e-3, atol=1e-6 * np.abs(rows).max())
+    np.testing.assert_allclose(bank.embeddings().norm_range[1], 1e6 * 8, rtol=0.9)
+
+
+def test_a_fit_takes_a_bank_or_its_file_as_references(log, rng, tmp_path):
+    gallery = rng.normal(size=(50, 32))
+    bank = Bank.of(log, normalize=True)
+    bank.save(tmp_path / "bank.safetensors")
+    fitted = [
+        nnnorm.NNN().fit(gallery, references, normalize=True)
+        for references in (log, bank, tmp_path / "bank.safetensors")
+    ]
+    for bias in fitted:
+        assert (bias.n_references, bias.params["n_intents"]) == (600, 40)
+        np.testing.assert_allclose(bias.correction, fitted[0].correction, atol=1e-3)
+    assert fitted[1].fingerprints["references"] == bank.fingerprint
+    assert np.array_equal(fitted[1].values, fitted[2].values)
+
+
+def test_a_normalised_bank_and_a_raw_gallery_do_not_mix(log, rng):
+    bank = Bank.of(log, normalize=True)
+    with pytest.raises(NNNormError, match=r"references is normalised and gallery is not"):
+        nnnorm.NNN().fit(10 * rng.normal(size=(50, 32)), bank)
+    with pytest.raises(NNNormError, match="normalised already, but normalize is False"):
+        nnnorm.NNN().fit(rng.normal(size=(50, 32)), bank, normalize=False)
+
+
+def test_all_studies_take_a_bank(log, rng):
+    gallery = rng.normal(size=(30, 32))
+    bank = Bank.of(log, normalize=True)
+    queries, truth = gallery + rng.normal(size=(30, 32)), np.arange(30)
+    asked = {"queries": queries, "truth": truth, "normalize": True}
+    task = nnnorm.Task(queries, gallery, truth)
+    found = [
+        nnnorm.tune(gallery, bank, **asked),
+        nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"]),
+        *nnnorm.ablate(gallery, {"log": bank}, **asked, validation=task, shares=[1.0]).rows,
+    ]
+    assert [one.n_intents for one in found] == [40] * 3
+    assert [one.n_references for one in found[:2]] == [600] * 2
+    assert nnnorm.diagnose(queries, gallery, references=bank, normalize=True).after is not None
+
+
+# --- a flood moves a bias by one query at most ---------------------------------------------------
+
+
+def corrections(gallery, *parts, most=1000, counts=None):
+    bank = Bank.of(parts[0], normalize=True, most=most)
+    for part in parts[1:]:
+        bank.add(part, counts=counts)
+    return nnnorm.NNN(10, 0.5).fit(gallery, bank, normalize=True).correction
+
+
+@pytest.mark.parametrize("most", [1000, 100])
+def test_a_flood_of_one_query_is_one_query(rng, most):
+    """With room for all, and with a bank that is full."""
+    gallery, honest = rng.normal(size=(200, 48)), rng.normal(size=(300, 48))
+    query = gallery[:1] + 0.3 * rng.normal(size=(1, 48))
+    once = corrections(gallery, honest, query, most=most)
+    by_rows = corrections(gallery, honest, query.repeat(20_000, axis=0), most=most)
+    by_count = corrections(gallery, honest, query, counts=[10**6], most=most)
+    np.testing.assert_array_equal(by_rows, once)
+    np.testing.assert_array_equal(by_count, once)
+
+
+def test_a_flood_of_near_copies_is_one_query(rng):
+    """Whatever lies within a cosine of 0.97 of one query is closer than 0.88 to each other."""
+    gallery, honest = rng.normal(size=(200, 48)), rng.normal(size=(300, 48))
+    query = gallery[:1] + 0.3 * rng.normal(size=(1, 48))
+    query /= np.linalg.norm(query)
+    noise = rng.normal(size=(20_000, 48))
+    noise -= (noise @ query.T) * query
+    flood = 0.97 * query + np.sqrt(1 - 0.97**2) * noise / np.linalg.norm(
+        noise, axis=1, keepdims=True
+    )
+    before, once, flooded = (
+        corrections(gallery, honest, *more) for more in ([], [flood[:1]], [flood])
+    )
+    np.testing.assert_array_equal(flooded, once)
+    # One query of ten, at a weight of a half, moves a cosine of at most 1.
+    assert np.abs(flooded - before).max() <= 0.5 / 10
+    assert np.abs(flooded - before).max() > 0
+    raw = nnnorm.NNN(10, 0.5).fit(
+        gallery, np.concatenate([honest, flood]), normalize=True, duplicates="keep"
+    )
+    assert np.abs(raw.correction - before).max() > 2 * 0.5 / 10
+
+
+def test_a_flood_takes_one_place_of_a_full_bank(rng):
+    honest, query = rng.normal(size=(300, 48)), rng.normal(size=(1, 48))
+    flood = query + 0.1 * rng.normal(size=(5000, 48))
+    bank = Bank.of(honest, normalize=True, most=100)
+    kept = {row.tobytes() for row in bank.rows}
+    bank.add(flood)
+    assert len(bank) == 100
+    assert len(kept - {row.tobytes() for row in bank.rows}) == 1
+
+
+# --- any sequence of changes ---------------------------------------------------------------------
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 60)),
+        st.tuples(st.just("forget"), st.integers(0, 30)),
+        st.tuples(st.just("save"), st.just(0)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 1000),
+    steps=steps,
+    most=st.sampled_from([5, 20, 500]),
+    half_life=st.sampled_from([None, 10.0]),
+)
+def test_any_sequence_of_add_forget_and_save_gives_the_rows_of_the_naive_loop(
+    tmp_path_factory, seed, steps, most, half_life
+):
+    rng = np.random.default_rng(seed)
+    intents = rng.normal(size=(30, 16)).astype(np.float32)
+    gallery = rng.normal(size=(20, 16)).astype(np.float32)
+    path = tmp_path_factory.mktemp("bank") / "bank.safetensors"
+
+    def draw(n, start):
+        rows = intents[rng.integers(0, 30, n)] + 0.1 * rng.normal(size=(n, 16)).astype(np.float32)
+        return rows, start + np.arange(n, dtype=float) / 10, rng.integers(1, 4, n)
+
+    rows, times, counts = draw(20, 0.0)
+    bank = Bank.of(
+        rows, times=times, counts=counts, most=most, half_life=half_life, normalize=True, seed=seed
+    )
+    since = [(rows, times, counts)]  # what has come since the last time that something left
+    forgotten = False
+    for step, number in steps:
+        if step == "add":
+            since.append(draw(number, since[-1][1][-1] + 0.1))
+            bank.add(since[-1][0], times=since[-1][1], counts=since[-1][2])
+        elif step == "forget" and (bank.last_seen >= number).any():
+            expected = bank.rows[bank.last_seen >= number]
+            bank.forget(before=number)
+            np.testing.assert_array_equal(bank.rows, expected)
+            forgotten = True
+        elif step == "save":
+            bank.save(path)
+            again = Bank.load(path)
+            assert same(bank, again)
+            bank = again
+    if not forgotten:
+        rows, times, counts = (np.concatenate(part) for part in zip(*since, strict=True))
+        rounded = nnnorm.copies.round_rows(rows)
+        options = {"times": times, "counts": counts, "half_life": half_life}
+        expected = naive_leaders(rounded, most=most, seed=seed, **options)
+        np.testing.assert_array_equal(bank.rows, rounded[[row for row, _, _ in expected]])
+        assert bank.counts.tolist() == [count for _, count, _ in expected]
+        assert bank.n_seen == counts.sum()
+    fitted = nnnorm.NNN(1, 0.5).fit(gallery, bank, normalize=True)
+    scratch = nnnorm.NNN(1, 0.5).fit(gallery, np.array(bank.rows), normalize=True)
+    np.testing.assert_allclose(fitted.values, scratch.values, atol=1e-6)
+
+
+def test_recent_intents_stay_and_old_ones_leave(rng):
+    rows = rng.normal(size=(2000, 32))
+    times = np.repeat(np.arange(20.0), 100)
+    bank = Bank.of(rows, times=times, half_life=2.0, most=200, normalize=True)
+    seen = bank.last_seen
+    assert (seen >= 10).mean() > 0.9
+    uniform = Bank.of(rows, times=times, most=200, normalize=True)
+    assert (uniform.last_seen >= 10).mean() == pytest.approx(0.5, abs=0.1)
+
+
+def test_an_intent_that_is_asked_again_is_young(rng):
+    rows = rng.normal(size=(50, 32))
+    bank = Bank.of(rows, times=np.zeros(50), normalize=True)
+    bank.add(rows[:10], times=np.full(10, 7.0))
+    bank.forget(before=1)
+    assert len(bank) == 10
+
+
+# --- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        ["2026-05-01", "2026-05-02", "2026-05-03"],
+        ["2026-05-01T00:00:00Z", "2026-05-02T02:00:00+02:00", "2026-05-03 00:00"],
+        np.array(["2026-05-01", "2026-05-02", "2026-05-03"], dtype="datetime64[D]"),
+        [datetime(2026, 5, day, tzinfo=timezone.utc) for day in (1, 2, 3)],
+        [datetime(2026, 5, day) for day in (1, 2, 3)],
+    ],
+    ids=["texts", "offsets", "datetime64", "aware", "naive"],
+)
+def test_dates_of_all_kinds_are_the_same_dates(times):
+    bank = Bank.of(np.eye(3), times=times)
+    assert bank.last_seen.astype(str).tolist() == [
+        f"2026-05-0{day}T00:00:00.000000" for day in (1, 2, 3)
+    ]
+    for before in ("2026-05-02", datetime(2026, 5, 2), np.datetime64("2026-05-02")):
+        bank.forget(before=before)
+        assert len(bank) == 2
+
+
+@pytest.mark.parametrize("half_life", ["2d", "48h", 172800, timedelta(days=2), "172800s"])
+def test_a_half_life_may_have_a_unit(half_life):
+    bank = Bank.of(np.eye(3), times=["2026-05-01"] * 3, half_life=half_life)
+    assert bank.to_dict()["half_life"] == 172800.0
+
+
+# --- logs ----------------------------------------------------------------------------------------
+
+
+def write_log(path, rows, times, counts):
+    if path.suffix == ".parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        columns = {
+            "vector": [row.tolist() for row in rows],
+            "asked": [datetime.fromisoformat(time) for time in times],
+            "times": counts,
+        }
+        vector = pyarrow.list_(pyarrow.float32())
+        arrays = [pyarrow.array(columns["vector"], vector), columns["asked"], columns["times"]]
+        parquet.write_table(pyarrow.table(arrays, names=list(columns)), path)
+        return
+    entries = [
+        {"vector": row.tolist(), "asked": time, "times": int(count)}
+        for row, time, count in zip(rows, times, counts, strict=True)
+    ]
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(entry) for entry in entries))
+        return
+    comma = "\t" if path.suffix == ".tsv" else ","
+    lines = [comma.join(("vector", "asked", "times"))]
+    for entry in entries:
+        vector = " ".join(f"{value:.9g}" for value in entry["vector"])
+        lines.append(comma.join((f"[{vector}]", entry["asked"], str(entry["times"]))))
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "tsv", "jsonl"])
+def test_a_log_of_any_kind_gives_the_bank_of_its_rows(log, rng, tmp_path, suffix):
+    path = tmp_path / f"log.{suffix}"
+    rows = log[:100]
+    times = [f"2026-05-{1 + number // 10:02d}T10:00:00" for number in range(100)]
+    counts = rng.integers(1, 9, 100)
+    write_log(path, rows, times, counts)
+    options = {"half_life": "7d", "normalize": True}
+    bank = Bank.from_log(path, column="vector", time="asked", count="times", **options)
+    expected = Bank.of(rows, times=times, counts=counts, **options)
+    assert same(bank, expected)
+    more = Bank.of(rows[:60], times=times[:60], counts=counts[:60], **options)
+    write_log(path, rows[60:], times[60:], counts[60:])
+    more.add_log(path, column="vector", time="asked", count="times")
+    assert same(more, expected)
+
+
+def test_a_log_is_read_in_parts(log, tmp_path, monkeypatch):
+    monkeypatch.setattr("nnnorm.io.logs._PART_ROWS", 7)
+    path = tmp_path / "log.jsonl"
+    write_log(path, log[:50], ["2026-05-01"] * 50, [1] * 50)
+    calls = []
+    bank = Bank.from_log(path, column="vector", normalize=True, progress=lambda *a: calls.append(a))
+    assert same(bank, Bank.of(log[:50], normalize=True))
+    assert calls[0] == (7, 7)
+    assert calls[-1] == (50, 50)
+
+
+def test_raw_norms_of_a_log_are_warned_of(log, tmp_path):
+    write_log(tmp_path / "log.jsonl", log[:9], ["2026-05-01"] * 9, [1] * 9)
+    with pytest.warns(NNNormWarning, match=r"rows of .*log.jsonl have norms .* raw inner products"):
+        Bank.from_log(tmp_path / "log.jsonl", column="vector")
+
+
+# --- bad input: one sentence, and nothing changed -----------------------------------------------
+
+
+GOOD = '{"embedding": [1.0, 0.0], "time": 1, "count": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"embedding": [NaN, 0.0], "time": 1, "count": 2}',
+         r"log.jsonl must be finite; row 1 has NaN in column 0"),
+        ('{"embedding": [0.0, 0.0], "time": 1, "count": 2}', r"log.jsonl row 1 is all zeros"),
+        ('{"embedding": [1.0, 0.0, 2.0], "time": 1, "count": 2}',
+         "all embeddings must share dim; line 2 has 3 numbers"),
+        ('{"embedding": "one", "time": 1, "count": 2}',
+         r"line 2 has no embedding in the column embedding; expected a list of numbers"),
+        ('{"embedding": [1.0, 0.0], "time": "2026-05-01", "count": 2}',
+         "column time must be all numbers or all dates; expected numbers, but row 1 has dates"),
+        ('{"embedding": [1.0, 0.0], "time": "soon", "count": 2}',
+         "column time must be numbers or dates such as .* row 1 has 'soon'"),
+        ('{"embedding": [1.0, 0.0], "time": 1, "count": -2}',
+         "column count must be whole numbers of at least 1; row 1 has -2"),
+        ('{"embedding": [1.0, 0.0], "time": 1, "count": 1.5}', "at least 1; row 1 has 1.5"),
+        ('{"embedding": [1.0, 0.0], "time": 1, "count": "many"}', "at least 1; row 1 has 'many'"),
+        ('{"embedding": [1.0, 0.0], "time": 1}', "count is not there"),
+        ("{", "line 2 is not a JSON object"),
+    ],
+)  # fmt: skip
+def test_a_bad_line_of_a_log_changes_nothing(tmp_path, line, words):
+    (tmp_path / "log.jsonl").write_text(GOOD + line + "\n")
+    bank = Bank.of(np.eye(2), times=[0, 0])
+    before = bank.to_dict()
+    with pytest.raises(NNNormError, match=words):
+        bank.add_log(tmp_path / "log.jsonl", time="time", count="count")
+    assert bank.to_dict() == before
+    with pytest.raises(NNNormError, match=words):
+        Bank.from_log(tmp_path / "log.jsonl", time="time", count="count")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("log.jsonl", "", "log.jsonl has no rows; is it cut short"),
+        ("log.csv", "vector\n[1 2]\n", "needs the column embedding; embedding is not there"),
+        ("log.txt", "", r"a log must end in .csv, .tsv, .jsonl or .parquet; got the suffix '.txt'"),
+        ("log.parquet", "PAR1", "can't be read as parquet"),
+    ],
+)
+def test_a_log_that_is_none_is_one_sentence(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(NNNormError, match=words):
+        Bank.from_log(tmp_path / name)
+
+
+def test_a_log_that_is_not_there_is_one_sentence(tmp_path):
+    for name in ("gone.parquet", "gone.csv"):
+        with pytest.raises(NNNormError, match=f"there is no file .*{name}"):
+            Bank.from_log(tmp_path / name)
+
+
+def unit(rng, n, dim=16):
+    rows = rng.normal(size=(n, dim))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda bank, rng: bank.add(unit(rng, 3, 8), times=[1] * 3),
+         "queries has dim 8, but the bank has 16; were they encoded by different models"),
+        (lambda bank, rng: bank.add(unit(rng, 3)),
+         "queries has no times, but the bank has times that are numbers"),
+        (lambda bank, rng: bank.add(unit(rng, 3), times=["2026-05-01"] * 3),
+         "times must be all numbers or all dates; expected numbers, but row 0 has dates"),
+        (lambda bank, rng: bank.add(unit(rng, 3), times=[1, 2]),
+         "times must have one entry per row; got 2 for 3 rows of queries"),
+        (lambda bank, rng: bank.add(unit(rng, 3), times=[1, np.nan, 2]), "times must be finite"),
+        (lambda bank, rng: bank.add(unit(rng, 3), times=[1] * 3, counts=[1, 0, 2]),
+         "counts must be whole numbers of at least 1; row 1 has 0"),
+        (lambda bank, rng: bank.add(unit(rng, 3) * np.nan, times=[1] * 3), "must be finite"),
+        (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
+         r"queries has norms 5 to 5, but all rows of the bank have about 1; normalise"),
+        (lambda bank, rng: bank.add(unit(rng, 3), time=[1] * 3), "did you mean 'times'"),
+        (lambda bank, rng: bank.forget(before=99), "before 99 would leave none of the 30 intents"),
+        (lambda bank, rng: bank.forget(before="2026-05-01"),
+         "before has dates, but the bank has times that are numbers"),
+        (lambda bank, rng: bank.forget(before="never"), "before must be numbers or dates"),
+    ],
+)  # fmt: skip
+def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):
+    bank = Bank.of(unit(rng, 30), times=np.arange(30))
+    before, rows = bank.to_dict(), np.array(bank.rows)
+    with pytest.raises(NNNormError, match=words):
+        change(bank, rng)
+    assert bank.to_dict() == before
+    np.testing.assert_array_equal(bank.rows, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"half_life": 3}, "half_life needs times"),
+        ({"half_life": "soon", "times": [1, 1]}, "half_life must be above 0, .* got 'soon'"),
+        ({"half_life": -1, "times": [1, 1]}, "half_life must be above 0"),
+        ({"most": 0}, "most must be a whole number of at least 1; got 0"),
+        ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
+        ({"weights": [1, 1]}, "of has no argument 'weights'"),
+    ],
+)
+def test_a_bank_with_bad_settings_is_refused(options, words):
+    with pytest.raises(NNNormError, match=words):
+        Bank.of(np.eye(2), **options)
+
+
+def test_a_bank_without_times_forgets_nothing():
+    with pytest.raises(NNNormError, match="this bank has no times"):
+        Bank.of(np.eye(2)).forget(before=1)
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def test_a_bank_that_was_loaded_goes_on_as_if_it_had_not_been_saved(log, tmp_path):
+    path = tmp_path / "bank.safetensors"
+    whole = Bank.of(log, times=np.arange(600), half_life=50, most=20, normalize=True)
+    half = Bank.of(log[:300], times=np.arange(300), half_life=50, most=20, normalize=True)
+    half.save(path)
+    half = Bank.load(path)
+    half.add(log[300:], times=np.arange(300, 600))
+    assert same(whole, half)
+
+
+def test_a_bank_file_is_small_and_of_plain_numbers(log, tmp_path):
+    from safetensors.numpy import load_file
+
+    path = tmp_path / "bank.safetensors"
+    Bank.of(log, normalize=True).save(path)
+    arrays = load_file(path)
+    assert arrays["rows"].shape == (40, 32)
+    assert arrays["rows"].dtype == np.float16
+    assert path.stat().st_size < 40 * (32 * 2 + 20) + 2000
+
+
+@pytest.mark.parametrize("n_bytes", [0, 7, 200, -1])
+def test_a_half_written_bank_is_refused(log, tmp_path, n_bytes):
+    path = tmp_path / "bank.safetensors"
+    Bank.of(log, normalize=True).save(path)
+    path.write_bytes(path.read_bytes()[:n_bytes])
+    with pytest.raises(NNNormError, match=r"can't be read as a bank \(.*\); is it cut short"):
+        Bank.load(path)
+
+
+def test_a_bank_whose_rows_were_changed_is_refused(log, tmp_path):
+    path = tmp_path / "bank.safetensors"
+    Bank.of(log, normalize=True).save(path)
+    whole = bytearray(path.read_bytes())
+    place = whole.index(Bank.load(path).rows.tobytes()[:64])
+    whole[place] ^= 0x40
+    path.write_bytes(whole)
+    with pytest.raises(NNNormError, match=r"is a damaged bank file .*its rows were changed"):
+        Bank.load(path)
+
+
+def test_a_bias_is_no_bank_and_a_bank_no_bias(log, tmp_path, rng):
+    bank = Bank.of(log, normalize=True)
+    bank.save(tmp_path / "bank.safetensors")
+    nnnorm.NNN().fit(rng.normal(size=(9, 32)), bank, normalize=True).save(
+        tmp_path / "bias.safetensors"
+    )
+    with pytest.raises(NNNormError, match=r"holds no bank of this format .* 'nnnorm.bias/1'"):
+        Bank.load(tmp_path / "bias.safetensors")
+    with pytest.raises(NNNormError, match=r"holds no bias of this format .* 'nnnorm.bank/1'"):
+        nnnorm.Bias.load(tmp_path / "bank.safetensors")
