@@ -5,11 +5,10 @@ a bias records the size and fingerprint of that gallery and refuses any other. I
 `.safetensors` file (numbers and JSON, nothing executable), written whole or not at all.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import Embeddings, write_whole
+from nnnorm.io import Embeddings, TensorFile, Tensors
+from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-_FORMAT = "nnnorm.bias/1"
+_FILE = TensorFile("bias", 1, made_by="nnnorm fit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +142,50 @@ class Bias:
         parts |= {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
         return type(self), tuple(parts.values())
 
+    def __add__(self, other: Popularity) -> "Bias":
+        """Add a popularity, so that hubs go and what is often right stays.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> Bias(np.array([0.2, 0.4]), 0.5, "nnn") + Popularity([0, 20], weight=0.02)
+        Bias(nnn: 2 items, weight=0.5, popularity_weight=0.02, n_clicks=20)
+        """
+        if not isinstance(other, Popularity):
+            raise NNNormError(
+                "only a Popularity can be added to a bias (values of different banks do not add "
+                f"up); got {type(other).__name__}"
+            )
+        if len(other) != len(self):
+            raise NNNormError(
+                f"clicks must have one number per item of the bias, {len(self)}; got {len(other)}"
+            )
+        if self.gates:
+            raise NNNormError(
+                f"a gated bias ({self.method}) decides per query, so that no popularity can be "
+                "added to it; fit the method without its gate"
+            )
+        if "popularity_weight" in self.params:
+            raise NNNormError(
+                "this bias has a popularity part already; add all clicks at once to the bias "
+                "without it"
+            )
+        # A weight of 0 leaves nothing of the values: then they are those of the popularity alone,
+        # and no longer those of a corrector.
+        weight, values, prints = self.weight or 1.0, self.values, dict(self.fingerprints)
+        if self.weight == 0:
+            values = np.zeros_like(values)
+            prints.pop("corrector", None)
+        added = values - (other.weight / weight) * other.values
+        parts = {"popularity_weight": other.weight, "n_clicks": other.n_clicks}
+        return replace(
+            self,
+            values=added.astype(np.float32),
+            weight=weight,
+            params={**self.params, **parts},
+            fingerprints=prints,
+        )
+
     @property
     def correction(self) -> FloatArray:
         """``weight · values``, shape ``(n_gallery,)``: what is subtracted from every score."""
@@ -234,15 +278,11 @@ class Bias:
         >>> Bias.load(path).weight
         0.5
         """
-        from safetensors.numpy import save
-
         tensors: dict[str, npt.NDArray[Any]] = {"values": self.values}
         for number, gate in enumerate(self.gates):
             tensors[f"gate.{number}.values"] = gate.values
             tensors[f"gate.{number}.active"] = gate.active
-        metadata = {"format": _FORMAT, "bias": json.dumps(self.to_dict())}
-        blob = save(tensors, metadata)
-        write_whole(path, lambda file: file.write(blob))
+        _FILE.write(path, tensors, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
@@ -254,41 +294,28 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        from safetensors import SafetensorError, safe_open
+        return _FILE.read(path, cls.from_dict)
 
-        if os.path.isdir(path):
-            raise NNNormError(f"{path} is a folder; expected a bias file (.safetensors)")
-        if not os.path.exists(path):
-            raise NNNormError(f"there is no bias file {path}; make one with: nnnorm fit")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise NNNormError(
-                f"{path} can't be read as a bias ({first_line(error)}); "
-                "is it cut short, or another kind of file?"
-            ) from error
-        if metadata.get("format") != _FORMAT:
-            raise NNNormError(
-                f"{path} is a safetensors file but holds no bias of this format ({_FORMAT}); "
-                f"it says {metadata.get('format', 'nothing')!r}"
-            )
-        try:
-            about = json.loads(metadata["bias"])
-            gates = tuple(
-                Gate(tensors[f"gate.{number}.values"], tensors[f"gate.{number}.active"])
-                for number in range(len(about["n_active"]))
-            )
-            names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
-            kept = {name: about[name] for name in (*names, "version", "created")}
-            norms = about.get("reference_norms")  # files of older versions have none
-            kept["reference_norms"] = norms and tuple(norms)
-            return cls(values=tensors["values"], gates=gates, **kept)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise NNNormError(
-                f"{path} is a damaged bias file ({error!r}); make it again with: nnnorm fit"
-            ) from error
+    @classmethod
+    def from_dict(cls, tensors: Tensors, about: Mapping[str, Any]) -> "Bias":
+        """Build a bias from its arrays and what `to_dict` gave.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> bias = Bias(np.array([0.1, 0.2]), 0.5, "nnn")
+        >>> Bias.from_dict({"values": bias.values}, bias.to_dict()).weight
+        0.5
+        """
+        gates = tuple(
+            Gate(tensors[f"gate.{number}.values"], tensors[f"gate.{number}.active"])
+            for number in range(len(about["n_active"]))
+        )
+        names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
+        kept = {name: about[name] for name in (*names, "version", "created")}
+        norms = about.get("reference_norms")  # files of older versions have none
+        kept["reference_norms"] = norms and tuple(norms)
+        return cls(values=tensors["values"], gates=gates, **kept)
 
 
 Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]

@@ -92,8 +92,9 @@ def explain_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def _explain(
     name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
-    parameters = {key: one for key, one in signature.parameters.items() if key != "self"}
-    n_given = len(args) - ("self" in signature.parameters)
+    own = {"self", "cls"}.intersection(signature.parameters)
+    parameters = {key: one for key, one in signature.parameters.items() if key not in own}
+    n_given = len(args) - len(own)
     for key in kwargs:
         if key not in parameters:
             known = [other for other in _OTHER_NAMES.get(key, ()) if other in parameters]

@@ -8,6 +8,7 @@ embeddings     the one door for embeddings: opened and checked in one read
 ready_scores   ready scores, opened and checked
 tables         the one reader of CSV, TSV, JSONL and JSON
 files          files written whole or not at all
+tensors        our own .safetensors files
 progress       how far long work has come
 """
 
@@ -32,3 +33,4 @@ from nnnorm.io.tables import (
     read_jsonl,
     read_lines,
 )
+from nnnorm.io.tensors import TensorFile, Tensors, read_format
