@@ -170,6 +170,7 @@ class Corrector:
         recent: Source | None = None,
         gallery_references: Source | None = None,
         solver: Solver = "auto",
+        quality: int | None = None,
         normalize: bool | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
@@ -189,8 +190,9 @@ class Corrector:
             they decide whether the bank, the recent queries or both are used.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
-        solver : str
-            Computes the means for this gallery, see `Method.fit`; later items are always exact.
+        solver, quality : optional
+            How the means of this gallery are computed, see `Method.fit`; later items get exact
+            ones.
         normalize : bool, optional
             True divides every row by its norm, also those of later items and queries. Rows that
             have unit norms anyway need none of it, and later rows without are refused.
@@ -228,6 +230,7 @@ class Corrector:
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
             solver=solver,
+            quality=quality,
             normalize=normalize,
             memory_budget=memory_budget,
             progress=progress,
@@ -292,21 +295,21 @@ class Corrector:
         >>> 0.5 < second.moved.correlation < 1, second.moved.n_items
         (True, 40)
         """
-        items = self._open(gallery, "gallery")
+        items = self.open(gallery, "gallery")
         new = Corrector.fit(
             items,
             references,
             self.asked,
             recent=recent,
             gallery_references=(
-                self._bank_of_items if gallery_references is None else gallery_references
+                self.bank_of_items if gallery_references is None else gallery_references
             ),
             solver=solver,
             normalize=self.normalize,
             memory_budget=memory_budget,
             progress=progress,
         )
-        asked = new._bank if recent is None else new._open(recent, "recent")
+        asked = new.bank if recent is None else new.open(recent, "recent")
         return replace(new, moved=_compare(self.bias_of(items), new.bias, items, asked))
 
     # --- what it keeps -----------------------------------------------------------------------
@@ -332,8 +335,8 @@ class Corrector:
             "normalize": self.normalize,
             "unit": self.unit,
             "augmentation": asdict(self.augmentation),
-            "references": self._bank.fingerprint,
-            "gallery_references": self._bank_of_items and self._bank_of_items.fingerprint,
+            "references": self.bank.fingerprint,
+            "gallery_references": self.bank_of_items and self.bank_of_items.fingerprint,
         }
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         if self.center is not None:
@@ -341,11 +344,13 @@ class Corrector:
         return digest.hexdigest()[:32]
 
     @cached_property
-    def _bank(self) -> Embeddings:
+    def bank(self) -> Embeddings:
+        """The references, opened."""
         return _open_kept(self.references, "references", self.normalize)
 
     @cached_property
-    def _bank_of_items(self) -> Embeddings | None:
+    def bank_of_items(self) -> Embeddings | None:
+        """The second bank, opened."""
         if self.gallery_references is None:
             return None
         return _open_kept(self.gallery_references, "gallery_references", self.normalize)
@@ -384,7 +389,7 @@ class Corrector:
         >>> np.allclose(np.concatenate(parts), corrector.bias.values, atol=1e-6)
         True
         """
-        opened = self._open(items, "items")
+        opened = self.open(items, "items")
         bias = self._bias_of(opened, memory_budget=memory_budget, progress=progress)
         self._warn_of_other_values(bias, opened)
         return bias
@@ -412,7 +417,7 @@ class Corrector:
         >>> bool(np.ptp(np.linalg.norm(stored, axis=1)) < 1e-6)
         True
         """
-        opened = self._open(items, "items")
+        opened = self.open(items, "items")
         high = opened.norm_range[1]
         if high > self.longest:
             raise NNNormError(
@@ -449,12 +454,30 @@ class Corrector:
         >>> corrector.queries(np.eye(8)[:1]).tolist()
         [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.0]]
         """
-        opened = self._open(queries, "queries")
+        opened = self.open(queries, "queries")
         used = self.weight if weight is None else check_weight(weight)
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
-    def _open(self, source: Source, name: str) -> Embeddings:
-        """Open rows as this corrector needs them, or say why they do not fit."""
+    def open(self, source: Source, name: str) -> Embeddings:
+        """Open rows as this corrector needs them, or raise where they do not fit.
+
+        Parameters
+        ----------
+        source : array or path, shape (n_rows, dim)
+        name : str
+            For messages.
+
+        Returns
+        -------
+        Embeddings
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> Corrector.fit(gallery, references, normalize=True).open(gallery, "items").normalized
+        True
+        """
         given = source.normalized if isinstance(source, Embeddings) else False
         rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
         if rows.dim != self.dim:
@@ -474,7 +497,7 @@ class Corrector:
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
         if self.center is not None:
             options["center"] = self.center
-        statistics = Statistics.of_embeddings(items, self._bank, self._bank_of_items, **options)
+        statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 
     def _sign(self, bias: Bias) -> Bias:

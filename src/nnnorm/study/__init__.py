@@ -10,6 +10,7 @@ sweep        R@1 of very many corrections from one product; `gated` for gated me
 tuning       choosing a method and its settings on held-out queries
 comparison   methods side by side; banks of different sizes
 diagnosis    the hubs of a gallery, before and after a correction
+drift        whether the bank of a corrector is still like the queries of today
 groups       counts of groups of items in a ranking
 audits       how often groups of items are retrieved, before and after a correction
 """
@@ -26,6 +27,7 @@ from nnnorm.study.comparison import (
     report_gain,
 )
 from nnnorm.study.diagnosis import Diagnosis, diagnose
+from nnnorm.study.drift import Drift, measure_drift
 from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
 from nnnorm.study.grid import Grid
 from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
