@@ -195,6 +195,10 @@ def tune(
     gallery_references: GalleryReferences = None,
     method: Methods = None,
     select: SelectOption = "one-standard-error",
+    clicks: Annotated[
+        Path | None,
+        Option(help="Clicks of every item (.npy, or text with one per line): a popularity to add."),
+    ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write the chosen bias there.")
     ] = None,
@@ -208,7 +212,7 @@ def tune(
     report.check()
     methods = _check_names(method) or ("nnn",)
     if output is not None:
-        read = [gallery, references, queries, truth, gallery_references]
+        read = [gallery, references, queries, truth, gallery_references, clicks]
         check_output(output, ".safetensors", read)
     items = inputs.open(gallery, "gallery")
     bank = inputs.open(references, "references")
@@ -222,6 +226,7 @@ def tune(
             truth=study.read_truth(truth),
             methods=methods,
             gallery_references=second,
+            clicks=read_ids(clicks, "clicks"),
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,

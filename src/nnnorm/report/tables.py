@@ -138,6 +138,10 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
         f"gain {_gain(tuning.gain)} points of R@1 on these queries "
         f"(p = {tuning.gain.p_value:.3g})."
     ]
+    if tuning.popularity is not None:
+        weight = tuning.popularity.weight
+        recall = _percent(tuning.popularity.recalls[weight])
+        notes.insert(0, f"Popularity from clicks: weight {weight:g}, with which R@1 is {recall}.")
     if tuning.gain.includes_zero:
         notes.append(
             "That interval includes 0: on these queries the gain can't be told from chance."

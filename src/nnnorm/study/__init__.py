@@ -7,6 +7,7 @@ intervals    bootstrap intervals, clustered and paired
 splits       splitting queries by item; references that are among the queries
 grid         all settings of all methods from one pass over each bank
 sweep        R@1 of very many corrections from one product; `gated` for gated methods
+popular      choosing the weight of a popularity
 tuning       choosing a method and its settings on held-out queries
 comparison   methods side by side; banks of different sizes
 diagnosis    the hubs of a gallery, before and after a correction
