@@ -309,8 +309,11 @@ def test_files_that_hold_no_whole_corrector_are_refused(corrector, tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(NNNormError, match=r"can't be read as a corrector \(.*\); is it cut"):
             Corrector.load(path)
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(NNNormError, match="damaged corrector file"):
+    place = whole.find(corrector.references[3].tobytes())
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(
+        NNNormError, match=r"damaged .* \(its numbers are not those that were saved"
+    ):
         Corrector.load(path)
     corrector.bias.save(path)
     with pytest.raises(NNNormError, match=r"holds no corrector .* it says 'nnnorm.bias/1'"):
@@ -327,12 +330,6 @@ def test_a_file_that_lacks_a_part_is_called_damaged(corrector, tmp_path):
     del tensors["references"]
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata()
-    save_file(tensors, path, metadata)
-    with pytest.raises(
-        NNNormError, match=r"damaged .* \(its numbers are not those that were saved"
-    ):
-        Corrector.load(path)
-    del metadata["digest"]
     save_file(tensors, path, metadata)
     with pytest.raises(NNNormError, match=r"damaged corrector file \(KeyError\('references'\)\)"):
         Corrector.load(path)

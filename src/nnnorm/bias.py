@@ -17,12 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import Embeddings, TensorFile, Tensors
+from nnnorm.io import Embeddings, damaged, load_record, save_record
 from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-_FILE = TensorFile("bias", 1, made_by="nnnorm fit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,11 +277,11 @@ class Bias:
         >>> Bias.load(path).weight
         0.5
         """
-        tensors: dict[str, npt.NDArray[Any]] = {"values": self.values}
+        arrays: dict[str, npt.NDArray[Any]] = {"values": self.values}
         for number, gate in enumerate(self.gates):
-            tensors[f"gate.{number}.values"] = gate.values
-            tensors[f"gate.{number}.active"] = gate.active
-        _FILE.write(path, tensors, self.to_dict())
+            arrays[f"gate.{number}.values"] = gate.values
+            arrays[f"gate.{number}.active"] = gate.active
+        save_record(path, "bias", arrays, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
@@ -294,10 +293,14 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        return _FILE.read(path, cls.from_dict)
+        arrays, about = load_record(path, "bias", "nnnorm fit")
+        try:
+            return cls.from_dict(arrays, about)
+        except (KeyError, TypeError) as error:
+            raise damaged(path, "bias", "nnnorm fit", error) from error
 
     @classmethod
-    def from_dict(cls, tensors: Tensors, about: Mapping[str, Any]) -> "Bias":
+    def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
         """Build a bias from its arrays and what `to_dict` gave.
 
         Examples
@@ -308,14 +311,14 @@ class Bias:
         0.5
         """
         gates = tuple(
-            Gate(tensors[f"gate.{number}.values"], tensors[f"gate.{number}.active"])
+            Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))
         )
         names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
         kept = {name: about[name] for name in (*names, "version", "created")}
         norms = about.get("reference_norms")  # files of older versions have none
         kept["reference_norms"] = norms and tuple(norms)
-        return cls(values=tensors["values"], gates=gates, **kept)
+        return cls(values=arrays["values"], gates=gates, **kept)
 
 
 Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]

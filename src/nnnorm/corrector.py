@@ -32,10 +32,11 @@ from nnnorm.io import (
     Embeddings,
     Progress,
     Source,
-    TensorFile,
-    Tensors,
     check_same_norms,
+    damaged,
+    load_record,
     open_embeddings,
+    save_record,
 )
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, find_method, make_method
@@ -45,7 +46,7 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
-_FILE = TensorFile("corrector", 1, made_by="nnnorm fit --save-corrector")
+_MAKER = "nnnorm fit --save-corrector"
 # Norms this close to 1 are unit norms that were rounded, as float16 does.
 _UNIT = 5e-3
 # Later items of raw embeddings may be longer than those of the gallery by this factor.
@@ -556,11 +557,11 @@ class Corrector:
         >>> Corrector.load(path).fingerprint == corrector.fingerprint
         True
         """
-        tensors = {"values": self.bias.values}
+        arrays: dict[str, Rows] = {"values": self.bias.values}
         for name in ("references", "sample", "center", "gallery_references"):
             if (array := getattr(self, name)) is not None:
-                tensors[name] = array
-        _FILE.write(path, tensors, self.to_dict())
+                arrays[name] = array
+        save_record(path, "corrector", arrays, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Corrector":
@@ -572,23 +573,30 @@ class Corrector:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
         """
-        return _FILE.read(path, cls._from_dict)
-
-    @classmethod
-    def _from_dict(cls, tensors: Tensors, about: Mapping[str, Any]) -> "Corrector":
-        return cls(
-            method=make_method(about["method"]["name"], **about["method"]["params"]),
-            asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
-            references=tensors["references"],
-            bias=Bias.from_dict(tensors, about["bias"]),
-            normalize=about["normalize"],
-            unit=about["unit"],
-            augmentation=Augmentation(**about["augmentation"]),
-            longest=about["longest"],
-            sample=tensors["sample"],
-            center=tensors.get("center"),
-            gallery_references=tensors.get("gallery_references"),
-        )
+        arrays, about = load_record(path, "corrector", _MAKER)
+        try:
+            corrector = cls(
+                method=make_method(about["method"]["name"], **about["method"]["params"]),
+                asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
+                references=arrays["references"],
+                bias=Bias.from_dict(arrays, about["bias"]),
+                normalize=about["normalize"],
+                unit=about["unit"],
+                augmentation=Augmentation(**about["augmentation"]),
+                longest=about["longest"],
+                sample=arrays["sample"],
+                center=arrays.get("center"),
+                gallery_references=arrays.get("gallery_references"),
+            )
+            fingerprint = about["fingerprint"]
+        except (KeyError, TypeError) as error:
+            raise damaged(path, "corrector", _MAKER, error) from error
+        if corrector.fingerprint != fingerprint:
+            raise NNNormError(
+                f"{path} is a damaged corrector file (its numbers are not those that were saved); "
+                f"make it again with: {_MAKER}"
+            )
+        return corrector
 
 
 # --- the method ----------------------------------------------------------------------------------
@@ -613,7 +621,8 @@ def _settled(name: str, params: Mapping[str, Any]) -> Method:
     """The method with the numbers that a fit chose, from the parameters of its bias."""
     kind, variant = find_method(name)
     names = {part.name for part in fields(kind)} - set(variant.fixed)
-    return make_method(name, **{key: params[key] for key in names if key in params})
+    method = make_method(name, **{key: params[key] for key in names if key in params})
+    return make_method(name, **method.params)  # without what only an automatic choice needs
 
 
 def _describe(method: Method) -> dict[str, Any]:

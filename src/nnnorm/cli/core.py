@@ -34,7 +34,7 @@ from nnnorm.cli.app import (
     show_steps,
 )
 from nnnorm.corrector import Corrector
-from nnnorm.io import open_embeddings, read_format
+from nnnorm.io import kind_of_record, open_embeddings
 from nnnorm.means import Solver
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -373,7 +373,7 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     import numpy as np
 
     if file.suffix == ".safetensors":
-        if read_format(file) == "nnnorm.corrector/1":
+        if kind_of_record(file) == "corrector":
             return _describe_corrector(file)
         bias = Bias.load(file)
         title, facts = facts_of_bias(bias, file)

@@ -8,7 +8,7 @@ embeddings     the one door for embeddings: opened and checked in one read
 ready_scores   ready scores, opened and checked
 tables         the one reader of CSV, TSV, JSONL and JSON
 files          files written whole or not at all
-tensors        our own .safetensors files
+records        arrays and a description in one .safetensors file
 progress       how far long work has come
 """
 
@@ -25,6 +25,7 @@ from nnnorm.io.files import check_writable, make_folder, write_whole
 from nnnorm.io.ids import check_ids
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
+from nnnorm.io.records import damaged, kind_of_record, load_record, save_record
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
     read_column,
@@ -33,4 +34,3 @@ from nnnorm.io.tables import (
     read_jsonl,
     read_lines,
 )
-from nnnorm.io.tensors import TensorFile, Tensors, read_format

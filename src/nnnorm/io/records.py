@@ -1,0 +1,124 @@
+"""Records: arrays and a description in one `.safetensors` file, written whole or not at all.
+
+The file holds numbers and JSON, nothing executable. Its metadata names the format, such as
+``nnnorm.bias/1``, so that a bias is not taken for a bank.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line
+from nnnorm.io.files import write_whole
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+def save_record(
+    path: str | os.PathLike[str], kind: str, arrays: Arrays, about: Mapping[str, Any]
+) -> None:
+    """Write a record of a kind, such as ``"bias"``.
+
+    Examples
+    --------
+    >>> save_record("b.safetensors", "bias", {"values": np.ones(2)}, {"weight": 0.5})
+    >>> load_record("b.safetensors", "bias", "nnnorm fit")[1]
+    {'weight': 0.5}
+    """
+    from safetensors.numpy import save
+
+    dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    blob = save(dense, {"format": f"nnnorm.{kind}/1", kind: json.dumps(about)})
+    write_whole(path, lambda file: file.write(blob))
+
+
+def load_record(
+    path: str | os.PathLike[str], kind: str, maker: str
+) -> tuple[Arrays, dict[str, Any]]:
+    """Read arrays and description of a record.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    kind : str
+        The kind that is expected.
+    maker : str
+        The command that makes such a file, for messages.
+
+    Returns
+    -------
+    arrays : dict
+    about : dict
+
+    Examples
+    --------
+    >>> load_record("nowhere.safetensors", "bias", "nnnorm fit")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; make one with: nnnorm fit
+    """
+    metadata, arrays = _read(path, kind, maker)
+    expected = f"nnnorm.{kind}/1"
+    if metadata.get("format") != expected:
+        raise NNNormError(
+            f"{path} is a safetensors file but holds no {kind} of this format ({expected}); "
+            f"it says {metadata.get('format', 'nothing')!r}"
+        )
+    try:
+        about = json.loads(metadata[kind])
+        if not isinstance(about, dict):
+            raise TypeError(type(about).__name__)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise damaged(path, kind, maker, error) from error
+    return arrays, about
+
+
+def kind_of_record(path: str | os.PathLike[str]) -> str | None:
+    """The kind that a file says it is; None where it is no record of this package.
+
+    Examples
+    --------
+    >>> save_record("b.safetensors", "bank", {"rows": np.ones(2)}, {})
+    >>> kind_of_record("b.safetensors"), kind_of_record("nowhere.safetensors")
+    ('bank', None)
+    """
+    try:
+        metadata, _ = _read(path, "record", "nnnorm", arrays=False)
+    except NNNormError:
+        return None
+    package, _, kind = metadata.get("format", "").partition(".")
+    return kind.partition("/")[0] if package == "nnnorm" else None
+
+
+def damaged(path: str | os.PathLike[str], kind: str, maker: str, error: Exception) -> NNNormError:
+    """The error for a record that lacks a part.
+
+    Examples
+    --------
+    >>> damaged("b.safetensors", "bias", "nnnorm fit", KeyError("weight"))
+    NNNormError("b.safetensors is a damaged bias file (KeyError('weight')); make it again with: ...
+    """
+    return NNNormError(f"{path} is a damaged {kind} file ({error!r}); make it again with: {maker}")
+
+
+def _read(
+    path: str | os.PathLike[str], kind: str, maker: str, *, arrays: bool = True
+) -> tuple[dict[str, str], Arrays]:
+    from safetensors import SafetensorError, safe_open
+
+    if os.path.isdir(path):
+        raise NNNormError(f"{path} is a folder; expected a {kind} file (.safetensors)")
+    if not os.path.exists(path):
+        raise NNNormError(f"there is no {kind} file {path}; make one with: {maker}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys() if arrays else ()
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise NNNormError(
+            f"{path} can't be read as a {kind} ({first_line(error)}); "
+            "is it cut short, or another kind of file?"
+        ) from error
