@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from nnnorm.augmentation import augment_gallery, augment_queries
     from nnnorm.bank import Bank
     from nnnorm.bias import Bias
+    from nnnorm.corrector import Corrector
     from nnnorm.datasets import load_shapes
     from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
     from nnnorm.index import build_index, export_index, open_index, verify_index
     from nnnorm.io import Embeddings, open_embeddings
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
+    from nnnorm.popularity import Popularity
     from nnnorm.ranking import Ranking, score_matrix, search
     from nnnorm.study import Task, ablate, audit, compare, diagnose, evaluate, tune
     from nnnorm.version import __version__
@@ -31,6 +33,7 @@ _ROOMS = {
     "nnnorm.augmentation": ("augment_gallery", "augment_queries"),
     "nnnorm.bank": ("Bank",),
     "nnnorm.bias": ("Bias",),
+    "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("MissingExtraError", "NNNormError", "NNNormWarning"),
     "nnnorm.index": ("build_index", "export_index", "open_index", "verify_index"),
@@ -39,6 +42,7 @@ _ROOMS = {
         *("CSLS", "DN", "NNN"),
         *("DualSoftmax", "InvertedSoftmax", "Sinkhorn", "Uncorrected"),
     ),
+    "nnnorm.popularity": ("Popularity",),
     "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
     "nnnorm.study": ("Task", "ablate", "audit", "compare", "diagnose", "evaluate", "tune"),
     "nnnorm.version": ("__version__",),

@@ -8,7 +8,7 @@ a bias records the size and fingerprint of that gallery and refuses any other. I
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, first_line
 from nnnorm.io import Embeddings, damaged, load_record, save_record
+from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -140,6 +141,50 @@ class Bias:
         parts |= {"params": dict(self.params), "fingerprints": dict(self.fingerprints)}
         return type(self), tuple(parts.values())
 
+    def __add__(self, other: Popularity) -> "Bias":
+        """Add a popularity, so that hubs go and what is often right stays.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> Bias(np.array([0.2, 0.4]), 0.5, "nnn") + Popularity([0, 20], weight=0.02)
+        Bias(nnn: 2 items, weight=0.5, popularity_weight=0.02, n_clicks=20)
+        """
+        if not isinstance(other, Popularity):
+            raise NNNormError(
+                "only a Popularity can be added to a bias (values of different banks do not add "
+                f"up); got {type(other).__name__}"
+            )
+        if len(other) != len(self):
+            raise NNNormError(
+                f"clicks must have one number per item of the bias, {len(self)}; got {len(other)}"
+            )
+        if self.gates:
+            raise NNNormError(
+                f"a gated bias ({self.method}) decides per query, so that no popularity can be "
+                "added to it; fit the method without its gate"
+            )
+        if "popularity_weight" in self.params:
+            raise NNNormError(
+                "this bias has a popularity part already; add all clicks at once to the bias "
+                "without it"
+            )
+        # A weight of 0 leaves nothing of the values: then they are those of the popularity alone,
+        # and no longer those of a corrector.
+        weight, values, prints = self.weight or 1.0, self.values, dict(self.fingerprints)
+        if self.weight == 0:
+            values = np.zeros_like(values)
+            prints.pop("corrector", None)
+        added = values - (other.weight / weight) * other.values
+        parts = {"popularity_weight": other.weight, "n_clicks": other.n_clicks}
+        return replace(
+            self,
+            values=added.astype(np.float32),
+            weight=weight,
+            params={**self.params, **parts},
+            fingerprints=prints,
+        )
+
     @property
     def correction(self) -> FloatArray:
         """``weight · values``, shape ``(n_gallery,)``: what is subtracted from every score."""
@@ -250,17 +295,30 @@ class Bias:
         """
         arrays, about = load_record(path, "bias", "nnnorm fit")
         try:
-            gates = tuple(
-                Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
-                for number in range(len(about["n_active"]))
-            )
-            names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
-            kept = {name: about[name] for name in (*names, "version", "created")}
-            norms = about.get("reference_norms")  # files of older versions have none
-            kept["reference_norms"] = norms and tuple(norms)
-            return cls(values=arrays["values"], gates=gates, **kept)
+            return cls.from_dict(arrays, about)
         except (KeyError, TypeError) as error:
             raise damaged(path, "bias", "nnnorm fit", error) from error
+
+    @classmethod
+    def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
+        """Build a bias from its arrays and what `to_dict` gave.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> bias = Bias(np.array([0.1, 0.2]), 0.5, "nnn")
+        >>> Bias.from_dict({"values": bias.values}, bias.to_dict()).weight
+        0.5
+        """
+        gates = tuple(
+            Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
+            for number in range(len(about["n_active"]))
+        )
+        names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
+        kept = {name: about[name] for name in (*names, "version", "created")}
+        norms = about.get("reference_norms")  # files of older versions have none
+        kept["reference_norms"] = norms and tuple(norms)
+        return cls(values=arrays["values"], gates=gates, **kept)
 
 
 Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from nnnorm.methods import METHOD_NAMES, find_method, make_method
 from nnnorm.study import tuning as tune_module
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.grid import Setting
-from nnnorm.study.intervals import interval_of_difference
+from nnnorm.study.intervals import interval_of_difference, is_near
 from nnnorm.study.truth import clusters_of, open_truth
 from nnnorm.study.tuning import Cell, check_methods, tune
 from tests import made
@@ -317,10 +317,10 @@ def test_a_cell_that_loses_one_cluster_only_is_within_one_standard_error(n_clust
         other[:n_lost] = 0
         error = standard_error((best - other).astype(float), clusters)
         assert error == pytest.approx(n_lost / len(clusters))
-        assert tune_module._is_near(best, other, clusters)
+        assert is_near(best, other, clusters)
         other[-1] = 0
-        is_near = (n_lost + 1) / len(clusters) <= standard_error(best - other, clusters)
-        assert tune_module._is_near(best, other, clusters) == is_near
+        expected = (n_lost + 1) / len(clusters) <= standard_error(best - other, clusters)
+        assert is_near(best, other, clusters) == expected
 
 
 def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_sensible_one():

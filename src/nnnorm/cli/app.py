@@ -240,19 +240,20 @@ def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
         raise NNNormError(f"the output must end in {suffix}; got {output}")
 
 
-def read_ids(path: Path | None) -> Any:
-    """Read ids from a .npy file, a JSON list, or a text file with one per line."""
+def read_ids(path: Path | None, what: str = "ids") -> Any:
+    """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
     import numpy as np
 
     if path is None:
         return None
-    expected = ".npy of whole numbers or strings, a .json list, or text with one id per line"
+    kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
+    expected = f".npy of {kind}, a .json list, or text with one {one} per line"
     if not path.is_file():
-        raise NNNormError(f"there is no file of ids {path}; expected {expected}")
+        raise NNNormError(f"there is no file of {what} {path}; expected {expected}")
     if path.suffix == ".json":
-        ids = read_json(path, "a list of ids")
+        ids = read_json(path, f"a list of {what}")
         if not isinstance(ids, list):
-            raise NNNormError(f"{path} must hold a list of ids; got {type(ids).__name__}")
+            raise NNNormError(f"{path} must hold a list of {what}; got {type(ids).__name__}")
         return ids
     try:
         if path.suffix == ".npy":
@@ -260,7 +261,7 @@ def read_ids(path: Path | None) -> Any:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (ValueError, OSError, EOFError) as error:
         raise NNNormError(
-            f"{path} can't be read as ids ({first_line(error)}); expected {expected}"
+            f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
         ) from error
 
 

@@ -34,7 +34,8 @@ from nnnorm.cli.app import (
     show_progress,
     show_steps,
 )
-from nnnorm.io import open_embeddings
+from nnnorm.corrector import Corrector
+from nnnorm.io import kind_of_record, open_embeddings
 from nnnorm.means import Solver
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -93,6 +94,13 @@ def fit(
     iterations: Annotated[
         int | None, Option(help=f"Balancing steps ({_users('iterations')}).")
     ] = None,
+    save_corrector: Annotated[
+        Path | None, Option(help="Also write a corrector, for items that arrive later.")
+    ] = None,
+    recent: Annotated[
+        Path | None,
+        Option(help="Recent queries of one's own, which decide whether the bank is used."),
+    ] = None,
     solver: Annotated[
         Solver,
         Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact."),
@@ -119,29 +127,45 @@ def fit(
         "iterations": iterations,
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
-    check_output(output, ".safetensors", [gallery, references, gallery_references])
+    read = [gallery, references, gallery_references, recent]
+    check_output(output, ".safetensors", read)
+    if save_corrector is not None:
+        check_output(save_corrector, ".safetensors", [*read, output])
     items = inputs.open(gallery, "gallery")
     bank = inputs.open(references, "references")
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Scoring the gallery against the references") as progress:
-        bias = chosen.fit(
-            items,
-            bank,
-            gallery_references=second,
-            duplicates=duplicates,
-            solver=solver,
-            quality=quality,
-            memory_budget=memory_budget * 2**20,
-            progress=progress,
-        )
+        options: Any = {
+            "gallery_references": second,
+            "duplicates": duplicates,
+            "solver": solver,
+            "quality": quality,
+            "memory_budget": memory_budget * 2**20,
+            "progress": progress,
+        }
+        if save_corrector is None and recent is None:
+            bias = chosen.fit(items, bank, **options)
+        else:
+            own = inputs.open(recent, "recent") if recent else None
+            corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
+            bias = corrector.bias
+            if save_corrector is not None:
+                corrector.save(save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
     about = {**bias.to_dict(), **_spread(bias.values), "output": str(output)}
+    about["corrector"] = str(save_corrector) if save_corrector else None
     if as_json:
         print_json(about)
         return
-    print_facts(*_facts_of_bias(bias, output))
+    print_facts(*facts_of_bias(bias, output))
+    if save_corrector is not None:
+        typer.echo(
+            f"\nFor items that arrive later: nnnorm extend --corrector "
+            f"{shlex.quote(str(save_corrector))} --items NEW -o NEW_BIAS",
+            err=True,
+        )
     typer.echo(
         f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
         f"--bias {shlex.quote(str(output))}{inputs.repeat()}",
@@ -210,7 +234,8 @@ def search(
 @command("info bias.safetensors")
 def info(
     file: Annotated[
-        Path | None, Argument(help="A bias, a ranking, or embeddings; none for versions.")
+        Path | None,
+        Argument(help="A bias, a corrector, a ranking, or embeddings; none for versions."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -264,7 +289,7 @@ def _why_nothing(bias: Bias) -> str:
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
 
-def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
+def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     """Title and facts of a bias for people; `to_dict` has everything for programs."""
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
@@ -278,6 +303,11 @@ def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
         "settings": describe_setting(bias.method, bias.params, between=", ", equals=" = ") or None,
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
+    if "popularity_weight" in bias.params:
+        facts["popularity"] = (
+            f"{bias.params['popularity_weight']:g}·log(1 + clicks), of "
+            f"{bias.params['n_clicks']:,} clicks"
+        )
     if "reliability" in bias.params:
         facts["reliability"] = (
             f"{bias.params['reliability']:.2f} (biases from two halves of the bank agree)"
@@ -292,6 +322,7 @@ def _facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     if bias.dim is not None:
         unit = bias.fingerprints.get("gallery", "").endswith(":unit")
         facts["embeddings"] = f"{bias.dim} dimensions{', normalised' if unit else ''}"
+    facts["corrector"] = bias.fingerprints.get("corrector")
     facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
     return title, facts
 
@@ -348,8 +379,10 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     import numpy as np
 
     if file.suffix == ".safetensors":
+        if kind_of_record(file) == "corrector":
+            return _describe_corrector(file)
         bias = Bias.load(file)
-        title, facts = _facts_of_bias(bias, file)
+        title, facts = facts_of_bias(bias, file)
         return title, {**bias.to_dict(), **_spread(bias.values)}, facts
     if file.suffix == ".npz" and is_zipfile(file):
         with np.load(file, allow_pickle=False) as archive:
@@ -379,3 +412,14 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         "fingerprint": opened.fingerprint,
     }
     return title, about, facts
+
+
+def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    corrector = Corrector.load(file)
+    bias = corrector.bias
+    title, facts = facts_of_bias(bias, file)
+    title = f"{file}: a corrector with {len(corrector.references):,} references"
+    facts["gallery"] = f"{len(bias):,} items"
+    if not corrector.unit:
+        facts["room"] = f"items with norms up to {corrector.longest:.4g}"
+    return title, corrector.to_dict(), facts

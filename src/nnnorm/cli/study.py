@@ -199,6 +199,10 @@ def tune(
     duplicates: DuplicatesOption = "drop",
     method: Methods = None,
     select: SelectOption = "one-standard-error",
+    clicks: Annotated[
+        Path | None,
+        Option(help="Clicks of every item (.npy, or text with one per line): a popularity to add."),
+    ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write the chosen bias there.")
     ] = None,
@@ -212,7 +216,7 @@ def tune(
     report.check()
     methods = _check_names(method) or ("nnn",)
     if output is not None:
-        read = [gallery, references, queries, truth, gallery_references]
+        read = [gallery, references, queries, truth, gallery_references, clicks]
         check_output(output, ".safetensors", read)
     items = inputs.open(gallery, "gallery")
     bank = inputs.open(references, "references")
@@ -227,6 +231,7 @@ def tune(
             methods=methods,
             gallery_references=second,
             duplicates=duplicates,
+            clicks=read_ids(clicks, "clicks"),
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,

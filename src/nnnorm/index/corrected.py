@@ -157,6 +157,12 @@ class CorrectedIndex:
                 f"the items of {self.store.name} have a bias by {self.recipe.method}, the new ones "
                 f"by {bias.method}; fit the new ones by the same method and references"
             )
+        if bias.fingerprints.get("corrector") != self.recipe.corrector:
+            raise NNNormError(
+                f"the items of {self.store.name} have a bias from {_name(self.recipe.corrector)}, "
+                f"the new ones from {_name(bias.fingerprints.get('corrector'))}, and such values "
+                "do not mix; use Corrector.bias_of (nnnorm extend) of the same corrector"
+            )
         if ids is None and items.ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = name_items(items, ids, name="new items")
@@ -313,6 +319,10 @@ def _facts(store: Store) -> Facts:
             f"there is no {store.name}; check the name, or build it with nnnorm index build"
         )
     return facts
+
+
+def _name(corrector: str | None) -> str:
+    return "no corrector" if corrector is None else f"corrector {corrector[:8]}"
 
 
 def store_has(store: Store, ids: Ids) -> str:

@@ -53,8 +53,9 @@ class Recipe:
         Range of the bias over all items, which decides when a re-rank is certain.
     shortest, longest : float
         Range of the norms of the gallery.
-    gallery, metadata : str or None
-        Fingerprints of the gallery, and of the metadata of its items.
+    gallery, metadata, corrector : str or None
+        Fingerprints of the gallery, of the metadata of its items, and of the corrector that the
+        bias came from.
     state : {"part", "whole"}
         Whether all items have been written.
     """
@@ -73,6 +74,7 @@ class Recipe:
     longest: float
     gallery: str | None
     metadata: str | None = None
+    corrector: str | None = None
     state: str = "part"
 
     @property
@@ -278,6 +280,7 @@ def make_recipe(
         shortest=low,
         longest=high,
         gallery=gallery.fingerprint,
+        corrector=bias.fingerprints.get("corrector"),
     )
 
 

@@ -87,6 +87,8 @@ class Method(ABC):
     # Short signs of the parameters, for tables.
     symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
     gallery_bank: ClassVar[GalleryBank] = "refused"
+    # Whether an item's value follows from the item and the banks alone, whatever else is searched.
+    values_each_item: ClassVar[bool] = True
     # Whether the formula is m_k, which solvers other than the exact one compute too.
     uses_means: ClassVar[bool] = False
 

@@ -41,6 +41,7 @@ class Sinkhorn(Method):
     variants = (Variant("sinkhorn", "Sinkhorn", {"tau": (0.005, 0.01, 0.02, 0.05, 0.1)}),)
     symbols: ClassVar = {"tau": "τ"}
     gallery_bank = "optional"
+    values_each_item = False  # the references are spread over all items at once
 
     def __post_init__(self) -> None:
         check_number("tau", self.tau)

@@ -12,6 +12,7 @@ from nnnorm.report.tables import (
     tabulate_ablation,
     tabulate_comparison,
     tabulate_diagnosis,
+    tabulate_drift,
     tabulate_results,
     tabulate_tuning,
 )

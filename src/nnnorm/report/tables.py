@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nnnorm.copies import describe_size
 from nnnorm.methods import describe_setting
 from nnnorm.report.table import Table
-from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Interval, Result, Tuning
+from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Drift, Interval, Result, Tuning
 
 # The statistics of N_k for people, and how each is shown.
 _STATISTICS = {
@@ -142,6 +142,10 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
         f"gain {_gain(tuning.gain)} points of R@1 on these queries "
         f"(p = {tuning.gain.p_value:.3g})."
     ]
+    if tuning.popularity is not None:
+        weight = tuning.popularity.weight
+        recall = _percent(tuning.popularity.recalls[weight])
+        notes.insert(0, f"Popularity from clicks: weight {weight:g}, with which R@1 is {recall}.")
     if tuning.gain.includes_zero:
         notes.append(
             "That interval includes 0: on these queries the gain can't be told from chance."
@@ -188,6 +192,40 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
         f"{diagnosis.n_queries:,} queries"
     )
     return Table(title, columns, tuple(rows), tuple(notes)), _hub_table(diagnosis)
+
+
+def tabulate_drift(drift: Drift) -> Table:
+    """Make a table of what today's queries say about a corrector, its verdict first.
+
+    Examples
+    --------
+    >>> from nnnorm.study import Drift
+    >>> found = Drift("fine", (), 0.1, 0.0, None, 0.2, 0.3, None, 9, None, 64, 99, 40)
+    >>> tabulate_drift(found).title
+    'Fine: 64 queries against a bank of 99'
+    """
+    rows = [
+        ("z: queries against bank, 0 as of one source", f"{drift.z:.1f}".replace("-", "−")),
+        ("distance of the means, in spreads of the bank", f"{drift.mean_shift:.2f}"),
+    ]
+    if drift.agreement is not None:
+        agreement = f"{drift.agreement:.2f}".replace("-", "−")
+        rows.append(("biases of today's queries agree with the corrector's", agreement))
+    for label, share in (
+        ("hits on hubs without a correction", drift.hub_share_uncorrected),
+        ("hits on hubs with this corrector", drift.hub_share),
+        ("hits on hubs after a refit", drift.hub_share_refitted),
+    ):
+        if share is not None:
+            rows.append((label, f"{100 * share:.0f} %"))
+    verdict = drift.verdict.capitalize()
+    title = f"{verdict}: {drift.n_queries:,} queries against a bank of {drift.n_references:,}"
+    notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
+    notes.append(
+        f"Hubs: items with at least twice the mean number of hits among the first places, counted "
+        f"over {drift.n_items:,} items."
+    )
+    return Table(title, ("", "today"), tuple(rows), tuple(notes))
 
 
 def _hub_table(diagnosis: Diagnosis) -> Table:

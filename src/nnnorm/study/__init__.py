@@ -7,9 +7,11 @@ intervals    bootstrap intervals, clustered and paired
 splits       splitting queries by item; references that are among the queries
 grid         all settings of all methods from one pass over each bank
 sweep        R@1 of very many corrections from one product; `gated` for gated methods
+popular      choosing the weight of a popularity
 tuning       choosing a method and its settings on held-out queries
 comparison   methods side by side; banks of different sizes
 diagnosis    the hubs of a gallery, before and after a correction
+drift        whether the bank of a corrector is still like the queries of today
 groups       counts of groups of items in a ranking
 audits       how often groups of items are retrieved, before and after a correction
 """
@@ -26,6 +28,7 @@ from nnnorm.study.comparison import (
     report_gain,
 )
 from nnnorm.study.diagnosis import Diagnosis, diagnose
+from nnnorm.study.drift import Drift, measure_drift
 from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
 from nnnorm.study.grid import Grid
 from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness

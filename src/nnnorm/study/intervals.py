@@ -138,6 +138,24 @@ def binomial_half_width(proportion: float, n_queries: int) -> float:
     return float(1.96 * np.sqrt(proportion * (1 - proportion) / n_queries))
 
 
+def is_near(best: npt.ArrayLike, other: npt.ArrayLike, clusters: npt.NDArray[Any]) -> bool:
+    """Whether `other` is within one clustered, paired standard error of `best`.
+
+    Examples
+    --------
+    >>> is_near([1, 1, 0, 0], [1, 0, 0, 0], np.arange(4)), is_near([1, 1], [0, 0], np.arange(2))
+    (True, False)
+    """
+    difference = np.subtract(best, other, dtype=np.float64)
+    mean = difference.mean()
+    _, members = np.unique(clusters, return_inverse=True)
+    deviations = np.bincount(members, weights=difference - mean)
+    n_clusters = len(deviations)
+    error = np.sqrt((deviations**2).sum() * n_clusters / max(1, n_clusters - 1)) / len(difference)
+    # Where one cluster alone differs, both are equal: rounding may not decide that.
+    return bool(mean <= error * (1 + 1e-6))
+
+
 def _check_values(values: npt.ArrayLike, name: str) -> FloatArray:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or len(array) == 0:

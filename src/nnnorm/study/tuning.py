@@ -32,7 +32,8 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
-from nnnorm.study.intervals import Interval, interval_of_difference
+from nnnorm.study.intervals import Interval, interval_of_difference, is_near
+from nnnorm.study.popular import PopularityChoice, choose_popularity
 from nnnorm.study.splits import warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
@@ -85,13 +86,15 @@ class Tuning:
         Both ways of choosing.
     uncorrected : Cell
     bias : Bias
-        Of `best`, for the gallery that was tuned on.
+        Of `best`, for the gallery that was tuned on; with clicks, the popularity is added.
     gain : Interval
-        Paired difference in R@1 between `best` and no correction, on the tuning queries.
+        Paired difference in R@1 between `bias` and no correction, on the tuning queries.
     select : str
     n_queries, n_references : int
     n_intents : int or None
         Number of references that are no copies; None where all were used.
+    popularity : PopularityChoice or None
+        With clicks: the weights that were tried on top of `best`.
     """
 
     grid: tuple[Cell, ...]
@@ -105,6 +108,7 @@ class Tuning:
     n_queries: int
     n_references: int
     n_intents: int | None = None
+    popularity: PopularityChoice | None = None
 
     def __repr__(self) -> str:
         setting = describe_setting(self.best.method, self.best.params)
@@ -133,6 +137,7 @@ class Tuning:
             "n_queries": self.n_queries,
             "n_references": self.n_references,
             "n_intents": self.n_intents,
+            "popularity": self.popularity and self.popularity.to_dict(),
             "grid": [cell.to_dict() for cell in self.grid],
         }
 
@@ -186,6 +191,7 @@ def tune(
     methods: Sequence[MethodName] | Literal["all"] = ("nnn",),
     gallery_references: Source | None = None,
     duplicates: Duplicates = "drop",
+    clicks: npt.ArrayLike | None = None,
     grids: Mapping[str, Grid] | None = None,
     select: Select = "one-standard-error",
     clusters: npt.ArrayLike | None = None,
@@ -211,6 +217,9 @@ def tune(
         A bank of gallery-side items, for the methods that use one.
     duplicates : {"drop", "keep"}
         Whether copies in the bank count once, see `Method.fit`.
+    clicks : array, shape (n_gallery,), optional
+        How often each item was the right one in the past, apart from these queries: the weight of a
+        `Popularity` is chosen, which is added to the bias.
     grids : dict, optional
         Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
     select : {"one-standard-error", "max"}
@@ -265,6 +274,11 @@ def tune(
     measured = evaluate(asked, items, bias, truth=trial.raw.truth, memory_budget=memory_budget)
     for number, evaluation in ((0, trial.raw), (chosen, measured)):
         cells[number] = _with_recalls(cells[number], evaluation)
+    hits, popularity = trial.hits[chosen], None
+    if clicks is not None:
+        known = {"truth": trial.raw.truth, "clusters": trial.clusters, **options}
+        popularity = choose_popularity(asked, items, bias, clicks=clicks, **known)
+        bias, hits = popularity.bias, popularity.hits
     return Tuning(
         grid=tuple(cells),
         best=cells[chosen],
@@ -272,11 +286,12 @@ def tune(
         best_by_maximum=cells[by_maximum],
         uncorrected=cells[0],
         bias=bias,
-        gain=interval_of_difference(trial.hits[chosen], trial.hits[0], trial.clusters, seed=seed),
+        gain=interval_of_difference(hits, trial.hits[0], trial.clusters, seed=seed),
         select=select,
         n_queries=len(asked),
         n_references=count_references(used),
         n_intents=count_intents(used),
+        popularity=popularity,
     )
 
 
@@ -453,7 +468,7 @@ def _choose_within(
     best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), row > 0, -row))
     if best == 0:
         return 0
-    near = [row for row in rows[1:] if _is_near(hits[best], hits[row], clusters)]
+    near = [row for row in rows[1:] if is_near(hits[best], hits[row], clusters)]
     known = [settings[row].method.distance_from_usual(n_references) for row in near]
     distances = [distance for distance in known if distance is not None]
     if len(distances) < len(near):
@@ -473,18 +488,6 @@ def _distances_from_middle(
     }
     spots = np.array([[places[n][v] for n, v in settings[r].params.items()] for r in near])
     return [float(far) for far in np.abs(spots - spots.mean(axis=0)).sum(axis=1)]
-
-
-def _is_near(best: FloatArray, other: FloatArray, clusters: npt.NDArray[Any]) -> bool:
-    """Whether `other` is within one clustered, paired standard error of `best`."""
-    difference = (best - other).astype(np.float64)
-    mean = difference.mean()
-    _, members = np.unique(clusters, return_inverse=True)
-    deviations = np.bincount(members, weights=difference - mean)
-    n_clusters = len(deviations)
-    error = np.sqrt((deviations**2).sum() * n_clusters / max(1, n_clusters - 1)) / len(best)
-    # Where one cluster alone differs, both are equal: rounding may not decide that.
-    return bool(mean <= error * (1 + 1e-6))
 
 
 def _with_recalls(cell: Cell, evaluation: Evaluation) -> Cell:

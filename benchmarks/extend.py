@@ -1,0 +1,83 @@
+"""What later items cost, in units of the fit of the whole gallery.
+
+Synthetic clustered embeddings (50,000 items, 8,192 references, 512 dimensions; `--small` for a
+tenth). `Corrector.fit` and `Corrector.bias_of` of 0.1 %, 1 % and 10 % new items are timed in
+interleaved runs; the ratio of medians is what counts.
+
+    python benchmarks/extend.py [--small] [--runs 5] [--output FILE.json]
+    python benchmarks/extend.py --tables     # print the table of the stored JSON
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from real_sets import RESULTS, machine, table
+from sweep import make_rows
+
+import nnnorm
+from nnnorm.io.files import check_writable, write_whole
+
+OUTPUT = RESULTS / "extend.json"
+SHARES = (0.001, 0.01, 0.1)
+
+
+def measure(scale: float, n_runs: int) -> dict[str, Any]:
+    n_items, n_references, dim = int(50_000 * scale), int(8192 * scale), 512
+    rows = make_rows(n_items + n_items // 10, n_references, 1, dim, seed=0)
+    gallery = nnnorm.open_embeddings(rows["gallery"][:n_items], name="gallery")
+    references = nnnorm.open_embeddings(rows["references"], name="references")
+    seconds: dict[str, list[float]] = {name: [] for name in ("fit", *map(str, SHARES))}
+    for run in range(n_runs):
+        started = time.perf_counter()
+        corrector = nnnorm.Corrector.fit(gallery, references)
+        seconds["fit"].append(time.perf_counter() - started)
+        for share in SHARES:
+            new = rows["gallery"][n_items : n_items + max(1, round(share * n_items))]
+            started = time.perf_counter()
+            corrector.bias_of(new)
+            seconds[str(share)].append(time.perf_counter() - started)
+        print(f"run {run + 1}: fit {seconds['fit'][-1]:.2f} s", file=sys.stderr)
+    sizes = {"n_gallery": n_items, "n_references": n_references, "dim": dim}
+    rounded = {name: [round(time, 5) for time in times] for name, times in seconds.items()}
+    return {**machine(), **sizes, "seconds": rounded}
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown table of the stored results."""
+    median = {name: statistics.median(times) for name, times in results["seconds"].items()}
+    n_items = results["n_gallery"]
+    rows = [[f"{n_items:,} (the fit)", f"{median['fit']:.2f}", "100 %"]]
+    for share in SHARES:
+        took = median[str(share)]
+        label = f"{round(share * n_items):,} new ({100 * share:g} %)"
+        rows.append([label, f"{took:.3f}", f"{100 * took / median['fit']:.2f} %"])
+    return table(["items", "seconds", "of the fit"], rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time the values of later items.")
+    parser.add_argument("--small", action="store_true", help="a tenth of the size")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=None, help="the JSON file of the results")
+    parser.add_argument("--tables", action="store_true", help="print the stored table")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        print(tables(json.loads((arguments.output or OUTPUT).read_text(encoding="utf-8"))), end="")
+        return 0
+    if arguments.output is not None:
+        check_writable(arguments.output)
+    results = measure(0.1 if arguments.small else 1.0, arguments.runs)
+    if arguments.output is not None:
+        text = json.dumps(results, indent=1) + "\n"
+        write_whole(arguments.output, lambda file: file.write(text.encode()))
+    print(tables(results), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,711 @@
+"""`Corrector`: a method, its settings and its bank, kept together for items of next week.
+
+Bias values are comparable within one bank, k and normalisation only. A corrector keeps all of
+these, so that items that arrive later get values that fit in with those that are indexed:
+
+    Corrector.fit(gallery, references) ─► .bias        the values of its gallery
+                                          .bias_of     the values of any items
+                                          .items       rows to store in any engine
+                                          .queries     rows to ask it
+
+The reference rows are rounded to float16 before anything is computed from them, so that a corrector
+that was saved and loaded gives the same numbers as before.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.augmentation import Augmentation
+from nnnorm.bias import Bias, check_weight
+from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.foreign import choose_references
+from nnnorm.io import (
+    Embeddings,
+    Progress,
+    Source,
+    check_same_norms,
+    damaged,
+    load_record,
+    open_embeddings,
+    save_record,
+)
+from nnnorm.means import Solver
+from nnnorm.methods import NNN, Method, Statistics, find_method, make_method
+from nnnorm.ranking import search
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Rows: TypeAlias = npt.NDArray[np.floating[Any]]
+
+_MAKER = "nnnorm fit --save-corrector"
+# Norms this close to 1 are unit norms that were rounded, as float16 does.
+_UNIT = 5e-3
+# Later items of raw embeddings may be longer than those of the gallery by this factor.
+_HEADROOM = 1.25
+# Bounds of the values hold exactly; this is for the rounding of float32.
+_ROUNDING = 1e-4
+# A row that float16 changes by more than this share of its norm is beyond its range.
+_HALF_ERROR = 2e-3
+# Items of the gallery that are kept for `nnnorm drift`: enough to compare rankings, 1 MB at most.
+_N_SAMPLE = 1024
+# Queries by which `refit` counts how many first places change.
+_N_ASKED = 1024
+# The median value of new items of one's own was within 0.7 standard deviations of the gallery's on
+# six real sets, that of random rows or of another model of the same width 4.5 to 9 away on five.
+_FAR = 4.0
+# Fewer items than this may well all be unusual.
+_FEWEST_JUDGED = 8
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far the values of a gallery moved when a corrector was fitted again.
+
+    Attributes
+    ----------
+    correlation : float
+        Between old and new values; 1 means that items kept their places.
+    mean_shift : float
+        New minus old mean correction. It changes no ranking by itself, but the two must not mix.
+    changed_first_places : float
+        Share of the queries whose first item changes.
+    n_items, n_queries : int
+        What these were measured on.
+    """
+
+    correlation: float
+    mean_shift: float
+    changed_first_places: float
+    n_items: int
+    n_queries: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Corrector:
+    """A method with its settings and its bank; made by `Corrector.fit` or `Corrector.load`.
+
+    Attributes
+    ----------
+    method : Method
+        With the numbers that were settled at the fit.
+    asked : Method
+        As it was given; `refit` settles its numbers again.
+    references : ndarray, shape (n_references, dim), float16
+        The bank that was used: without copies, and after the choice between bank and recent
+        queries. Read-only.
+    bias : Bias
+        Of the gallery of the fit.
+    normalize : bool
+        Whether rows are divided by their norms.
+    unit : bool
+        Whether all rows have unit norms, by themselves or because they are normalised.
+    augmentation : Augmentation
+        How `items` and `queries` are extended.
+    longest : float
+        Largest norm of an item that the radius of the augmentation has room for.
+    sample : ndarray, shape (n_sample, dim)
+        Some items of the gallery, for `nnnorm drift`.
+    center : ndarray, shape (dim,), or None
+        The mean of the gallery, where the method takes it off.
+    gallery_references : ndarray, shape (n_gallery_references, dim), or None
+        For methods with a second bank.
+    moved : Moved or None
+        After a `refit`: how far the values moved. It is not saved.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, references, new, queries = (rng.normal(size=(n, 8)) for n in (40, 99, 5, 3))
+    >>> corrector = Corrector.fit(gallery, references, normalize=True)
+    >>> corrector.bias_of(new).values.shape
+    (5,)
+    >>> corrector.items(new).shape, corrector.queries(queries).shape
+    ((5, 10), (3, 10))
+    """
+
+    method: Method
+    asked: Method
+    references: Rows
+    bias: Bias
+    normalize: bool
+    unit: bool
+    augmentation: Augmentation
+    longest: float
+    sample: Rows
+    center: FloatArray | None = None
+    gallery_references: Rows | None = None
+    moved: Moved | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("references", "sample", "center", "gallery_references"):
+            array = getattr(self, name)
+            if array is not None:
+                array.flags.writeable = False
+
+    def __repr__(self) -> str:
+        rows = "normalized" if self.normalize else "unit" if self.unit else "raw"
+        return (
+            f"Corrector({self.method}, {len(self.references):,} references of {self.dim} "
+            f"dimensions, {rows})"
+        )
+
+    # --- making one --------------------------------------------------------------------------
+
+    @classmethod
+    @explain_arguments
+    def fit(
+        cls,
+        gallery: Source,
+        references: Source,
+        method: Method = NNN(),  # noqa: B008 - frozen
+        *,
+        recent: Source | None = None,
+        gallery_references: Source | None = None,
+        solver: Solver = "auto",
+        quality: int | None = None,
+        normalize: bool | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> "Corrector":
+        """Fit a method on a gallery and a bank, and keep what later items need.
+
+        Parameters
+        ----------
+        gallery : array or path, shape (n_gallery, dim)
+            The items that are searched.
+        references : array or path, shape (n_references, dim)
+            Past queries.
+        method : Method
+            One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
+        recent : array or path, shape (n_recent, dim), optional
+            A few dozen queries of one's own, without labels, where the bank comes from elsewhere:
+            they decide whether the bank, the recent queries or both are used.
+        gallery_references : array or path, shape (n_gallery_references, dim), optional
+            A bank of gallery-side items, for `DualSoftmax`.
+        solver, quality : optional
+            How the means of this gallery are computed, see `Method.fit`; later items get exact
+            ones.
+        normalize : bool, optional
+            True divides every row by its norm, also those of later items and queries. Rows that
+            have unit norms anyway need none of it, and later rows without are refused.
+        memory_budget : int
+            Bytes to use beyond the inputs and the result.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Corrector
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
+        Corrector(NNN(reference_k=4, alpha=0.5), 99 references of 8 dimensions, normalized)
+        """
+        _check_method(method)
+        items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        first = _keep(_choose_bank(references, recent, normalize), items)
+        second = None
+        if gallery_references is not None:
+            name = "gallery_references"
+            opened = open_embeddings(gallery_references, name=name, normalize=normalize)
+            second = _keep(opened, items)
+        banks = [
+            _open_kept(rows, name, items.normalized)
+            for rows, name in ((first, "references"), (second, "gallery_references"))
+            if rows is not None
+        ]
+        bias = method.fit(
+            items,
+            banks[0],
+            gallery_references=banks[1] if len(banks) > 1 else None,
+            solver=solver,
+            quality=quality,
+            normalize=normalize,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        settled = _settled(bias.method, bias.params)
+        center = _mean_row(items) if getattr(settled, "center", False) else None
+        unit = all(_has_unit_norms(rows) for rows in (items, *banks))
+        longest = 1 + _UNIT if unit else _HEADROOM * items.norm_range[1]
+        some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
+        corrector = cls(
+            method=settled,
+            asked=method,
+            references=first,
+            bias=bias,
+            normalize=items.normalized,
+            unit=unit,
+            augmentation=_augment(banks, longest, center, bias),
+            longest=longest,
+            sample=_halve(items.take(some)),
+            center=center,
+            gallery_references=second,
+        )
+        return replace(corrector, bias=corrector._sign(bias))
+
+    @explain_arguments
+    def refit(
+        self,
+        references: Source,
+        *,
+        gallery: Source,
+        recent: Source | None = None,
+        gallery_references: Source | None = None,
+        solver: Solver = "auto",
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> "Corrector":
+        """Fit the same method with a newer bank, and measure how far the values moved.
+
+        The automatic numbers and the centre are settled again, for which the gallery is needed.
+        Values of the old and the new corrector must not be mixed: index all items again.
+
+        Parameters
+        ----------
+        references : array or path, shape (n_references, dim)
+            The newer bank.
+        gallery : array or path, shape (n_gallery, dim)
+            The items as they are now.
+        recent, gallery_references, solver, memory_budget, progress : optional
+            As in `fit`; the second bank stays as it is if none is given.
+
+        Returns
+        -------
+        Corrector
+            With `moved`.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, old, new = (rng.normal(size=(n, 8)) for n in (40, 99, 99))
+        >>> first = Corrector.fit(gallery, old, NNN(4, 0.5), normalize=True)
+        >>> second = first.refit(np.concatenate([old, new]), gallery=gallery)
+        >>> 0.5 < second.moved.correlation < 1, second.moved.n_items
+        (True, 40)
+        """
+        items = self.open(gallery, "gallery")
+        new = Corrector.fit(
+            items,
+            references,
+            self.asked,
+            recent=recent,
+            gallery_references=(
+                self.bank_of_items if gallery_references is None else gallery_references
+            ),
+            solver=solver,
+            normalize=self.normalize,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        asked = new.bank if recent is None else new.open(recent, "recent")
+        return replace(new, moved=_compare(self.bias_of(items), new.bias, items, asked))
+
+    # --- what it keeps -----------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions of the embeddings."""
+        return int(self.references.shape[1])
+
+    @property
+    def weight(self) -> float:
+        """The weight of the values, on the query side: a search may use another."""
+        return self.bias.weight
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything that decides numbers: banks, settings, normalisation, centre, augmentation.
+
+        Values and rows that two correctors give may be mixed only if their fingerprints are equal.
+        """
+        about = {
+            "method": _describe(self.method),
+            "normalize": self.normalize,
+            "unit": self.unit,
+            "augmentation": asdict(self.augmentation),
+            "references": self.bank.fingerprint,
+            "gallery_references": self.bank_of_items and self.bank_of_items.fingerprint,
+        }
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        if self.center is not None:
+            digest.update(np.asarray(self.center, dtype="<f4").tobytes())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def bank(self) -> Embeddings:
+        """The references, opened."""
+        return _open_kept(self.references, "references", self.normalize)
+
+    @cached_property
+    def bank_of_items(self) -> Embeddings | None:
+        """The second bank, opened."""
+        if self.gallery_references is None:
+            return None
+        return _open_kept(self.gallery_references, "gallery_references", self.normalize)
+
+    # --- items and queries -------------------------------------------------------------------
+
+    @explain_arguments
+    def bias_of(
+        self,
+        items: Source,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> Bias:
+        """Compute the bias of any items, as a fit with the same bank and settings would.
+
+        Parameters
+        ----------
+        items : array or path, shape (n_items, dim)
+        memory_budget : int
+            Bytes to use beyond the inputs and the result.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Bias
+            Its ``fingerprints["corrector"]`` tells which values it may be mixed with.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> parts = [corrector.bias_of(part).values for part in (gallery[:7], gallery[7:])]
+        >>> np.allclose(np.concatenate(parts), corrector.bias.values, atol=1e-6)
+        True
+        """
+        opened = self.open(items, "items")
+        bias = self._bias_of(opened, memory_budget=memory_budget, progress=progress)
+        self._warn_of_other_values(bias, opened)
+        return bias
+
+    @explain_arguments
+    def items(self, items: Source) -> FloatArray:
+        """Extend items by their bias: the rows to store in an engine of any metric.
+
+        All stored rows have the same norm, so that inner product, cosine and L2 give the same
+        order, that of the corrected scores. Ask with what `queries` returns.
+
+        Parameters
+        ----------
+        items : array or path, shape (n_items, dim)
+
+        Returns
+        -------
+        ndarray, shape (n_items, dim + 2), float32
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> stored = Corrector.fit(gallery, references, normalize=True).items(gallery)
+        >>> bool(np.ptp(np.linalg.norm(stored, axis=1)) < 1e-6)
+        True
+        """
+        opened = self.open(items, "items")
+        high = opened.norm_range[1]
+        if high > self.longest:
+            raise NNNormError(
+                f"{opened.name} has norms up to {high:.4g}, but the rows of this corrector have "
+                f"room for norms up to {self.longest:.4g}; fit it again with these items in the "
+                "gallery"
+            )
+        values = self.bias_of(opened).values
+        stored = np.empty((len(opened), self.dim + self.augmentation.n_extra), dtype=np.float32)
+        for start, block in opened.blocks():
+            rows = slice(start, start + len(block))
+            stored[rows] = self.augmentation.extend_items(block, values[rows])
+        return stored
+
+    @explain_arguments
+    def queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
+        """Extend queries by the weight: the rows to ask an engine that holds `items`.
+
+        Parameters
+        ----------
+        queries : array or path, shape (n_queries, dim)
+        weight : float, optional
+            Replaces the weight of the corrector; 0 is the uncorrected search.
+
+        Returns
+        -------
+        ndarray, shape (n_queries, dim + 2), float32
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
+        >>> corrector.queries(np.eye(8)[:1]).tolist()
+        [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.0]]
+        """
+        opened = self.open(queries, "queries")
+        used = self.weight if weight is None else check_weight(weight)
+        return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
+
+    def open(self, source: Source, name: str) -> Embeddings:
+        """Open rows as this corrector needs them, or raise where they do not fit.
+
+        Parameters
+        ----------
+        source : array or path, shape (n_rows, dim)
+        name : str
+            For messages.
+
+        Returns
+        -------
+        Embeddings
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> Corrector.fit(gallery, references, normalize=True).open(gallery, "items").normalized
+        True
+        """
+        given = source.normalized if isinstance(source, Embeddings) else False
+        rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
+        if rows.dim != self.dim:
+            raise NNNormError(
+                f"{rows.name} and the references of the corrector must share dim; got {rows.dim} "
+                f"and {self.dim}. Were they encoded by different models?"
+            )
+        low, high = rows.norm_range
+        if self.unit and not rows.normalized and not _has_unit_norms(rows):
+            raise NNNormError(
+                f"the rows of {rows.name} do not have unit norm (norms {low:.4g} to {high:.4g}), "
+                "but all rows of this corrector do; normalise them, or fit the corrector with "
+                "normalize=True (--normalize)"
+            )
+        return rows
+
+    def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
+        if self.center is not None:
+            options["center"] = self.center
+        statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
+        return self._sign(self.method.make_bias(statistics))
+
+    def _sign(self, bias: Bias) -> Bias:
+        return replace(bias, fingerprints={**bias.fingerprints, "corrector": self.fingerprint})
+
+    def _warn_of_other_values(self, bias: Bias, items: Embeddings) -> None:
+        """Warn where the values are unlike those of the gallery, as those of another model are."""
+        known = self.bias.values
+        spread = float(known.std(dtype=np.float64))
+        away = abs(float(np.median(bias.values)) - float(np.median(known)))
+        if len(items) >= _FEWEST_JUDGED and away > _FAR * spread > 0:
+            warn(
+                f"the bias of {items.name} is {away / spread:.0f} standard deviations from that of "
+                "the gallery of the corrector; were they encoded by another model?"
+            )
+
+    # --- files -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the numbers, ready for JSON.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> corrector.to_dict()["n_references"]
+        99
+        """
+        return {
+            "method": _describe(self.method),
+            "asked": _describe(self.asked),
+            "weight": self.weight,
+            "n_references": len(self.references),
+            "dim": self.dim,
+            "normalize": self.normalize,
+            "unit": self.unit,
+            "augmentation": asdict(self.augmentation),
+            "longest": self.longest,
+            "fingerprint": self.fingerprint,
+            "bias": self.bias.to_dict(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one `.safetensors` file, whole or not at all.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "corrector.safetensors"
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> corrector.save(path)
+        >>> Corrector.load(path).fingerprint == corrector.fingerprint
+        True
+        """
+        arrays: dict[str, Rows] = {"values": self.bias.values}
+        for name in ("references", "sample", "center", "gallery_references"):
+            if (array := getattr(self, name)) is not None:
+                arrays[name] = array
+        save_record(path, "corrector", arrays, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Corrector":
+        """Read a file that `save` wrote.
+
+        Examples
+        --------
+        >>> Corrector.load("nowhere.safetensors")
+        Traceback (most recent call last):
+        nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
+        """
+        arrays, about = load_record(path, "corrector", _MAKER)
+        try:
+            corrector = cls(
+                method=make_method(about["method"]["name"], **about["method"]["params"]),
+                asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
+                references=arrays["references"],
+                bias=Bias.from_dict(arrays, about["bias"]),
+                normalize=about["normalize"],
+                unit=about["unit"],
+                augmentation=Augmentation(**about["augmentation"]),
+                longest=about["longest"],
+                sample=arrays["sample"],
+                center=arrays.get("center"),
+                gallery_references=arrays.get("gallery_references"),
+            )
+            fingerprint = about["fingerprint"]
+        except (KeyError, TypeError) as error:
+            raise damaged(path, "corrector", _MAKER, error) from error
+        if corrector.fingerprint != fingerprint:
+            raise NNNormError(
+                f"{path} is a damaged corrector file (its numbers are not those that were saved); "
+                f"make it again with: {_MAKER}"
+            )
+        return corrector
+
+
+# --- the method ----------------------------------------------------------------------------------
+
+
+def _check_method(method: Method) -> None:
+    if not isinstance(method, Method):
+        raise NNNormError(f"method must be a method such as NNN(); got {type(method).__name__}")
+    if method.gated_by:
+        raise NNNormError(
+            f"method {method.name} decides per query, by which items are the best of the whole "
+            "gallery, so later items have no value of their own; use it without its gate, or nnn"
+        )
+    if not method.values_each_item:
+        raise NNNormError(
+            f"method {method.name} balances all items of a gallery at once, so later items have no "
+            "value of their own; use nnn, csls, dn or is"
+        )
+
+
+def _settled(name: str, params: Mapping[str, Any]) -> Method:
+    """The method with the numbers that a fit chose, from the parameters of its bias."""
+    kind, variant = find_method(name)
+    names = {part.name for part in fields(kind)} - set(variant.fixed)
+    method = make_method(name, **{key: params[key] for key in names if key in params})
+    return make_method(name, **method.params)  # without what only an automatic choice needs
+
+
+def _describe(method: Method) -> dict[str, Any]:
+    return {"name": method.name, "params": method.params}
+
+
+# --- the bank and its bounds ---------------------------------------------------------------------
+
+
+def _choose_bank(references: Source, recent: Source | None, normalize: bool | None) -> Embeddings:
+    """The bank to use: as given, or with recent queries or those alone."""
+    bank = open_embeddings(references, name="references", normalize=normalize)
+    if recent is None:
+        return bank
+    return choose_references(bank, open_embeddings(recent, name="recent", normalize=normalize))
+
+
+def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:
+    """The rows of a bank as they are saved."""
+    if gallery.normalized or bank.normalized:
+        check_same_norms(gallery, bank)
+    return _halve(bank.rows(0, len(bank)))
+
+
+def _halve(rows: FloatArray) -> Rows:
+    """Rows in float16, or unchanged where that has too small a range for them."""
+    with np.errstate(over="ignore"):
+        half = rows.astype(np.float16)
+    lost = np.linalg.norm(rows - half.astype(np.float32), axis=1)
+    is_close = lost <= _HALF_ERROR * np.linalg.norm(rows, axis=1)
+    return half if is_close.all() else rows.copy()
+
+
+def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
+    return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)
+
+
+def _mean_row(rows: Embeddings) -> FloatArray:
+    total = np.zeros(rows.dim)
+    for _, block in rows.blocks():
+        total += block.sum(axis=0, dtype=np.float64)
+    return (total / len(rows)).astype(np.float32)
+
+
+def _has_unit_norms(rows: Embeddings) -> bool:
+    low, high = rows.norm_range
+    return max(1 - low, high - 1) <= _UNIT
+
+
+def _augment(
+    banks: Iterable[Embeddings], longest: float, center: FloatArray | None, bias: Bias
+) -> Augmentation:
+    """Shift, scale and radius with room for every item that is no longer than `longest`.
+
+    Every method's value is between the mean and the largest of an item's scores with a bank, which
+    bounds it for any item: ``|r|·max|q|`` from above and ``−|r|·|mean q|`` from below.
+    """
+    shift = float(bias.values.mean(dtype=np.float64))
+    highest, lowest, largest = shift, shift, 0.0
+    for bank in banks:
+        mean, (_, norm) = _mean_row(bank), bank.norm_range
+        along = np.zeros(1)
+        if center is not None:
+            along = np.concatenate([block @ center for _, block in bank.blocks()])
+        highest = max(highest, longest * norm - float(along.min()))
+        lowest = min(lowest, -longest * float(np.linalg.norm(mean)) - float(along.mean()))
+        largest = max(largest, norm)
+    # The stored value is about as large as the other coordinates; a power of two is exact.
+    scale = 2.0 ** -min(16, max(-16, round(math.log2(largest))))
+    far = scale * max(highest - shift, shift - lowest)
+    return Augmentation("l2", shift, scale, radius=(1 + _ROUNDING) * math.hypot(longest, far))
+
+
+def _compare(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> Moved:
+    rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_ASKED)).astype(np.int64)
+    some = open_embeddings(asked.take(rows), name="queries", normalize=items.normalized)
+    first = [search(some, items, bias, k=1).indices for bias in (old, new)]
+    before, after = (bias.values.astype(np.float64) for bias in (old, new))
+    is_flat = before.std() == 0 or after.std() == 0
+    return Moved(
+        correlation=0.0 if is_flat else float(np.corrcoef(before, after)[0, 1]),
+        mean_shift=new.weight * float(after.mean()) - old.weight * float(before.mean()),
+        changed_first_places=float((first[0] != first[1]).mean()),
+        n_items=len(items),
+        n_queries=len(some),
+    )

@@ -1,0 +1,396 @@
+"""A corrector gives later items the values that a fit from scratch with its bank gives them."""
+
+import copy
+import pickle
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+import nnnorm
+from nnnorm import CSLS, DN, NNN, Bias, Corrector, DualSoftmax, InvertedSoftmax, NNNormError
+from tests.made import make_embeddings
+
+METHODS = {
+    "automatic": (NNN(), False),
+    "nnn": (NNN(6, 0.7), False),
+    "csls": (CSLS(5), False),
+    "dn": (DN(0.5), False),
+    "is": (InvertedSoftmax(20.0), False),
+    "dualis": (DualSoftmax(30.0, 5.0), True),
+    "none": (nnnorm.Uncorrected(), False),
+}
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Unit rows with hubs: a gallery, references, queries, and items that arrive later."""
+    gallery, queries, past = make_embeddings(n_items=160, n_past=60, dim=16, seed=3)
+    return SimpleNamespace(
+        gallery=gallery[:100], new=gallery[100:], references=past, queries=queries[:80]
+    )
+
+
+@pytest.fixture(scope="module")
+def corrector(made):
+    return Corrector.fit(made.gallery, made.references)
+
+
+def fit(made, name, *, scale=1.0, **options):
+    method, needs_second = METHODS[name]
+    second = {"gallery_references": scale * made.new[:30]} if needs_second else {}
+    return Corrector.fit(scale * made.gallery, scale * made.references, method, **second, **options)
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_values_of_any_items_are_those_of_a_fit_from_scratch_with_the_same_bank(
+    made, name, normalize
+):
+    corrector = fit(made, name, scale=3.0, normalize=normalize)
+    options = {"normalize": normalize}
+    if corrector.gallery_references is not None:
+        options["gallery_references"] = corrector.gallery_references
+    items = 3 * np.concatenate([made.gallery, made.new])
+    scratch = corrector.method.fit(items, corrector.references, **options)
+    found = corrector.bias_of(items)
+    np.testing.assert_allclose(found.values, scratch.values, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.values[:100], corrector.bias.values, rtol=1e-5, atol=1e-6)
+    assert found.weight == scratch.weight == corrector.weight
+
+
+@given(data=st.data())
+def test_any_sequence_of_parts_gives_the_values_of_the_whole(data):
+    seed = data.draw(st.integers(0, 5))
+    gallery, _, past = make_embeddings(n_items=40, n_past=12, dim=8, seed=seed)
+    name = data.draw(st.sampled_from([name for name in METHODS if name != "dualis"]))
+    normalize = data.draw(st.booleans())
+    rows = gallery * np.float32(data.draw(st.sampled_from([1.0, 0.2, 7.0])))
+    past = past * np.float32(data.draw(st.sampled_from([1.0, 5.0])))
+    corrector = Corrector.fit(rows[:20], past, METHODS[name][0], normalize=normalize)
+    order = np.array(data.draw(st.permutations(range(40))))
+    edges = sorted(data.draw(st.sets(st.integers(1, 39), max_size=6)))
+    found = np.empty(40, dtype=np.float32)
+    for part in np.split(order, edges):
+        found[part] = corrector.bias_of(rows[part]).values
+    scratch = corrector.method.fit(rows, corrector.references, normalize=normalize)
+    np.testing.assert_allclose(found, scratch.values, rtol=1e-5, atol=1e-6)
+
+
+def test_the_automatic_numbers_are_settled_once(made, corrector):
+    assert corrector.asked == NNN()
+    assert isinstance(corrector.method.alpha, float)
+    few = corrector.bias_of(made.new[:2])
+    assert (few.weight, few.reference_k) == (corrector.weight, corrector.bias.reference_k)
+
+
+def test_a_bias_names_the_corrector_and_the_items_it_is_for(made, corrector):
+    new = corrector.bias_of(made.new)
+    assert new.fingerprints["corrector"] == corrector.fingerprint
+    assert corrector.bias.fingerprints["corrector"] == corrector.fingerprint
+    assert new.fits(nnnorm.open_embeddings(made.new))
+    corrector.bias.check_gallery(nnnorm.open_embeddings(made.gallery))
+
+
+def test_the_fingerprint_is_of_everything_that_decides_numbers(made, corrector):
+    same = Corrector.fit(made.gallery, made.references)
+    assert same.fingerprint == corrector.fingerprint
+    others = [
+        Corrector.fit(made.gallery, made.references[1:]),
+        Corrector.fit(made.gallery, made.references, NNN(3, corrector.weight)),
+        Corrector.fit(made.gallery, made.references, NNN(corrector.method.reference_k, 0.1)),
+        Corrector.fit(made.gallery, made.references, normalize=True),
+        Corrector.fit(made.gallery[1:], made.references),
+        Corrector.fit(made.gallery, made.references, CSLS(3)),
+    ]
+    assert len({one.fingerprint for one in [corrector, *others]}) == 1 + len(others)
+
+
+def test_a_bank_is_rounded_before_the_first_number_is_computed(made, corrector):
+    assert corrector.references.dtype == np.float16
+    rounded = made.references.astype(np.float16)
+    np.testing.assert_array_equal(corrector.references, rounded)
+    values = corrector.method.fit(made.gallery, rounded).values
+    np.testing.assert_array_equal(corrector.bias.values, values)
+
+
+def test_a_bank_beyond_the_range_of_float16_is_kept_whole(made):
+    for scale in (1e6, 1e-6):
+        corrector = fit(made, "nnn", scale=np.float32(scale), normalize=False)
+        assert corrector.references.dtype == np.float32
+        assert corrector.bias.values.std() > 0
+
+
+# --- rows for an engine ---------------------------------------------------------------------------
+
+
+def first_items(scores):
+    return np.argsort(-scores, axis=1, kind="stable")[:, :5]
+
+
+@pytest.mark.parametrize("weight", [None, 0.0, 1.3])
+@pytest.mark.parametrize("kind", ["unit", "normalized", "raw"])
+@pytest.mark.parametrize("name", METHODS)
+def test_inner_product_cosine_and_l2_give_the_order_of_the_exact_search(made, name, kind, weight):
+    scale, normalize = {"unit": (1, None), "normalized": (4, True), "raw": (4, False)}[kind]
+    corrector = fit(made, name, scale=scale, normalize=normalize)
+    items, queries = scale * np.concatenate([made.gallery, made.new]), scale * made.queries
+    bias = corrector.bias_of(items)
+    exact = nnnorm.search(
+        queries, items, bias, k=5, weight=weight, normalize=corrector.normalize or None
+    )
+    stored = np.concatenate([corrector.items(items[:130]), corrector.items(items[130:])])
+    asked = corrector.queries(queries, weight=weight)
+    assert stored.dtype == asked.dtype == np.float32
+    norms = np.linalg.norm(stored, axis=1)
+    np.testing.assert_allclose(norms, corrector.augmentation.radius, rtol=1e-6)
+    stored, asked = stored.astype(np.float64), asked.astype(np.float64)
+    products = asked @ stored.T
+    distances = ((asked[:, None] - stored) ** 2).sum(axis=2)
+    cosines = products / np.linalg.norm(asked, axis=1)[:, None] / norms
+    for scores in (products, -distances, cosines):
+        found = first_items(scores)
+        differ = found != exact.indices  # by rounding alone
+        places = np.arange(len(queries))[:, None]
+        gap = products[places, found] - products[places, exact.indices]
+        assert np.abs(gap[differ]).max(initial=0) < 1e-5 * scale**2
+
+
+@given(seed=st.integers(0, 2**32 - 1), norm=st.sampled_from([1.0, 8.0]))
+def test_every_item_of_unit_norm_has_room_also_the_farthest(seed, norm):
+    rng = np.random.default_rng(seed)
+    past = unit(rng.normal(size=(30, 4)) + rng.normal(size=4))
+    gallery = unit(rng.normal(size=(20, 4)))
+    corrector = Corrector.fit(gallery, past, NNN(3, 0.5), normalize=bool(norm != 1) or None)
+    lean = past.mean(axis=0, keepdims=True)
+    far = norm * unit(np.concatenate([past, -past, lean, -lean, rng.normal(size=(50, 4))]))
+    norms = np.linalg.norm(corrector.items(far), axis=1)
+    np.testing.assert_allclose(norms, corrector.augmentation.radius, rtol=1e-6)
+
+
+def test_raw_items_have_room_up_to_a_margin_and_are_refused_beyond_it(made):
+    corrector = fit(made, "nnn", scale=2.0, normalize=False)
+    assert corrector.items(2.4 * made.new).shape == (60, 18)
+    with pytest.raises(NNNormError, match=r"norms up to 2.6, but .* up to 2.5; fit it again"):
+        corrector.items(2.6 * made.new)
+    assert len(corrector.bias_of(2.6 * made.new)) == 60  # a value needs no room
+
+
+def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
+    default, other = corrector.queries(made.queries), corrector.queries(made.queries, weight=0.1)
+    assert (default[:, 16] == np.float32(-corrector.weight)).all()
+    assert (other[:, 16] == np.float32(-0.1)).all()
+    np.testing.assert_array_equal(default[:, :16], made.queries)
+
+
+# --- rows that do not fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["bias_of", "items", "queries"])
+def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector, method):
+    ask = getattr(corrector, method)
+    with pytest.raises(NNNormError, match=r"share dim; got 12 and 16. Were they encoded by diff"):
+        ask(made.new[:, :12])
+    with pytest.raises(NNNormError, match=r"do not have unit norm \(norms 3 to 3\), but all rows"):
+        ask(3 * made.new)
+    with pytest.raises(NNNormError, match="must be finite; row 1 has NaN"):
+        ask(np.where(np.arange(60)[:, None] == 1, np.nan, made.new))
+    with pytest.raises(NNNormError, match=f"{method} has no argument 'wieght'"):
+        ask(made.new, wieght=0.5)
+
+
+def test_a_corrector_that_normalises_takes_rows_of_any_norm(made):
+    corrector = Corrector.fit(made.gallery, made.references, normalize=True)
+    for ask in (corrector.items, corrector.queries):
+        np.testing.assert_allclose(ask(5 * made.new), ask(made.new), atol=1e-6)
+    opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
+    np.testing.assert_allclose(corrector.items(opened), corrector.items(made.new), atol=1e-6)
+
+
+def test_rows_that_were_normalised_when_opened_suit_a_corrector_of_unit_rows(made, corrector):
+    opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
+    np.testing.assert_allclose(corrector.items(opened), corrector.items(made.new), atol=1e-6)
+
+
+def test_a_gallery_that_is_normalised_refuses_a_bank_that_is_not(made):
+    opened = nnnorm.open_embeddings(made.gallery, name="gallery", normalize=True)
+    with pytest.raises(NNNormError, match="gallery is normalised and references is not"):
+        Corrector.fit(opened, 3 * made.references)
+
+
+def test_items_of_another_model_of_the_same_width_are_warned_of():
+    shapes = nnnorm.load_shapes()
+    corrector = Corrector.fit(shapes.gallery[::2], shapes.references)
+    dim = shapes.gallery.shape[1]
+    other = shapes.gallery[:100] @ np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
+    with pytest.warns(nnnorm.NNNormWarning, match="standard deviations from that of the gallery"):
+        corrector.bias_of(other)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        corrector.bias_of(shapes.gallery[1::2])
+        corrector.bias_of(other[:4])  # so few may be unusual
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (InvertedSoftmax(gated=True), "method qbnorm decides per query"),
+        (DualSoftmax(9.0, 2.0, gate="safe"), "method dualdis decides per query"),
+        (nnnorm.Sinkhorn(), "method sinkhorn balances all items of a gallery at once"),
+        ("nnn", r"method must be a method such as NNN\(\); got str"),
+    ],
+)
+def test_methods_without_a_value_for_later_items_are_refused(made, method, words):
+    with pytest.raises(NNNormError, match=words):
+        Corrector.fit(made.gallery, made.references, method)
+
+
+def test_a_misspelt_argument_is_answered(made):
+    with pytest.raises(NNNormError, match="fit has no argument 'bank'; did you mean 'references'"):
+        Corrector.fit(made.gallery, bank=made.references)
+    with pytest.raises(NNNormError, match="fit needs references; give references"):
+        Corrector.fit(made.gallery)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_corrector_that_was_saved_and_loaded_gives_the_same_numbers(
+    made, name, normalize, tmp_path
+):
+    corrector = fit(made, name, scale=2.0, normalize=normalize)
+    corrector.save(path := tmp_path / "corrector.safetensors")
+    back = Corrector.load(path)
+    assert back.to_dict() == corrector.to_dict()
+    assert (back.method, back.asked) == (corrector.method, corrector.asked)
+    np.testing.assert_array_equal(back.bias.values, corrector.bias.values)
+    np.testing.assert_array_equal(back.items(2 * made.new), corrector.items(2 * made.new))
+    np.testing.assert_array_equal(
+        back.queries(2 * made.queries), corrector.queries(2 * made.queries)
+    )
+
+
+def test_a_copy_of_a_corrector_gives_the_same_numbers(made, corrector):
+    for other in (copy.deepcopy(corrector), pickle.loads(pickle.dumps(corrector))):
+        assert other.fingerprint == corrector.fingerprint
+        np.testing.assert_array_equal(other.items(made.new), corrector.items(made.new))
+
+
+def test_a_corrector_can_t_be_changed(corrector):
+    with pytest.raises(AttributeError):
+        corrector.longest = 2.0
+    with pytest.raises(ValueError, match="read-only"):
+        corrector.references[0] = 1.0
+
+
+def test_files_that_hold_no_whole_corrector_are_refused(corrector, tmp_path):
+    path = tmp_path / "corrector.safetensors"
+    with pytest.raises(NNNormError, match=r"there is no corrector file .*; make one with: nnnorm"):
+        Corrector.load(path)
+    with pytest.raises(NNNormError, match="is a folder; expected a corrector file"):
+        Corrector.load(tmp_path)
+    corrector.save(path)
+    whole = path.read_bytes()
+    for length in (0, 4, 50, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(NNNormError, match=r"can't be read as a corrector \(.*\); is it cut"):
+            Corrector.load(path)
+    place = whole.find(corrector.references[3].tobytes())
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(
+        NNNormError, match=r"damaged .* \(its numbers are not those that were saved"
+    ):
+        Corrector.load(path)
+    corrector.bias.save(path)
+    with pytest.raises(NNNormError, match=r"holds no corrector .* it says 'nnnorm.bias/1'"):
+        Corrector.load(path)
+    corrector.save(path)
+    with pytest.raises(NNNormError, match=r"holds no bias .* it says 'nnnorm.corrector/1'"):
+        Bias.load(path)
+
+
+def test_a_file_that_lacks_a_part_is_called_damaged(corrector, tmp_path):
+    path = tmp_path / "corrector.safetensors"
+    corrector.save(path)
+    tensors = load_file(path)
+    del tensors["references"]
+    with safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    save_file(tensors, path, metadata)
+    with pytest.raises(NNNormError, match=r"damaged corrector file \(KeyError\('references'\)\)"):
+        Corrector.load(path)
+
+
+# --- the next version -----------------------------------------------------------------------------
+
+
+def test_a_refit_settles_the_numbers_again_and_tells_how_far_values_moved(made):
+    first = Corrector.fit(made.gallery, made.references[:100])
+    second = first.refit(made.references, gallery=made.gallery)
+    scratch = Corrector.fit(made.gallery, made.references)
+    assert second.fingerprint == scratch.fingerprint != first.fingerprint
+    assert first.moved is None
+    moved = second.moved
+    assert 0.5 < moved.correlation < 1
+    assert 0 < moved.changed_first_places < 0.5
+    before, after = (float(one.bias.correction.mean()) for one in (first, second))
+    assert moved.mean_shift == pytest.approx(after - before, abs=1e-5)
+    assert (moved.n_items, moved.n_queries) == (100, 300)
+
+
+def test_a_refit_with_the_same_bank_moves_nothing(made, corrector):
+    moved = corrector.refit(made.references, gallery=made.gallery).moved
+    assert moved.correlation == pytest.approx(1)
+    assert moved.mean_shift == pytest.approx(0, abs=1e-6)
+    assert moved.changed_first_places == 0
+
+
+def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
+    first = fit(made, "dualis", scale=2.0, normalize=True)
+    second = first.refit(made.references, gallery=np.concatenate([made.gallery, made.new]))
+    assert len(second.bias) == 160
+    np.testing.assert_array_equal(second.gallery_references, first.gallery_references)
+    with pytest.raises(NNNormError, match="share dim; got 12 and 16"):
+        first.refit(made.references, gallery=made.gallery[:, :12])
+
+
+def test_recent_queries_replace_a_foreign_bank_and_join_one_s_own(made):
+    gallery, queries, past = make_embeddings(n_items=100, n_past=200, dim=16, seed=3)
+    past = past[::5]
+    recent, foreign = queries[::5][:64], -past
+    assert len(Corrector.fit(gallery, foreign, recent=recent).references) == 64
+    assert len(Corrector.fit(gallery, past, recent=recent).references) == 64 + len(past)
+
+
+# --- where numbers meet ---------------------------------------------------------------------------
+
+
+def test_an_index_takes_new_items_of_the_same_corrector_only(made, corrector):
+    index = nnnorm.build_index("faiss:", made.gallery, corrector.bias)
+    ids = np.arange(100, 160)
+    other = Corrector.fit(made.gallery, made.references[:100])
+    with pytest.raises(
+        NNNormError, match=r"from corrector \w{8}, the new ones from corrector \w{8}"
+    ):
+        index.add(made.new, other.bias_of(made.new), ids=ids)
+    with pytest.raises(NNNormError, match="the new ones from no corrector, and such values do not"):
+        index.add(made.new, NNN().fit(made.new, made.references), ids=ids)
+    assert len(index) == 100
+    index.add(made.new, corrector.bias_of(made.new), ids=ids)
+    everything = np.concatenate([made.gallery, made.new])
+    exact = nnnorm.search(made.queries, everything, corrector.bias_of(everything), k=5)
+    np.testing.assert_array_equal(index.search(made.queries, k=5).ids, exact.indices)

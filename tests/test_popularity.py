@@ -1,0 +1,159 @@
+"""Biases add: hubs off, what is often right stays, still one number per item."""
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import NNN, Bias, Corrector, InvertedSoftmax, NNNormError, Popularity
+from tests.made import make_embeddings
+
+
+@pytest.fixture
+def hubs():
+    return Bias(np.array([0.2, 0.4, 0.1]), 0.5, "nnn", params={"reference_k": 4, "alpha": 0.5})
+
+
+def test_the_corrected_score_loses_the_hub_part_and_gains_the_popularity(small):
+    hubs = NNN(4, 0.7).fit(small.gallery, small.references)
+    clicks = np.arange(23) ** 2
+    both = hubs + Popularity(clicks, weight=0.03)
+    expected = small.queries @ small.gallery.T - 0.7 * hubs.values + 0.03 * np.log1p(clicks)
+    found = nnnorm.score_matrix(small.queries, small.gallery, both)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_another_weight_scales_both_parts_alike(small):
+    hubs = NNN(4, 0.7).fit(small.gallery, small.references)
+    both = hubs + Popularity(np.arange(23), weight=0.03)
+    raw = small.queries @ small.gallery.T
+    for share in (0.0, 0.5):
+        found = nnnorm.score_matrix(small.queries, small.gallery, both, weight=0.7 * share)
+        np.testing.assert_allclose(found, raw - share * both.correction, atol=1e-5)
+
+
+def test_both_parts_are_named_and_survive_the_disk(hubs, tmp_path):
+    both = hubs + Popularity([3, 0, 9], weight=0.05)
+    assert both.method == "nnn"
+    assert dict(both.params) == {
+        **hubs.params,
+        "popularity_weight": 0.05,
+        "n_clicks": 12,
+    }
+    both.save(path := tmp_path / "bias.safetensors")
+    back = Bias.load(path)
+    assert back.to_dict() == both.to_dict()
+    np.testing.assert_array_equal(back.values, both.values)
+    assert "popularity_weight=0.05, n_clicks=12" in repr(both)
+
+
+def test_items_without_clicks_keep_the_values_of_the_corrector():
+    gallery, _, past = make_embeddings(n_items=60, n_past=40, dim=16)
+    corrector = Corrector.fit(gallery[:50], past)
+    clicks = np.where(np.arange(50) % 2, 30, 0)
+    both = corrector.bias + Popularity(clicks)
+    np.testing.assert_array_equal(both.values[::2], corrector.bias.values[::2])
+    assert both.fingerprints["corrector"] == corrector.fingerprint
+    assert both.weight == corrector.weight
+
+
+def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
+    flat = Bias(hubs.values, 0.0, "nnn", fingerprints={"corrector": "abc"})
+    both = flat + Popularity([0, 1, 2], weight=0.1)
+    np.testing.assert_allclose(both.correction, -0.1 * np.log1p([0, 1, 2]), rtol=1e-6)
+    assert "corrector" not in both.fingerprints
+
+
+def test_an_index_and_augmented_rows_rank_by_the_sum(small):
+    both = NNN(4, 0.7).fit(small.gallery, small.references) + Popularity(np.arange(23))
+    exact = nnnorm.search(small.queries, small.gallery, both, k=5)
+    index = nnnorm.build_index("faiss:", small.gallery, both)
+    np.testing.assert_array_equal(index.search(small.queries, k=5).ids, exact.indices)
+    for target in ("ip", "cosine", "l2"):
+        stored = nnnorm.augment_gallery(small.gallery, both, target=target)
+        asked = nnnorm.augment_queries(small.queries, both, target=target)
+        best = np.argsort(-(asked @ stored.T), axis=1)[:, :5]
+        np.testing.assert_array_equal(best, exact.indices)
+
+
+@pytest.mark.parametrize(
+    ("clicks", "words"),
+    [
+        ([1, -2, 3], "counts of at least 0; item 1 has -2"),
+        ([1, np.nan, 3], "counts of at least 0; item 1 has nan"),
+        ([[1, 2, 3]], r"one number per item; got shape \(1, 3\)"),
+        (["a", "b", "c"], "clicks must be numbers, one per item"),
+        ([], r"one number per item; got shape \(0,\)"),
+    ],
+)
+def test_clicks_that_are_no_counts_are_refused(clicks, words):
+    with pytest.raises(NNNormError, match=words):
+        Popularity(clicks)
+
+
+@pytest.mark.parametrize("weight", [-0.1, np.nan, np.inf, "much", True])
+def test_a_weight_that_is_no_number_of_at_least_0_is_refused(weight):
+    with pytest.raises(NNNormError, match="the weight of a Popularity must be"):
+        Popularity([1], weight=weight)
+
+
+def test_what_can_t_be_added_is_refused(hubs, small):
+    with pytest.raises(NNNormError, match="one number per item of the bias, 3; got 2"):
+        hubs + Popularity([1, 2])
+    with pytest.raises(NNNormError, match="has a popularity part already"):
+        hubs + Popularity([1, 2, 3]) + Popularity([1, 2, 3])
+    with pytest.raises(NNNormError, match=r"only a Popularity can be added to a bias .* got Bias"):
+        hubs + hubs
+    gated = InvertedSoftmax(gated=True).fit(small.gallery, small.references)
+    with pytest.raises(NNNormError, match=r"a gated bias \(qbnorm\) decides per query"):
+        gated + Popularity(np.ones(23))
+    with pytest.raises(NNNormError, match="Popularity has no argument 'click'"):
+        Popularity(click=[1])
+
+
+# --- choosing the weight --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def traffic():
+    """Items whose queries are hard to tell apart, with Zipf's traffic and clicks of the past."""
+    gallery, asked, past = make_embeddings(n_items=150, n_past=60, dim=12, seed=2)
+    rng = np.random.default_rng(0)
+    popularity = 1 / np.arange(1, 151) ** 1.2
+    popularity /= popularity.sum()
+    items = rng.choice(150, 600, p=popularity)
+    queries = asked[5 * items + rng.integers(0, 5, 600)]
+    queries = queries + 0.25 * rng.normal(size=queries.shape)
+    return {
+        "gallery": gallery,
+        "references": past,
+        "queries": queries,
+        "truth": items,
+        "clicks": rng.multinomial(5000, popularity),
+    }
+
+
+def test_tune_chooses_a_weight_where_popular_items_are_right_more_often(traffic):
+    tuning = nnnorm.tune(**traffic, normalize=True)
+    chosen = tuning.popularity
+    assert chosen.weight > 0
+    assert tuning.bias.params["popularity_weight"] == chosen.weight
+    found = nnnorm.evaluate(
+        traffic["queries"],
+        traffic["gallery"],
+        tuning.bias,
+        truth=traffic["truth"],
+        normalize=True,
+    )
+    assert found.recall(1) == pytest.approx(chosen.recalls[chosen.weight])
+    assert found.recall(1) > tuning.best.recall_at_1
+    gain = found.recall(1) - tuning.uncorrected.recall_at_1
+    assert tuning.gain.mean == pytest.approx(gain)
+    assert tuning.to_dict()["popularity"]["weight"] == chosen.weight
+
+
+def test_tune_leaves_out_a_popularity_that_does_not_help(traffic):
+    wrong = traffic | {"clicks": traffic["clicks"][::-1]}
+    tuning = nnnorm.tune(**wrong, normalize=True)
+    assert tuning.popularity.weight == 0
+    assert "popularity_weight" not in tuning.bias.params
+    assert nnnorm.tune(**(traffic | {"clicks": None}), normalize=True).popularity is None
