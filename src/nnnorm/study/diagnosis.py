@@ -26,7 +26,7 @@ from nnnorm.study.hubness import (
     list_hubs,
     measure_hubness,
 )
-from nnnorm.study.splits import warn_of_overlap
+from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -168,6 +168,7 @@ def diagnose(
         bank = open_embeddings(references, name="references", normalize=normalize)
         warn_of_overlap(bank, asked)
         bias = NNN().fit(items, bank, **run)
+        warn_of_foreign_bank(bank, asked, items, truth)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)
