@@ -20,6 +20,18 @@ def nnn(scores, k, alpha):
     return alpha * m_k(scores, k)
 
 
+def second_rule(gallery, references, reliability):
+    """Values, α and c of `NNN()`, for a gallery of at most 512 items, given the reliability."""
+    gallery, references = gallery.astype(float), references.astype(float)
+    n = len(references)
+    k = min(n, 32, max(8, n // 16))
+    values = m_k((gallery - gallery.mean(axis=0)) @ references.T, k)
+    near = gallery @ gallery.T
+    np.fill_diagonal(near, -np.inf)
+    c = np.corrcoef(values, m_k(near, 10))[0, 1]
+    return values, 0.5 * reliability**0.5 * n / (n + 8) * np.clip(2 * c, 0, 1), c
+
+
 def csls(queries, gallery, references, k):
     """The published form, with its query term: 2s − r(q) − r(item)."""
     similarity = queries @ gallery.T

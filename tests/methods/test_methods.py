@@ -71,7 +71,7 @@ def test_nnn_is_alpha_times_the_mean_of_the_k_best(k, alpha):
     bias = NNN(reference_k=k, alpha=alpha).fit(gallery, references, duplicates="keep")
     expected = reference.nnn(scores_of(gallery, references), k, alpha)
     np.testing.assert_allclose(bias.correction, expected, atol=2e-5)
-    assert bias.params == {"reference_k": k, "alpha": alpha}
+    assert bias.params == {"reference_k": k, "alpha": alpha, "center": False}
 
 
 def test_csls_ranks_as_published_with_its_query_term(small):
@@ -297,7 +297,8 @@ def test_fit_scores_gives_what_fit_gives(small, method):
     ready = method.fit_scores(scores, gallery_scores)
     direct = fit(method, small)
     np.testing.assert_allclose(ready.values, direct.values, atol=2e-5)
-    assert ready.weight == pytest.approx(direct.weight, abs=1e-4)
+    if "density" not in direct.params:  # which ready scores do not tell
+        assert ready.weight == pytest.approx(direct.weight, abs=1e-4)
     assert (ready.dim, ready.fingerprints) == (None, {})
     for first, second in zip(ready.gates, direct.gates, strict=True):
         np.testing.assert_array_equal(first.active, second.active)
@@ -366,7 +367,7 @@ def test_dualdis_by_name_is_the_published_form_unless_told():
         (lambda: Sinkhorn(tau=0), "tau must be between 1e-6 and 100 .* got 0"),
         (lambda: Sinkhorn(iterations=0), "iterations must be a whole number of at least 1; got 0"),
         (lambda: make_method("best"), "method must be one of none, nnn, .*; got 'best'"),
-        (lambda: make_method("nnn", beta=3.0), "method nnn takes reference_k, alpha; got beta"),
+        (lambda: make_method("nnn", beta=3.0), "takes reference_k, alpha, center, rule; got beta"),
         (lambda: make_method("none", k=3), "method none takes no parameters; got k"),
         (lambda: make_method("dualis", beta_query=1.0), "method dualis needs beta_gallery"),
         (

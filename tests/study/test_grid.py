@@ -3,8 +3,16 @@ import itertools
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError, open_embeddings
-from nnnorm.methods import METHOD_NAMES, Needs, Statistics, find_method, make_method, statistics
+from nnnorm import NNN, NNNormError, open_embeddings
+from nnnorm.methods import (
+    METHOD_NAMES,
+    PAPER_GRID,
+    Needs,
+    Statistics,
+    find_method,
+    make_method,
+    statistics,
+)
 from nnnorm.study.grid import check_grids, make_settings
 from tests import reference
 
@@ -49,12 +57,24 @@ def is_log_spaced(values):
 # --- the grids of the papers ---------------------------------------------------------------------
 
 
-def test_nnn_has_the_papers_eleven_alphas_and_ten_ks():
-    assert axis("nnn", "reference_k") == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-    assert axis("nnn", "alpha") == tuple(0.25 + 0.125 * step for step in range(11))
-    settings = make_settings(["nnn"], bank_of(6), bank_of(512))
+def test_the_papers_grid_has_eleven_alphas_and_ten_ks():
+    assert PAPER_GRID["reference_k"] == (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+    assert PAPER_GRID["alpha"] == tuple(0.25 + 0.125 * step for step in range(11))
+    settings = make_settings(["nnn"], bank_of(6), bank_of(512), grids={"nnn": PAPER_GRID})
     assert len(settings) == 110
     assert len({(s.params["reference_k"], s.params["alpha"]) for s in settings}) == 110
+
+
+def test_nnn_adds_small_alphas_and_centring_and_what_the_rule_chooses_for_this_bank():
+    assert axis("nnn", "reference_k") == PAPER_GRID["reference_k"]
+    assert axis("nnn", "alpha") == (0.0625, 0.125, 0.1875, *PAPER_GRID["alpha"])
+    items, bank = bank_of(60), bank_of(512)
+    *settings, automatic = make_settings(["nnn"], items, bank)
+    assert len(settings) == 140
+    assert all(setting.params["center"] for setting in settings)
+    bias = NNN().fit(items, bank)
+    assert automatic.params == {name: bias.params[name] for name in automatic.params}
+    np.testing.assert_array_equal(automatic.correction(), bias.correction)
 
 
 @pytest.mark.parametrize("method", ["dualis", "dualdis"])
@@ -103,10 +123,10 @@ def test_no_correction_is_one_cell_of_zeros(small):
 @pytest.mark.parametrize(("n_references", "largest"), [(1, 1), (57, 32), (64, 64), (1000, 512)])
 def test_the_default_grid_leaves_out_k_beyond_the_bank(n_references, largest):
     settings = make_settings(["nnn", "csls"], bank_of(5), bank_of(n_references))
-    for method, per_k in (("nnn", 11), ("csls", 1)):
+    for method, per_k, further in (("nnn", 14, 1), ("csls", 1, 0)):
         ks = [s.params["reference_k"] for s in settings if s.name == method]
         assert max(ks) == largest
-        assert len(ks) == per_k * (1 + int(np.log2(largest)))
+        assert len(ks) == per_k * (1 + int(np.log2(largest))) + further
 
 
 # --- every setting is what fitting it would give -------------------------------------------------
@@ -186,7 +206,8 @@ def test_each_bank_is_scanned_once_for_all_methods(small, monkeypatch):
     scan = statistics.scan
     monkeypatch.setattr(statistics, "scan", counted)
     lay_out([name for name in METHOD_NAMES if name not in ("none", "sinkhorn")], small)
-    assert banks == ["references", "gallery_references"]
+    # As the items are, and centred for NNN.
+    assert banks == ["references", "references", "gallery_references"]
 
 
 def test_the_balancing_of_sinkhorn_is_shared_by_its_settings_and_kept(small):
@@ -202,7 +223,7 @@ def test_one_scan_fills_in_what_is_asked_for(small):
         open_embeddings(small.gallery), open_embeddings(small.references)
     )
     found.prepare([Needs(reference_k=4), Needs(beta=0.0), Needs(beta=2.0)])
-    assert set(found.kept) == {("mean", 4), ("log", "references", 2.0)}
+    assert set(found.kept) == {("mean", 4, False), ("log", "references", 2.0)}
     scores = small.gallery.astype(float) @ small.references.astype(float).T
     np.testing.assert_allclose(found.mean_of_best(4), reference.m_k(scores, 4), atol=1e-6)
     expected = reference.log_sum_exp(scores, 2.0) - np.log(57)
@@ -273,7 +294,7 @@ def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
         ("nnn", {"reference_k": [], "alpha": [0.5]}, "the grid of nnn is empty"),
         ("none", [], "the grid of none is empty"),
         ("none", {"alpha": [1]}, "method none takes no parameters; got alpha"),
-        ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha; got k"),
+        ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha, center, rule; got k"),
         ("nnn", {"reference_k": [1]}, "nnn needs numbers for both reference_k and alpha"),
         ("nnn", {"alpha": [0.5]}, "nnn needs numbers for both reference_k and alpha"),
         ("nnn", {"reference_k": ["auto"], "alpha": [0.5]}, "needs numbers for both .* not auto"),

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnnorm import NNNormError, open_embeddings
-from nnnorm.methods import METHOD_NAMES, find_method, make_method
+from nnnorm import NNN, NNNormError, NNNormWarning, open_embeddings
+from nnnorm.io import open_matrix
+from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from nnnorm.study import tuning as tune_module
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.grid import Setting
@@ -131,7 +132,7 @@ def test_every_cell_of_all_methods_together_is_its_evaluation():
 def test_every_cell_of_the_default_grid_of_nnn_is_its_evaluation():
     problem = hubs(0)
     tuning = run(problem)
-    assert len(tuning.grid) == 1 + 8 * 11  # k up to 128 of 150 references
+    assert len(tuning.grid) == 1 + 8 * 14 + 1  # k up to 128 of 150 references
     for cell in tuning.grid:
         assert cell.recall_at_1 == pytest.approx(brute(problem, cell).recall(1), abs=1e-7)
 
@@ -174,7 +175,7 @@ def test_all_is_every_method_that_the_banks_allow():
     assert methods == list(METHOD_NAMES)
     methods = list(dict.fromkeys(cell.method for cell in without.grid))
     assert methods == [name for name in METHOD_NAMES if not name.startswith("dual")]
-    assert len(with_bank.grid) == 1 + 5 * 11 + 5 + 3 + 20 + 20 + 841 + 841 + 5
+    assert len(with_bank.grid) == 1 + 5 * 14 + 1 + 5 + 3 + 20 + 20 + 841 + 841 + 5
     assert len(without.grid) == len(with_bank.grid) - 2 * 841
 
 
@@ -220,7 +221,7 @@ def standard_error(difference, clusters):
     return math.sqrt(correction * sum(s**2 for s in sums)) / len(difference)
 
 
-def naive_choice(cells, hits, clusters, n_references):
+def naive_choice(cells, hits, clusters, usual):
     """The one-standard-error rule, from its description. `cells` are (method, params)."""
     choices = []
     for method in dict.fromkeys(method for method, _ in cells if method != "none"):
@@ -237,10 +238,9 @@ def naive_choice(cells, hits, clusters, n_references):
             if difference.mean() <= limit and row != 0:
                 near.append(row)
         if method == "nnn":
-            k = min(n_references, 128, max(4, n_references // 16))
             steps = [
-                abs(math.log2(cells[row][1]["reference_k"] / k))
-                + abs(cells[row][1]["alpha"] - 0.6) / 0.125
+                abs(math.log2(cells[row][1]["reference_k"] / usual["reference_k"]))
+                + abs(cells[row][1]["alpha"] - usual["alpha"]) / 0.125
                 for row in near
             ]
         else:
@@ -277,7 +277,8 @@ def test_the_rule_is_the_naive_rule_on_embeddings_with_hubs(seed, n_clusters):
     )
     hits = np.array([brute(problem, cell).hits(1) for cell in tuning.grid])
     cells = [(cell.method, cell.params) for cell in tuning.grid]
-    assert tuning.best_by_rule is tuning.grid[naive_choice(cells, hits, clusters, 100)]
+    usual = NNN().fit(problem.gallery, problem.references).params
+    assert tuning.best_by_rule is tuning.grid[naive_choice(cells, hits, clusters, usual)]
     assert tuning.best is tuning.best_by_rule
 
 
@@ -302,9 +303,12 @@ def test_the_rule_is_the_naive_rule_on_any_hits(data):
     level = rng.random((len(cells), 1)) * data.draw(st.sampled_from([0.0, 0.2, 0.6]))
     hits = np.float32(common + level + spread * rng.normal(size=(len(cells), n_queries)) > 0.6)
     clusters = rng.integers(0, data.draw(st.integers(1, 30)), size=n_queries)
-    laid_out = [Setting(make_method(name, **params), params, None) for name, params in cells]
-    chosen = tune_module.choose(laid_out, hits, clusters, n_references)
-    expected = naive_choice(cells, hits.astype(float), clusters, n_references) if methods else 0
+    scores = rng.normal(size=(40, 1)) + rng.normal(size=(40, n_references))
+    bank = Statistics.of_scores(open_matrix(scores, name="scores"))
+    laid_out = [Setting(make_method(name, **params), params, bank) for name, params in cells]
+    chosen = tune_module.choose(laid_out, hits, clusters)
+    usual = NNN().fit_scores(scores).params
+    expected = naive_choice(cells, hits.astype(float), clusters, usual) if methods else 0
     assert chosen == expected
 
 
@@ -323,21 +327,22 @@ def test_a_cell_that_loses_one_cluster_only_is_within_one_standard_error(n_clust
         assert is_near(best, other, clusters) == expected
 
 
-def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_sensible_one():
-    # All settings answer all queries: distances decide. 64 references: k = 4, and α = 0.6.
+def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_automatic_one():
+    # All settings answer all queries: distances decide.
     problem = SimpleNamespace(
         gallery=np.eye(8), references=np.tile(np.eye(8), (8, 1)), queries=np.eye(8), bank=None,
         lists=[[item] for item in range(8)],
     )  # fmt: skip
     tuning = run(problem, duplicates="keep")
-    assert tuning.best.params == {"reference_k": 4, "alpha": 0.625}
+    # All items have the same bias, so the automatic weight is 0, which is no cell of its own.
+    assert tuning.best.params == {"reference_k": 8, "alpha": 0.0625, "center": True}
     grid = {"reference_k": [1, 8, 64], "alpha": [0.35, 0.725, 2.0]}
-    # One doubling is as far as 0.125 of α: k = 8 is one step from 4, α = 0.725 one from 0.6.
     best = run(problem, grids={"nnn": grid}, duplicates="keep").best
-    assert best.params == {"reference_k": 8, "alpha": 0.725}
-    two = [{"reference_k": [4], "alpha": [0.9]}, {"reference_k": [16], "alpha": [0.6]}]
+    assert best.params == {"reference_k": 8, "alpha": 0.35}
+    # One doubling is as far as 0.125 of α.
+    two = [{"reference_k": [8], "alpha": [0.3]}, {"reference_k": [16], "alpha": [0.125]}]
     best = run(problem, grids={"nnn": two}, duplicates="keep").best
-    assert best.params == {"reference_k": 16, "alpha": 0.6}
+    assert best.params == {"reference_k": 16, "alpha": 0.125}
 
 
 def test_of_equally_good_cells_of_another_method_the_rule_takes_the_middle():
@@ -503,9 +508,9 @@ def test_two_queries_one_item_and_one_reference_are_enough():
 
 
 def test_two_queries_among_several_items():
-    tuning = tune(
-        np.eye(3), np.eye(3), queries=np.eye(3)[:2], truth=[1, 2], methods=["nnn", "csls"]
-    )
+    rows = np.eye(3)
+    with pytest.warns(NNNormWarning, match="references are the rows of the gallery itself"):
+        tuning = tune(rows, rows, queries=rows[:2], truth=[1, 2], methods=["nnn", "csls"])
     assert tuning.n_queries == 2
     assert {cell.recall_at_1 for cell in tuning.grid} == {0}
 

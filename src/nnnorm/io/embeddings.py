@@ -53,10 +53,11 @@ class Embeddings(StoredMatrix):
         name: str,
         path: str | None = None,
         divisors: FloatArray | None = None,
+        center: FloatArray | None = None,
         ids: Ids | None = None,
         measured: _Measured | None = None,
     ) -> None:
-        super().__init__(parts, role=name, path=path, divisors=divisors)
+        super().__init__(parts, role=name, path=path, divisors=divisors, center=center)
         self._ids = ids
         self._measured = _Measured() if measured is None else measured
 
@@ -135,6 +136,39 @@ class Embeddings(StoredMatrix):
             name=name,
             path=self._path,
             divisors=divisors,
+            ids=self._ids,
+            measured=self._measured,
+        )
+
+    def mean(self) -> FloatArray:
+        """Return the mean of the rows, shape ``(dim,)``, from one read of them.
+
+        Examples
+        --------
+        >>> open_embeddings(np.eye(2)).mean().tolist()
+        [0.5, 0.5]
+        """
+        total = np.zeros(self.dim)
+        for _, block in self.blocks():
+            total += block.sum(axis=0, dtype=np.float64)
+        return np.asarray(total / len(self), dtype=np.float32)
+
+    def centred(self, center: FloatArray) -> "Embeddings":
+        """Return a view whose rows have `center` subtracted when they are read.
+
+        It is for products only: norms and fingerprint are those of the rows before.
+
+        Examples
+        --------
+        >>> open_embeddings(np.eye(2)).centred(np.float32([0.5, 0.5])).rows(0, 1).tolist()
+        [[0.5, -0.5]]
+        """
+        return Embeddings(
+            self._parts,
+            name=self._role,
+            path=self._path,
+            divisors=self._divisors,
+            center=center,
             ids=self._ids,
             measured=self._measured,
         )

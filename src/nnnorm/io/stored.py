@@ -30,6 +30,8 @@ class StoredMatrix:
         Where the values were read from.
     divisors : ndarray, shape (n_rows,), optional
         Every row is divided by its entry when it is read.
+    center : ndarray, shape (n_columns,), optional
+        Subtracted from every row, after the division.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class StoredMatrix:
         role: str,
         path: str | None = None,
         divisors: FloatArray | None = None,
+        center: FloatArray | None = None,
     ) -> None:
-        self._parts, self._role, self._path, self._divisors = parts, role, path, divisors
+        self._parts, self._role, self._path = parts, role, path
+        self._divisors, self._center = divisors, center
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
 
     def __len__(self) -> int:
@@ -69,6 +73,7 @@ class StoredMatrix:
             and part.dtype.isnative
             and part.flags.c_contiguous
             and self._divisors is None
+            and self._center is None
         )
 
     def rows(self, start: int, stop: int) -> FloatArray:
@@ -78,8 +83,10 @@ class StoredMatrix:
         """
         if self.in_memory:
             return np.asarray(self._parts[0][start:stop])
-        widened = self._widened(start, stop)
-        return widened if self._divisors is None else widened / self._divisors[start:stop, None]
+        block = self._widened(start, stop)
+        if self._divisors is not None:
+            block = block / self._divisors[start:stop, None]
+        return block if self._center is None else block - self._center
 
     def _widened(self, start: int, stop: int) -> FloatArray:
         first = min(int(np.searchsorted(self._starts, start, "right")), len(self._parts)) - 1
@@ -111,6 +118,8 @@ class StoredMatrix:
                 taken[here] = self._parts[number][indices[here] - self._starts[number]]
         if self._divisors is not None:
             taken /= self._divisors[indices, None]
+        if self._center is not None:
+            taken -= self._center
         return taken
 
     def blocks(self) -> Iterator[tuple[int, FloatArray]]:

@@ -21,13 +21,13 @@ those of a paper by a constant, which changes no ranking; it is chosen so that a
 of a score.
 """
 
-from nnnorm.methods.automatic import choose_reference_k
+from nnnorm.methods.automatic import RuleName
 from nnnorm.methods.base import Factor, Grid, Method, Variant
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
 from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, multiply_factors, published_product
 from nnnorm.methods.inverted_softmax import InvertedSoftmax
-from nnnorm.methods.nnn import NNN
+from nnnorm.methods.nnn import NNN, PAPER_GRID
 from nnnorm.methods.registry import (
     METHOD_NAMES,
     MethodName,

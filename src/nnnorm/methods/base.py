@@ -17,9 +17,10 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver
+from nnnorm.methods.automatic import is_narrow
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -146,9 +147,14 @@ class Method(ABC):
         """
         return None
 
-    def distance_from_usual(self, n_references: int) -> float | None:
+    def distance_from_usual(self, statistics: Statistics) -> float | None:
         """Steps of a grid to the setting to prefer among equals; None where there is no such."""
         return None
+
+    @classmethod
+    def further_cells(cls, statistics: Statistics) -> Sequence["Method"]:
+        """Settings that belong to the default grid of this very bank and gallery."""
+        return ()
 
     def check_tunable(self) -> None:  # noqa: B027 - most methods refuse nothing
         """Raise where a grid can't hold these parameters."""
@@ -254,7 +260,9 @@ class Method(ABC):
             memory_budget=memory_budget,
             progress=progress,
         )
-        return self.make_bias(statistics)
+        bias = self.make_bias(statistics)
+        _warn_of_narrow_bank(bias)
+        return bias
 
     @explain_arguments
     def fit_scores(
@@ -338,6 +346,17 @@ class Method(ABC):
                 f"method {self.name} needs a gallery bank (gallery_references, or gallery_scores "
                 "for ready scores); without one use InvertedSoftmax (--method is)"
             )
+
+
+def _warn_of_narrow_bank(bias: Bias) -> None:
+    """Warn where the references seem to cover a part of the gallery only."""
+    density = bias.params.get("density")
+    if density is not None and is_narrow(density, bias.params["reliability"], len(bias)):
+        warn(
+            f"the references seem to cover only a part of the gallery (c = {density:.2f}, usually "
+            "0.4 or more), so the correction is weak; give past queries of all kinds that this "
+            "gallery gets"
+        )
 
 
 # --- checks of parameters, shared by several methods ---------------------------------------------

@@ -1,6 +1,6 @@
 """Statistics of every item's scores against a bank: what the methods' formulas are made of.
 
-    m_k     mean of the k best reference scores of an item
+    m_k     mean of the k best reference scores of an item; the items may be centred first
     m_all   mean of all of them
     L_β     log-mean-exp: the log of the mean of exp(β·s)
     A       activation set: the items that are the best item of at least one row of a bank
@@ -48,11 +48,14 @@ class Needs(NamedTuple):
         k of m_k.
     beta, beta_gallery : float
         β of L_β over the references and over the gallery bank; 0 where none is needed.
+    is_centred : bool
+        Whether m_k is that of the centred items.
     """
 
     reference_k: int | None = None
     beta: float = 0.0
     beta_gallery: float = 0.0
+    is_centred: bool = False
 
 
 class Statistics:
@@ -71,6 +74,9 @@ class Statistics:
         Smallest and largest norm of the references.
     n_given : int, optional
         Number of references that were given, where only one row per intent is used.
+    center : ndarray, optional
+        What is subtracted from the items where they are centred, shape ``(dim,)``; by default the
+        mean of the gallery. For ready scores shape ``(n_references,)``: a score per reference.
     solver, quality : optional
         How m_k is computed, see `nnnorm.means`.
     memory_budget : int
@@ -93,6 +99,7 @@ class Statistics:
         fingerprints: dict[str, str] | None = None,
         reference_norms: tuple[float, float] | None = None,
         n_given: int | None = None,
+        center: npt.NDArray[np.float32] | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -107,7 +114,7 @@ class Statistics:
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
         self._quality = quality
-        self.kept: dict[Hashable, Any] = {}
+        self.kept: dict[Hashable, Any] = {} if center is None else {"center": center}
 
     @classmethod
     def of_embeddings(
@@ -179,13 +186,29 @@ class Statistics:
         """Scores against the references of the gallery and, below it, the gallery bank if any."""
         return self.scores if self._bank_scores is None else self._bank_scores("rows")
 
+    @property
+    def gallery(self) -> Embeddings | None:
+        """The items; None where scores were given."""
+        return self.scores.rows if isinstance(self.scores, Products) else None
+
+    @property
+    def center(self) -> npt.NDArray[np.float32]:
+        """What is subtracted from the items where they are centred: the given one, or the mean."""
+        return self.keep("center", self.scores.center)
+
+    def scores_for_means(self, is_centred: bool) -> Scores:
+        """Scores against the references, of the centred items or of the items as they are."""
+        if not is_centred:
+            return self.scores
+        return self.keep("centred", lambda: self.scores.centred(self.center))
+
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what `make` gave when this key was first asked for."""
         if key not in self.kept:
             self.kept[key] = make()
         return cast(_T, self.kept[key])
 
-    def mean_of_best(self, reference_k: int) -> FloatArray:
+    def mean_of_best(self, reference_k: int, *, is_centred: bool = False) -> FloatArray:
         """``m_k``, shape ``(n_gallery,)``."""
         if reference_k > self.n_references:
             size = describe_size(self.n_given or self.n_references, self.n_references)
@@ -195,13 +218,14 @@ class Statistics:
             )
 
         def compute() -> FloatArray:
+            scores = self.scores_for_means(is_centred)
             values, about = means_by(
-                self._solver, self.scores, int(reference_k), quality=self._quality, **self.options
+                self._solver, scores, int(reference_k), quality=self._quality, **self.options
             )
             self.about = dict(about)
             return values
 
-        return self.keep(("mean", int(reference_k)), compute)
+        return self.keep(("mean", int(reference_k), is_centred), compute)
 
     def mean_of_all(self) -> FloatArray:
         """``m_all``, shape ``(n_gallery,)``."""
@@ -243,25 +267,29 @@ class Statistics:
         [0.375]
         """
         asked = list(needs)
-        ks = {need.reference_k for need in asked if need.reference_k}
-        ks = {k for k in ks if ("mean", k) not in self.kept}
-        self._scan("references", ks, {need.beta for need in asked})
+        for is_centred in (False, True):
+            some = {need.reference_k for need in asked if need.is_centred == is_centred}
+            ks = {k for k in some if k and ("mean", k, is_centred) not in self.kept}
+            betas = set() if is_centred else {need.beta for need in asked}
+            self._scan("references", ks, betas, is_centred)
         self._scan("gallery_references", set(), {need.beta_gallery for need in asked})
 
-    def _scan(self, bank: BankName, ks: set[int], betas: set[float]) -> None:
+    def _scan(
+        self, bank: BankName, ks: set[int], betas: set[float], is_centred: bool = False
+    ) -> None:
         new = sorted(beta for beta in betas if beta and ("log", bank, beta) not in self.kept)
         if len(ks) + len(new) < 2:
             return
         means = {k: np.empty(self.n_gallery, dtype=np.float32) for k in ks}
         all_logs = np.empty((len(new), self.n_gallery))
-        scores = self._scores_of(bank)
+        scores = self.scores_for_means(True) if is_centred else self._scores_of(bank)
         for start, stop, best, logs in scan(
             scores, k=max(ks, default=0), betas=new, **self.options
         ):
             for k, values in means.items():
                 values[start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
             all_logs[:, start:stop] = logs
-        self.kept |= {("mean", k): values for k, values in means.items()}
+        self.kept |= {("mean", k, is_centred): values for k, values in means.items()}
         self.kept |= {("log", bank, b): logs for b, logs in zip(new, all_logs, strict=True)}
 
     def _scores_of(self, bank: BankName) -> Scores:

@@ -15,7 +15,7 @@ from nnnorm import study
 from nnnorm.bias import Bias
 from nnnorm.errors import MissingExtraError, NNNormError
 from nnnorm.io import open_embeddings, open_matrix
-from nnnorm.methods import NNN, find_method, make_method
+from nnnorm.methods import NNN, PAPER_GRID, find_method, make_method
 from nnnorm.reproduce.material import Material, NotThere
 from nnnorm.reproduce.paper import Experiment, PaperTable
 from nnnorm.reproduce.runtime import Timed, time_exact, time_index
@@ -154,7 +154,8 @@ class Runner:
         grids: Mapping[str, study.Grid] | None = None,
         seed: int = 0,
     ) -> None:
-        self._open, self._grids, self._seed = open_material, grids or {}, seed
+        self._open, self._seed = open_material, seed
+        self._grids: dict[str, study.Grid] = {"nnn": PAPER_GRID, **(grids or {})}
         self._done: dict[Hashable, Any] = {}
 
     def measure(self, experiment: Experiment) -> Figure:
@@ -355,7 +356,7 @@ def _figure(interval: study.Interval | None, scale: float) -> Figure:
 
 
 def _evaluate_scores(material: Material, plain: bool) -> study.Evaluation:
-    """Evaluate ready scores, corrected by the automatic NNN unless `plain`."""
+    """Evaluate ready scores, corrected by the first automatic rule of NNN unless `plain`."""
     ready = material.scores()
     test = open_matrix(ready.test, name="test scores")
     n_gallery, n_queries = test.shape
@@ -371,7 +372,7 @@ def _evaluate_scores(material: Material, plain: bool) -> study.Evaluation:
                 f"both score files must have the gallery in rows; got {test.shape} and "
                 f"{references.shape}"
             )
-        scores -= NNN().fit_scores(references).correction
+        scores -= NNN(rule="first").fit_scores(references).correction
     truth = study.open_truth(np.arange(n_queries), n_queries=n_queries, n_gallery=n_gallery)
     above, tied = study.count_above(scores, truth, 0)
     return study.Evaluation(truth, above, tied, scores.argmax(axis=1), n_gallery, n_gallery)

@@ -35,6 +35,12 @@ class Scores(Protocol):
     def transposed(self) -> "Scores":
         """Return the same scores with rows and columns exchanged."""
 
+    def center(self) -> FloatArray:
+        """Return what `centred` subtracts so that every column has mean 0."""
+
+    def centred(self, center: FloatArray) -> "Scores":
+        """Return the scores after subtracting a center from the rows."""
+
 
 Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
 
@@ -110,12 +116,28 @@ class Products:
         """Return the products with rows and columns exchanged, without the offset."""
         return Products(self.columns, self.rows, memory_budget=self._held.memory_budget)
 
+    def center(self) -> FloatArray:
+        """Return the mean of the rows, shape ``(dim,)``."""
+        return self.rows.mean()
+
+    def centred(self, center: FloatArray) -> "Products":
+        """Return the products of the rows less `center`; columns are not read again."""
+        some = object.__new__(Products)
+        some._set(self.rows.centred(center), self._held, self.offset)
+        return some
+
 
 class Matrix:
-    """Ready scores, from any scorer: shape ``(n_rows, n_columns)``."""
+    """Ready scores less an offset per column, from any scorer: shape ``(n_rows, n_columns)``."""
 
-    def __init__(self, scores: ScoreMatrix, *, is_transposed: bool = False) -> None:
-        self._scores = scores
+    def __init__(
+        self,
+        scores: ScoreMatrix,
+        *,
+        is_transposed: bool = False,
+        offset: FloatArray | None = None,
+    ) -> None:
+        self._scores, self.offset = scores, offset
         self._is_transposed = is_transposed
         self.shape = scores.shape[::-1] if is_transposed else scores.shape
         self.row_bytes = 4 * self.shape[1]
@@ -132,14 +154,28 @@ class Matrix:
 
         def read(first: int, last: int, out: FloatArray) -> FloatArray:
             out[...] = rows[:, first:last]
+            if self.offset is not None:
+                out -= self.offset[first:last]
             return out
 
         return read
 
     def some_rows(self, indices: IntArray) -> "Matrix":
         """Return the scores of some rows only."""
-        return Matrix(ScoreMatrix([self._scores.take(indices)], role=self._scores.name))
+        some = ScoreMatrix([self._scores.take(indices)], role=self._scores.name)
+        return Matrix(some, offset=self.offset)
 
     def transposed(self) -> "Matrix":
-        """Return the same scores with rows and columns exchanged, without a copy."""
+        """Return the ready scores with rows and columns exchanged, without a copy."""
         return Matrix(self._scores, is_transposed=not self._is_transposed)
+
+    def center(self) -> FloatArray:
+        """Return the mean of every column, shape ``(n_columns,)``."""
+        total = np.zeros(self.shape[1])
+        for _, block in self._scores.blocks():
+            total += block.sum(axis=0, dtype=np.float64)
+        return np.asarray(total / self.shape[0], dtype=np.float32)
+
+    def centred(self, center: FloatArray) -> "Matrix":
+        """Return the scores with `center` subtracted from every row."""
+        return Matrix(self._scores, offset=center)

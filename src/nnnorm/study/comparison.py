@@ -30,7 +30,7 @@ from nnnorm.study.evaluation import Evaluation, evaluate
 from nnnorm.study.grid import Grid, check_grids, prepare
 from nnnorm.study.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, binomial_half_width, interval_of_difference
-from nnnorm.study.splits import split_queries, warn_of_overlap
+from nnnorm.study.splits import split_queries, warn_of_foreign_bank, warn_of_overlap
 from nnnorm.study.truth import clusters_of, open_truth
 from nnnorm.study.tuning import Select, Trial, check_methods, check_select, try_settings
 
@@ -276,6 +276,7 @@ def compare(
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
     statistics = _statistics_on_test(trial, test, used, gallery_bank, **options)
     prepare(statistics, [setting.method for setting in chosen])
+    warn_of_foreign_bank(bank, *test)
     reporter = _Reporter(test, seed, memory_budget)
     results = [
         reporter.report(name, setting.params, setting.method.make_bias(statistics))
@@ -367,6 +368,7 @@ def ablate(
     reporter = _Reporter(test, seed, memory_budget)
     rows = []
     for name, whole in opened.items():
+        warn_of_foreign_bank(whole, *test)
         order = np.random.default_rng(seed).permutation(len(whole))
         for share in shares:
             size = max(1, round(share * len(whole)))

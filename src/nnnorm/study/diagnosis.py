@@ -28,7 +28,7 @@ from nnnorm.study.hubness import (
     list_hubs,
     measure_hubness,
 )
-from nnnorm.study.splits import warn_of_overlap
+from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -174,6 +174,7 @@ def diagnose(
         warn_of_overlap(bank, asked)
         given = references if isinstance(references, Bank) else bank
         bias = NNN().fit(items, given, duplicates=duplicates, **run)
+        warn_of_foreign_bank(bank, asked, items, truth)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

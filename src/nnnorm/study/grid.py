@@ -83,8 +83,8 @@ def make_settings(
     >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> items, bank = open_embeddings(np.eye(4)), open_embeddings(np.eye(4))
-    >>> len(make_settings(["nnn"], items, bank))  # k = 1, 2, 4 and eleven α
-    33
+    >>> len(make_settings(["nnn"], items, bank))  # k = 1, 2, 4, fourteen α, and the automatic one
+    43
     """
     check_grids(grids, methods)
     cells = [
@@ -96,6 +96,11 @@ def make_settings(
         for method, _ in cells:
             method.check_gallery_bank(False)
     statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
+    for name in methods:
+        if name not in (grids or {}):
+            for method in find_method(name)[0].further_cells(statistics):
+                if method not in (known for known, _ in cells):
+                    cells.append((method, method.params))
     prepare(statistics, [method for method, _ in cells])
     return [Setting(method, params, statistics) for method, params in cells]
 

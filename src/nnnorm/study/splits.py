@@ -7,14 +7,15 @@ queries: a bank that includes them is transductive, and its gains do not carry o
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.foreign import warn_of_foreign
 from nnnorm.io import Embeddings, Source, open_embeddings
-from nnnorm.study.truth import Truth, clusters_of
+from nnnorm.study.truth import Truth, clusters_of, open_truth
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -129,6 +130,27 @@ def warn_of_overlap(
             NNNormWarning,
             stacklevel=stacklevel,
         )
+
+
+def warn_of_foreign_bank(
+    references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
+) -> None:
+    """Warn where references and queries do not seem to come from the same source.
+
+    Of the queries that share their right item one is looked at, since the captions of one picture
+    are closer to each other than to any reference.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(3))
+    >>> warn_of_foreign_bank(rows, rows, open_embeddings(-np.eye(3)), [0, 0, 1])
+    """
+    if truth is not None:
+        right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+        queries = queries.subset(np.unique(clusters_of(right), return_index=True)[1])
+    warn_of_foreign(references, queries, gallery)
 
 
 def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:

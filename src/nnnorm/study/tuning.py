@@ -4,8 +4,8 @@
 cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
 the maximum (the paper's way), and the one-standard-error rule, which does not chase noise: of all
 cells within one paired standard error of the best it takes the most usual one (for NNN the nearest
-to α = 0.6 and k = a sixteenth of the bank; elsewhere the one in the middle of those cells), and "no
-correction" where that beats every cell.
+to what its automatic rule chooses for this very bank; elsewhere the one in the middle of those
+cells), and "no correction" where that beats every cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference, is_near
 from nnnorm.study.popular import PopularityChoice, choose_popularity
-from nnnorm.study.splits import warn_of_overlap
+from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
@@ -177,8 +177,7 @@ class Trial:
         if select == "max":
             return max(rows, key=lambda row: (self.hits[row].mean(dtype=np.float64), -row))
         settings = [self.settings[row] for row in rows]
-        n_references = self.statistics.n_references
-        return rows[choose(settings, self.hits[rows], self.clusters, n_references)]
+        return rows[choose(settings, self.hits[rows], self.clusters)]
 
 
 @explain_arguments
@@ -246,7 +245,7 @@ def tune(
     >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (50, 80, 60))
     >>> tuning = tune(gallery, references, queries=queries, truth=np.arange(60) % 50)
     >>> len(tuning.grid), tuning.best.method in ("nnn", "none")
-    (78, True)
+    (100, True)
     """
     check_select(select)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
@@ -264,6 +263,7 @@ def tune(
     trial = try_settings(
         names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
+    warn_of_foreign_bank(bank, asked, items, trial.raw.truth)
     by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias = trial.settings[chosen].method.make_bias(trial.statistics)
@@ -420,9 +420,7 @@ def _sweep(
     return hits, counter.evaluation()
 
 
-def choose(
-    settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any], n_references: int
-) -> int:
+def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
     """Apply the one-standard-error rule to each method; return the best of these choices.
 
     Where no correction does better than every cell of a method, it is the choice for that method.
@@ -434,7 +432,6 @@ def choose(
     hits : ndarray, shape (n_settings, n_queries)
         As `sweep_hits` gives them.
     clusters : ndarray, shape (n_queries,)
-    n_references : int
 
     Returns
     -------
@@ -447,13 +444,13 @@ def choose(
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(3))
     >>> settings = make_settings(["none", "csls"], rows, rows, grids={"csls": {"reference_k": [2]}})
-    >>> choose(settings, np.float32([[1, 0, 0], [1, 1, 0]]), np.arange(3), 100)
+    >>> choose(settings, np.float32([[1, 0, 0], [1, 1, 0]]), np.arange(3))
     1
     """
     choices = []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [0, *(n for n, s in enumerate(settings) if s.name == name and n > 0)]
-        choices.append(_choose_within(settings, hits, clusters, rows, n_references))
+        choices.append(_choose_within(settings, hits, clusters, rows))
     return max(choices, key=lambda row: (hits[row].mean(dtype=np.float64), -row), default=0)
 
 
@@ -462,14 +459,13 @@ def _choose_within(
     hits: FloatArray,
     clusters: npt.NDArray[Any],
     rows: Sequence[int],
-    n_references: int,
 ) -> int:
     # On a tie with no correction the cells stand in for the best: few queries tie easily.
     best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), row > 0, -row))
     if best == 0:
         return 0
     near = [row for row in rows[1:] if is_near(hits[best], hits[row], clusters)]
-    known = [settings[row].method.distance_from_usual(n_references) for row in near]
+    known = [settings[row].method.distance_from_usual(settings[row].statistics) for row in near]
     distances = [distance for distance in known if distance is not None]
     if len(distances) < len(near):
         distances = _distances_from_middle(settings, near, rows)
