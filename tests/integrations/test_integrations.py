@@ -15,13 +15,24 @@ LIBRARIES = {
 }
 
 
+class Absent:
+    """An import hook that answers for a library as if it were not installed."""
+
+    def __init__(self, library):
+        self.library = library
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == self.library:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_missing_library_is_answered_with_the_extra_that_brings_it(name, monkeypatch):
     library, extra = LIBRARIES[name]
     loaded = [module for module in sys.modules if module.partition(".")[0] == library]
     for module in [f"nnnorm.integrations.{name}", *loaded]:
         monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setattr(sys, "meta_path", [Absent(library), *sys.meta_path])
     with pytest.raises(MissingExtraError) as error:
         importlib.import_module(f"nnnorm.integrations.{name}")
     assert str(error.value) == (
