@@ -19,6 +19,8 @@ FOREIGN = r"CI|GITHUB_.*|.*_PROXY|NO_COLOR|(FORCE|PY|TTY)_.*|CLICOLOR.*|PG[A-Z]+
 for variable in [name for name in os.environ if re.fullmatch(FOREIGN, name.upper())]:
     del os.environ[variable]
 os.environ |= {"COLUMNS": "80", "TERM": "xterm", "LC_ALL": "C.UTF-8", "HF_HUB_OFFLINE": "1"}
+# Libraries above the engines must not report that they were used.
+os.environ |= {"HAYSTACK_TELEMETRY_ENABLED": "False", "LANGSMITH_TRACING": "false"}
 
 # A process that was started in the background ignores Ctrl-C, and so would those that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,8 +36,8 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
-# They run the whole demo, or load torch.
-SLOW_DOCTESTS = ("src/nnnorm/demo/", "src/nnnorm/encoders/")
+# They run the whole demo, or load torch or another large library.
+SLOW_DOCTESTS = ("src/nnnorm/demo/", "src/nnnorm/encoders/", "src/nnnorm/integrations/")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -53,6 +55,8 @@ def pytest_ignore_collect(collection_path, config):
     """Where slow tests are left out, don't even import a file that is slow as a whole."""
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
+    if "src/nnnorm/integrations/" in collection_path.as_posix():
+        return True
     text = collection_path.read_text(encoding="utf-8")
     return bool(re.search(r"^pytestmark = .*pytest\.mark\.slow", text, re.MULTILINE)) or None
 

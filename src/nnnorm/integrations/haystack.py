@@ -1,0 +1,129 @@
+"""Haystack (`pip install 'nnnorm[haystack]'`): two components that stand behind the embedders.
+
+`DocumentCorrector` extends the embeddings of documents before they are written, `QueryCorrector`
+that of a query before it is asked; the document store between them may compare by cosine or by
+inner product. A pipeline is saved with the path of the corrector and its fingerprint.
+"""
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, require
+from nnnorm.integrations.vectors import check_corrector, extend_items, extend_query
+
+require("haystack", "haystack")
+from haystack import Document, component, default_to_dict  # noqa: E402
+
+
+@component
+class DocumentCorrector:
+    """Extend the embeddings of documents by their bias.
+
+    Parameters
+    ----------
+    corrector : str, PathLike or Corrector
+        A saved corrector, or one in memory; a pipeline can be saved with the former only.
+    fingerprint : str, optional
+        Fingerprint that the corrector must have. A saved pipeline has it, so that documents that
+        are stored and those that come later get their bias from the same corrector.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> corrector = Corrector.fit(rng.normal(size=(9, 4)), rng.normal(size=(40, 4)), normalize=True)
+    >>> done = DocumentCorrector(corrector).run([Document(content="a", embedding=[1.0, 0, 0, 0])])
+    >>> len(done["documents"][0].embedding)
+    6
+    """
+
+    def __init__(
+        self, corrector: "str | os.PathLike[str] | Corrector", fingerprint: str | None = None
+    ) -> None:
+        self.path, self.corrector = _open(corrector, fingerprint)
+
+    @component.output_types(documents=list[Document])
+    def run(self, documents: list[Document]) -> dict[str, list[Document]]:
+        """Return copies of the documents with extended embeddings."""
+        vectors = [document.embedding for document in documents]
+        if None in vectors:
+            raise NNNormError(
+                f"every document must have an embedding, and {documents[vectors.index(None)].id} "
+                "has none; put a document embedder before this component"
+            )
+        extended = extend_items(self.corrector, vectors)
+        pairs = zip(documents, extended, strict=True)
+        return {"documents": [replace(document, embedding=row) for document, row in pairs]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write this component down as the path and the fingerprint of its corrector."""
+        return default_to_dict(self, **_describe(self.path, self.corrector))
+
+
+@component
+class QueryCorrector:
+    """Extend the embedding of a query by the weight.
+
+    Parameters
+    ----------
+    corrector : str, PathLike or Corrector
+        The corrector of the documents; as for `DocumentCorrector`.
+    weight : float, optional
+        Replaces the weight of the corrector. It is part of the query, so that documents need not be
+        written again.
+    fingerprint : str, optional
+        As for `DocumentCorrector`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> corrector = Corrector.fit(rng.normal(size=(9, 4)), rng.normal(size=(40, 4)), normalize=True)
+    >>> QueryCorrector(corrector, weight=0.5).run([1.0, 0.0, 0.0, 0.0])
+    {'embedding': [1.0, 0.0, 0.0, 0.0, -0.5, 0.0]}
+    """
+
+    def __init__(
+        self,
+        corrector: "str | os.PathLike[str] | Corrector",
+        weight: float | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        self.path, self.corrector = _open(corrector, fingerprint)
+        self.weight = weight
+
+    @component.output_types(embedding=list[float])
+    def run(self, embedding: list[float]) -> dict[str, list[float]]:
+        """Return the extended embedding."""
+        return {"embedding": extend_query(self.corrector, embedding, self.weight)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write this component down as the path and the fingerprint of its corrector."""
+        described = _describe(self.path, self.corrector)
+        return default_to_dict(self, weight=self.weight, **described)
+
+
+def _open(
+    corrector: "str | os.PathLike[str] | Corrector", fingerprint: str | None
+) -> tuple[str | None, Corrector]:
+    """Path, where there is one, and corrector."""
+    path = os.fspath(corrector) if isinstance(corrector, str | os.PathLike) else None
+    opened = check_corrector(corrector if path is None else Corrector.load(path))
+    if fingerprint not in (None, opened.fingerprint):
+        raise NNNormError(
+            f"the corrector {path or 'given'} must have the fingerprint {fingerprint}; got "
+            f"{opened.fingerprint}. Give the corrector that the stored documents were written "
+            "with, or write all documents again and make the pipelines anew"
+        )
+    return path, opened
+
+
+def _describe(path: str | None, corrector: Corrector) -> dict[str, str]:
+    if path is None:
+        raise NNNormError(
+            "a pipeline with a corrector in memory can't be saved; save the corrector first and "
+            "make the component with its path"
+        )
+    return {"corrector": path, "fingerprint": corrector.fingerprint}

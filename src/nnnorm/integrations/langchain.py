@@ -1,0 +1,67 @@
+"""LangChain (`pip install 'nnnorm[langchain]'`): an embedding model whose vectors are corrected.
+
+Any vector store that takes an `Embeddings` then ranks by the corrected score, whichever of cosine,
+L2 and inner product it compares by; filters and later documents need nothing more.
+"""
+
+import asyncio
+
+from nnnorm.corrector import Corrector
+from nnnorm.errors import require
+from nnnorm.integrations.vectors import check_corrector, extend_items, extend_query
+
+require("langchain_core", "langchain")
+from langchain_core.embeddings import Embeddings  # noqa: E402
+
+
+class CorrectedEmbeddings(Embeddings):
+    """Embeddings of another model, extended by a corrector.
+
+    Parameters
+    ----------
+    embeddings : langchain_core.embeddings.Embeddings
+        The model whose embeddings the corrector was fitted on.
+    corrector : Corrector
+    weight : float, optional
+        Replaces the weight of the corrector. It is part of the query, so that documents need not be
+        embedded again.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+    >>> from langchain_core.vectorstores import InMemoryVectorStore
+    >>> model = DeterministicFakeEmbedding(size=8)
+    >>> notes, asked = ([f"{kind} {n}" for n in range(30)] for kind in ("note", "question"))
+    >>> gallery, references = (np.array(model.embed_documents(some)) for some in (notes, asked))
+    >>> corrector = Corrector.fit(gallery, references, normalize=True)
+    >>> store = InMemoryVectorStore(CorrectedEmbeddings(model, corrector))
+    >>> added = store.add_texts(notes)
+    >>> len(store.similarity_search("question 3", k=2))
+    2
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, corrector: Corrector, *, weight: float | None = None
+    ) -> None:
+        self.embeddings = embeddings
+        self.corrector = check_corrector(corrector)
+        self.weight = weight
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Embed texts that are stored."""
+        return extend_items(self.corrector, self.embeddings.embed_documents(texts))
+
+    def embed_query(self, text: str) -> list[float]:
+        """Embed a text that is asked."""
+        return extend_query(self.corrector, self.embeddings.embed_query(text), self.weight)
+
+    async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Embed texts that are stored; other tasks run meanwhile."""
+        vectors = await self.embeddings.aembed_documents(texts)
+        return await asyncio.to_thread(extend_items, self.corrector, vectors)
+
+    async def aembed_query(self, text: str) -> list[float]:
+        """Embed a text that is asked."""
+        vector = await self.embeddings.aembed_query(text)
+        return extend_query(self.corrector, vector, self.weight)

@@ -1,0 +1,94 @@
+"""LlamaIndex (`pip install 'nnnorm[llama-index]'`): an embedding model with corrected vectors.
+
+A vector index with this as its `embed_model` stores texts with their bias and asks with the weight,
+so that any vector store ranks by the corrected score. A cache of embeddings knows a text but not
+which side it is on, and is refused here; the model inside may have one.
+"""
+
+import asyncio
+from typing import Any
+
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, require
+from nnnorm.integrations.vectors import Vector, check_corrector, extend_items, extend_query
+
+require("llama_index.core", "llama-index")
+from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
+from llama_index.core.bridge.pydantic import Field, SerializeAsAny  # noqa: E402
+
+
+class CorrectedEmbedding(BaseEmbedding):
+    """Embeddings of another model, extended by a corrector.
+
+    Parameters
+    ----------
+    model : llama_index.core.base.embeddings.base.BaseEmbedding
+        The model whose embeddings the corrector was fitted on.
+    corrector : Corrector
+    weight : float, optional
+        Replaces the weight of the corrector. It is part of the query, so that texts need not be
+        embedded again.
+    **settings
+        Those of every embedding of LlamaIndex. The name and the batch size are those of the model
+        unless they are given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from llama_index.core import MockEmbedding
+    >>> rng = np.random.default_rng(0)
+    >>> corrector = Corrector.fit(rng.normal(size=(9, 4)), rng.normal(size=(40, 4)), normalize=True)
+    >>> corrected = CorrectedEmbedding(MockEmbedding(embed_dim=4), corrector, weight=0.25)
+    >>> corrected.get_query_embedding("a question")
+    [0.5, 0.5, 0.5, 0.5, -0.25, 0.0]
+    >>> len(corrected.get_text_embedding("a text"))
+    6
+    """
+
+    model: SerializeAsAny[BaseEmbedding]
+    corrector: Any = Field(exclude=True)
+    weight: float | None = None
+    # What is cached of a text, by an ingestion pipeline for one, depends on it.
+    fingerprint: str = ""
+
+    def __init__(
+        self,
+        model: BaseEmbedding,
+        corrector: Corrector,
+        *,
+        weight: float | None = None,
+        **settings: Any,
+    ) -> None:
+        if settings.get("embeddings_cache") is not None:
+            raise NNNormError(
+                "embeddings_cache keeps one vector per text, but a text that is asked has another "
+                "vector than one that is stored; give the cache to the model inside"
+            )
+        own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}
+        checked = {"corrector": check_corrector(corrector), "fingerprint": corrector.fingerprint}
+        super().__init__(model=model, weight=weight, **(own | settings | checked))
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name of this class where LlamaIndex writes it down."""
+        return "CorrectedEmbedding"
+
+    def _get_text_embedding(self, text: str) -> Vector:
+        return self._get_text_embeddings([text])[0]
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[Vector]:
+        return extend_items(self.corrector, self.model.get_text_embedding_batch(texts))
+
+    def _get_query_embedding(self, query: str) -> Vector:
+        return extend_query(self.corrector, self.model.get_query_embedding(query), self.weight)
+
+    async def _aget_text_embedding(self, text: str) -> Vector:
+        return (await self._aget_text_embeddings([text]))[0]
+
+    async def _aget_text_embeddings(self, texts: list[str]) -> list[Vector]:
+        vectors = await self.model.aget_text_embedding_batch(texts)
+        return await asyncio.to_thread(extend_items, self.corrector, vectors)
+
+    async def _aget_query_embedding(self, query: str) -> Vector:
+        vector = await self.model.aget_query_embedding(query)
+        return extend_query(self.corrector, vector, self.weight)

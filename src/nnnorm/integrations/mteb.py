@@ -1,0 +1,124 @@
+"""MTEB (`pip install 'nnnorm[mteb]'`): the corrected search as its index backend.
+
+`CorrectedIndex` does what MTEB's `IndexEncoderSearchProtocol` asks for, so that
+`SearchEncoderWrapper(model, index_backend=CorrectedIndex(…))` evaluates a model with the correction
+on retrieval and reranking tasks. The protocol is a matter of methods: MTEB is not imported here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError
+from nnnorm.integrations.vectors import check_corrector
+from nnnorm.ranking import search
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
+
+
+class CorrectedIndex:
+    """An exact search by the corrected score, for MTEB.
+
+    Parameters
+    ----------
+    corrector : Corrector or callable
+        The correction of the task's corpus, or a function that fits it to the embeddings of the
+        corpus, such as ``lambda corpus: Corrector.fit(corpus, references, normalize=True)``. MTEB
+        embeds the corpus of one task after another, and a function is called for each.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> corpus, references, queries = (rng.normal(size=(n, 8)) for n in (30, 200, 4))
+    >>> index = CorrectedIndex(lambda corpus: Corrector.fit(corpus, references, normalize=True))
+    >>> index.add_documents(corpus, [f"d{row}" for row in range(30)])
+    >>> scores, rows = index.search(queries, top_k=3, similarity_fn=None)
+    >>> np.shape(scores), np.shape(rows)
+    ((4, 3), (4, 3))
+    """
+
+    def __init__(self, corrector: Corrector | Callable[[FloatArray], Corrector]) -> None:
+        self._given = corrector if callable(corrector) else check_corrector(corrector)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the documents, and a corrector that was fitted to them."""
+        self._corrector: Corrector | None = None
+        self._parts: list[FloatArray] = []
+        self._rows: dict[str, int] = {}
+
+    def add_documents(self, embeddings: Any, idxs: Sequence[str]) -> None:
+        """Add the documents of a corpus, or some more of them.
+
+        Parameters
+        ----------
+        embeddings : array or tensor, shape (n, dim)
+        idxs : sequence of n str
+            Their ids.
+        """
+        rows = _to_array(embeddings)
+        if len(rows) != len(idxs):
+            raise NNNormError(f"every document needs an id; got {len(rows)} and {len(idxs)} ids")
+        if self._corrector is None:
+            given = self._given
+            self._corrector = (
+                given if isinstance(given, Corrector) else check_corrector(given(rows))
+            )
+        self._parts.append(self._corrector.items(rows))
+        start = len(self._rows)
+        self._rows |= {own: start + n for n, own in enumerate(idxs)}
+
+    def search(
+        self,
+        embeddings: Any,
+        top_k: int,
+        similarity_fn: object,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        query_idx_to_id: Mapping[int, str] | None = None,
+    ) -> Found:
+        """Find the best documents of every query, of all or of those that are ranked already.
+
+        Parameters
+        ----------
+        embeddings : array or tensor, shape (n_queries, dim)
+        top_k : int
+        similarity_fn : callable
+            Not used: scores are cosines or inner products, as the corrector was fitted.
+        top_ranked : mapping of query ids to document ids, optional
+            The only documents to rank for each query.
+        query_idx_to_id : mapping of rows to query ids, optional
+            Needed with `top_ranked`.
+
+        Returns
+        -------
+        scores : list of n_queries lists
+            Corrected scores, the best first, up to a constant.
+        rows : list of n_queries lists
+            Places among all documents, or in the query's list of `top_ranked`.
+        """
+        if self._corrector is None:
+            raise NNNormError("there are no documents yet; call add_documents first")
+        if len(self._parts) > 1:
+            self._parts = [np.concatenate(self._parts)]
+        stored, asked = self._parts[0], self._corrector.queries(_to_array(embeddings))
+        if top_ranked is None:
+            found = search(asked, stored, k=min(top_k, len(stored)), normalize=False)
+            return found.scores.tolist(), found.indices.tolist()
+        if query_idx_to_id is None:
+            raise NNNormError("top_ranked needs query_idx_to_id, which names the queries")
+        ranked = [top_ranked.get(query_idx_to_id[n], ()) for n in range(len(asked))]
+        places = [[self._rows[own] for own in own_ids] for own_ids in ranked]
+        scores = [stored[rows] @ query for rows, query in zip(places, asked, strict=True)]
+        orders = [np.argsort(-some, kind="stable")[:top_k] for some in scores]
+        best = [some[order].tolist() for some, order in zip(scores, orders, strict=True)]
+        return best, [order.tolist() for order in orders]
+
+
+def _to_array(embeddings: Any) -> FloatArray:
+    if hasattr(embeddings, "detach"):  # a tensor, on any device and in bfloat16 too
+        embeddings = embeddings.detach().cpu().float()
+    return np.asarray(embeddings, dtype=np.float32)

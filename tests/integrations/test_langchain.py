@@ -1,0 +1,94 @@
+"""LangChain's own vector store, filled and asked through `CorrectedEmbeddings`."""
+
+import asyncio
+
+import pytest
+
+from nnnorm import NNNormError
+from tests.integrations.conftest import embed, embed_all, kind_of
+
+pytestmark = pytest.mark.slow
+
+from langchain_core.documents import Document  # noqa: E402
+from langchain_core.embeddings import Embeddings  # noqa: E402
+from langchain_core.vectorstores import InMemoryVectorStore  # noqa: E402
+
+from nnnorm.integrations.langchain import CorrectedEmbeddings  # noqa: E402
+
+
+class Model(Embeddings):
+    def embed_documents(self, texts):
+        return [embed(text) for text in texts]
+
+    def embed_query(self, text):
+        return embed(text)
+
+
+def documents(texts):
+    return [Document(text, metadata={"kind": kind_of(text)}) for text in texts]
+
+
+def fill(case, **settings):
+    store = InMemoryVectorStore(CorrectedEmbeddings(Model(), case.corrector, **settings))
+    store.add_documents(documents(case.texts))
+    return store
+
+
+def ask(store, case, k=10, **options):
+    found = (store.similarity_search(query, k=k, **options) for query in case.queries)
+    return [[document.page_content for document in hits] for hits in found]
+
+
+def test_the_store_ranks_as_the_exact_search_does(case, exact):
+    assert ask(fill(case), case) == exact(case.texts)
+    assert exact(case.texts) != exact(case.texts, weight=0)  # so there is something to correct
+
+
+def test_so_it_does_with_a_filter(case, exact):
+    rare = [text for text in case.texts if kind_of(text) == "rare"]
+    found = ask(fill(case), case, filter=lambda document: document.metadata["kind"] == "rare")
+    assert found == exact(rare)
+
+
+def test_so_it_does_with_documents_that_come_later(case, exact):
+    store = fill(case)
+    for document in documents(case.later):
+        store.add_documents([document])
+    assert ask(store, case, k=30) == exact(case.texts + case.later, k=30)
+
+
+def test_another_weight_needs_no_new_documents(case, exact):
+    store = fill(case)
+    for weight in (0, 0.25):
+        store.embedding = CorrectedEmbeddings(Model(), case.corrector, weight=weight)
+        assert ask(store, case) == exact(case.texts, weight=weight)
+
+
+def test_what_is_asynchronous_gives_the_same_vectors(case):
+    corrected = CorrectedEmbeddings(Model(), case.corrector)
+
+    async def embed_both():
+        return await corrected.aembed_documents(case.texts), await corrected.aembed_query("what")
+
+    stored, asked = asyncio.run(embed_both())
+    assert stored == corrected.embed_documents(case.texts)
+    assert stored == case.corrector.items(embed_all(case.texts)).tolist()
+    assert asked == corrected.embed_query("what")
+
+
+def test_no_documents_give_no_vectors(case):
+    assert CorrectedEmbeddings(Model(), case.corrector).embed_documents([]) == []
+
+
+def test_a_path_is_no_corrector():
+    with pytest.raises(NNNormError, match=r"must be a Corrector, .*Corrector\.load.*; got str"):
+        CorrectedEmbeddings(Model(), "corrector.safetensors")
+
+
+def test_embeddings_of_another_width_are_refused(case):
+    class Wider(Model):
+        def embed_documents(self, texts):
+            return [[*embed(text), 0.5] for text in texts]
+
+    with pytest.raises(NNNormError, match="17 and 16"):
+        CorrectedEmbeddings(Wider(), case.corrector).embed_documents(["text"])

@@ -1,0 +1,194 @@
+"""The index backend of MTEB: by its protocol alone, and within MTEB where it is installed."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import Corrector, NNNormError
+from nnnorm.integrations.mteb import CorrectedIndex
+from tests.integrations.conftest import embed_all
+
+IDS = [f"d{row}" for row in range(80)]
+
+
+def ask(index, case, k=10, **options):
+    return index.search(embed_all(case.queries), k, similarity_fn=None, **options)
+
+
+def test_the_index_ranks_as_the_exact_search_does(case, exact):
+    index = CorrectedIndex(case.corrector)
+    index.add_documents(embed_all(case.texts), IDS[:60])
+    scores, rows = ask(index, case)
+    assert [[case.texts[row] for row in hits] for hits in rows] == exact(case.texts)
+    assert (np.diff(scores, axis=1) <= 0).all()
+
+
+def test_so_it_does_with_documents_that_come_later(case, exact):
+    index, texts = CorrectedIndex(case.corrector), case.texts + case.later
+    for start in (0, 60, 70):
+        part = slice(start, {0: 60}.get(start, start + 10))
+        index.add_documents(embed_all(texts[part]), IDS[part])
+    _, rows = ask(index, case, k=30)
+    assert [[texts[row] for row in hits] for hits in rows] == exact(texts, k=30)
+
+
+def test_candidates_are_ranked_by_their_places_in_the_list(case):
+    index = CorrectedIndex(case.corrector)
+    index.add_documents(embed_all(case.texts), IDS[:60])
+    names = {n: f"q{n}" for n in range(len(case.queries))}
+    given = {name: [IDS[(7 * n + 3 * i) % 60] for i in range(8)] for n, name in names.items()}
+    given["q3"] = []
+    scores, places = ask(index, case, k=5, top_ranked=given, query_idx_to_id=names)
+    full = nnnorm.score_matrix(
+        embed_all(case.queries),
+        embed_all(case.texts),
+        case.corrector.bias,
+        normalize=case.corrector.normalize,
+    )
+    for n, name in names.items():
+        own = [full[n, IDS.index(document)] for document in given[name]]
+        assert places[n] == np.argsort(own)[::-1][:5].tolist()
+        assert (
+            np.ptp([scores[n][i] - own[place] for i, place in enumerate(places[n])] or [0]) < 1e-5
+        )
+    with pytest.raises(NNNormError, match="top_ranked needs query_idx_to_id"):
+        ask(index, case, top_ranked=given)
+
+
+def test_a_function_is_fitted_to_each_corpus_anew(case, exact):
+    fitted = []
+
+    def fit(corpus):
+        fitted.append(len(corpus))
+        kept = case.corrector
+        return Corrector.fit(corpus, kept.references, kept.method, normalize=kept.normalize)
+
+    index = CorrectedIndex(fit)
+    for texts in (case.texts, case.texts[:20]):
+        index.add_documents(embed_all(texts), IDS[: len(texts)])
+        _, rows = ask(index, case)
+        assert [[texts[row] for row in hits] for hits in rows] == exact(texts)
+        index.clear()
+    assert fitted == [60, 20]
+
+
+def test_fewer_documents_than_are_asked_for_all_come_back(case):
+    index = CorrectedIndex(case.corrector)
+    index.add_documents(embed_all(case.texts[:3]), IDS[:3])
+    assert np.shape(ask(index, case, k=1000)[1]) == (12, 3)
+
+
+def test_wrong_use_is_named(case):
+    with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got str"):
+        CorrectedIndex("corrector.safetensors")
+    index = CorrectedIndex(case.corrector)
+    with pytest.raises(NNNormError, match="call add_documents first"):
+        ask(index, case)
+    with pytest.raises(NNNormError, match="every document needs an id; got 3 and 2 ids"):
+        index.add_documents(embed_all(case.texts[:3]), IDS[:2])
+    with pytest.raises(NNNormError, match=r"must be a Corrector, .*; got NoneType"):
+        CorrectedIndex(lambda corpus: None).add_documents(embed_all(case.texts), IDS[:60])
+
+
+@pytest.mark.slow
+def test_tensors_of_few_bits_are_taken_as_they_are(case):
+    torch = pytest.importorskip("torch")
+    rows = torch.tensor(embed_all(case.texts)).bfloat16().requires_grad_()
+    index = CorrectedIndex(case.corrector)
+    index.add_documents(rows, IDS[:60])
+    assert np.shape(ask(index, case)[1]) == (12, 10)
+
+
+@pytest.fixture
+def mteb(monkeypatch, tmp_path):
+    monkeypatch.setenv("MTEB_CACHE", str(tmp_path))
+    return pytest.importorskip("mteb", reason="mteb is large: `make extras` runs this")
+
+
+@pytest.fixture
+def model(mteb):
+    class Model(mteb.models.abs_encoder.AbsEncoder):
+        def __init__(self):
+            self.mteb_model_meta = mteb.models.ModelMeta.create_empty({"name": "tests/model"})
+
+        def encode(self, inputs, **options):
+            return embed_all([text for batch in inputs for text in batch["text"]])
+
+    return Model()
+
+
+@pytest.fixture
+def task(mteb, case):
+    """Make a task: the first text is the right one for all queries."""
+    from datasets import Dataset
+
+    def make(top_ranked=None):
+        class Task(mteb.abstasks.AbsTaskRetrieval):
+            metadata = mteb.abstasks.task_metadata.TaskMetadata(
+                name="Texts",
+                description="Texts of the tests.",
+                dataset={"path": "tests/texts", "revision": "1"},
+                type="Retrieval",
+                eval_langs=["eng-Latn"],
+                main_score="ndcg_at_10",
+            )
+
+            def load_data(self, **options):
+                columns = [
+                    Dataset.from_dict({"id": ids, "text": texts})
+                    for ids, texts in ((IDS[:60], case.texts), (case.queries, case.queries))
+                ]
+                right = {query: {"d0": 1} for query in case.queries}
+                split = dict(zip(("corpus", "queries"), columns, strict=True))
+                split |= {"relevant_docs": right, "top_ranked": top_ranked}
+                self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+        return Task()
+
+    return make
+
+
+@pytest.fixture
+def found_by_mteb(mteb, model, task, case, tmp_path):
+    """Return the function that evaluates the task and gives the texts that each query finds."""
+
+    def evaluate(top_ranked=None):
+        index = CorrectedIndex(case.corrector)
+        wrapped = mteb.models.SearchEncoderWrapper(model, index_backend=index)
+        options = {"cache": None, "co2_tracker": False, "prediction_folder": tmp_path}
+        mteb.evaluate(wrapped, task(top_ranked), **options)
+        (written,) = tmp_path.glob("*.json")
+        predictions = json.loads(written.read_text())["default"]["test"]
+        hits = [predictions[query] for query in case.queries]
+        return [
+            [case.texts[IDS.index(own)] for own in sorted(scores, key=scores.get, reverse=True)]
+            for scores in hits
+        ]
+
+    return evaluate
+
+
+@pytest.mark.slow
+def test_mteb_finds_what_the_exact_search_finds(found_by_mteb, case, exact):
+    assert found_by_mteb() == exact(case.texts, k=60)
+
+
+@pytest.mark.slow
+def test_mteb_ranks_candidates_as_the_exact_search_does(found_by_mteb, case, exact):
+    rows = {query: range(n, n + 20) for n, query in enumerate(case.queries)}
+    found = found_by_mteb({query: [IDS[row] for row in rows[query]] for query in rows})
+    for query, hits, wanted in zip(case.queries, found, exact(case.texts, k=60), strict=True):
+        given = {case.texts[row] for row in rows[query]}
+        assert hits == [text for text in wanted if text in given]
+
+
+@pytest.mark.slow
+def test_the_lines_about_mteb_in_the_docs_run(mteb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "integrations.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec("\n".join([blocks[0], *(block for block in blocks if "import mteb" in block)]), {})
