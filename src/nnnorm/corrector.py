@@ -39,7 +39,7 @@ from nnnorm.io import (
     save_record,
 )
 from nnnorm.means import Solver
-from nnnorm.methods import NNN, Method, Statistics, find_method, make_method
+from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -153,8 +153,9 @@ class Corrector:
 
     def __repr__(self) -> str:
         rows = "normalized" if self.normalize else "unit" if self.unit else "raw"
+        setting = f"{self.method.name} {describe_setting(self.method.name, self.method.params)}"
         return (
-            f"Corrector({self.method}, {len(self.references):,} references of {self.dim} "
+            f"Corrector({setting.strip()}, {len(self.references):,} references of {self.dim} "
             f"dimensions, {rows})"
         )
 
@@ -211,7 +212,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(NNN(reference_k=4, alpha=0.5), 99 references of 8 dimensions, normalized)
+        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         _check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
