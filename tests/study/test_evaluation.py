@@ -318,6 +318,7 @@ def assert_same(first, second):
 
 
 @pytest.mark.parametrize("corrected", [None, "nnn", "gated"])
+@pytest.mark.filterwarnings("ignore:gallery has .* different rows")
 def test_the_memory_budget_changes_nothing(corrected):
     queries, gallery, lists = integer_problem()
     bias = {
@@ -397,6 +398,7 @@ def test_a_longer_look_never_finds_less(seed):
     assert (evaluation.fractions(5) <= evaluation.hits(5) + 1e-12).all()
 
 
+@pytest.mark.filterwarnings("ignore:gallery has .* different rows")
 def test_the_callers_arrays_are_left_as_they_were():
     queries, gallery, lists = integer_problem(n_queries=20, n_gallery=60)
     copies = queries.copy(), gallery.copy(), [list(right) for right in lists]

@@ -30,6 +30,10 @@ GRIDS = {
     "sinkhorn": [{"tau": [0.02, 0.5], "iterations": [1, 10]}],
 }
 
+# Made of few whole numbers, or of one row: items are repeated.
+REPEATED = pytest.mark.filterwarnings("ignore:gallery has .* different rows")
+OWN_ROWS = pytest.mark.filterwarnings("ignore:references seem to be rows of gallery")
+
 
 def make_problem(seed, draw, sizes=(24, 16, 45, 13), dim=5):
     """Gallery, references, queries, gallery bank and one to three right items per query."""
@@ -102,6 +106,7 @@ def item_of(problem):
 @pytest.mark.parametrize("method", ["nnn", "csls", "dn"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
+@REPEATED
 def test_every_cell_is_its_evaluation_exactly_on_whole_numbers(method, seed):
     problem = make_problem(seed, whole_numbers)
     for cell in run(problem, [method], grids={method: GRIDS[method]}).grid:
@@ -146,6 +151,7 @@ def test_sinkhorn_without_a_gallery_bank_is_its_evaluation_too():
         assert cell.recall_at_1 == pytest.approx(expected, abs=1e-7)
 
 
+@REPEATED
 def test_the_memory_budget_changes_no_cell():
     problem = make_problem(6, whole_numbers, sizes=(500, 256, 300, 9))
     options = {"methods": ["nnn", "csls", "dn"], "grids": {n: GRIDS[n] for n in ("nnn", "dn")}}
@@ -327,6 +333,7 @@ def test_a_cell_that_loses_one_cluster_only_is_within_one_standard_error(n_clust
         assert is_near(best, other, clusters) == expected
 
 
+@OWN_ROWS
 def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_automatic_one():
     # All settings answer all queries: distances decide.
     problem = SimpleNamespace(
@@ -378,6 +385,7 @@ def test_select_says_which_of_the_two_is_best_and_both_are_always_told():
 
 @pytest.mark.parametrize("select", ["one-standard-error", "max"])
 @pytest.mark.parametrize("methods", [("nnn",), ("csls", "dn", "is")])
+@OWN_ROWS
 def test_where_every_correction_does_harm_none_is_chosen(select, methods):
     # Every query finds its item, but the bank speaks of the first half of the items only.
     problem = SimpleNamespace(
@@ -391,6 +399,7 @@ def test_where_every_correction_does_harm_none_is_chosen(select, methods):
     np.testing.assert_array_equal(tuning.bias.values, 0)
 
 
+@REPEATED
 def test_where_nothing_changes_anything_the_maximum_is_no_correction():
     tuning = run(
         SimpleNamespace(

@@ -22,6 +22,7 @@ from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_
 from nnnorm.means import Solver, check_solver
 from nnnorm.methods.automatic import is_narrow
 from nnnorm.methods.statistics import BankName, Needs, Statistics
+from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -185,6 +186,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates = "drop",
+        own_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -205,6 +207,9 @@ class Method(ABC):
             "drop" counts every intent once: references whose cosine with an earlier one is above
             0.88 are copies of it, and of more than 8,192 intents a random part is used. The number
             of intents is in the `params` of the bias. "keep" uses every row, as the paper does.
+        own_rows : bool
+            Whether references may be rows of the gallery, which is refused by default: an item's
+            best reference would be the item itself.
         solver : str
             Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
             "approximate" is many times faster on large banks and reports its error in the
@@ -251,6 +256,7 @@ class Method(ABC):
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
+        check_roles(items, past, own_rows=own_rows)
         statistics = Statistics.of_embeddings(
             items,
             use_references(references, past, duplicates, progress),

@@ -25,6 +25,7 @@ from nnnorm.copies import (
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
+from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Evaluation, evaluate
 from nnnorm.study.grid import Grid, check_grids, prepare
@@ -268,6 +269,7 @@ def compare(
     check_grids(grids, [NO_CORRECTION, *names])
     test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
     _warn_of_overlap(bank, test, held, validation)
+    check_roles(test.gallery, bank, own_rows=None)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
@@ -365,6 +367,7 @@ def ablate(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     for bank in opened.values():
         _warn_of_overlap(bank, test, held, validation)
+        check_roles(test.gallery, bank, own_rows=None)
     reporter = _Reporter(test, seed, memory_budget)
     rows = []
     for name, whole in opened.items():

@@ -28,6 +28,7 @@ from nnnorm.methods import (
     describe_setting,
     find_method,
 )
+from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
@@ -259,6 +260,7 @@ def tune(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
     warn_of_overlap(bank, asked)
+    check_roles(items, bank, own_rows=None)
     used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
         names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
