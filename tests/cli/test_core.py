@@ -63,7 +63,7 @@ def test_two_commands_correct_a_search(files, small):
 def test_fit_prints_a_table_and_what_to_do_next(files):
     result = fit()
     assert "a bias for 23 items from 57 past queries" in result.stdout
-    assert "k = 4, α = 0" in result.stdout
+    assert "k = 8, α = 0" in result.stdout
     assert "params." not in result.stdout
     assert "Next: nnnorm search --gallery gallery.npy" in result.stderr
 
@@ -334,7 +334,7 @@ def test_a_bias_that_corrects_says_nothing_of_the_kind(files):
 
 
 def test_a_parameter_of_another_method_is_refused(files):
-    assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha; got beta")
+    assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha, center, rule; got beta")
 
 
 def test_missing_and_foreign_files_are_named(files):

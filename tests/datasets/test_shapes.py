@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnnorm import NNN, NNNormError
+from nnnorm import NNN, NNNormError, NNNormWarning
 from nnnorm.datasets import load_shapes
 from nnnorm.datasets.scenes import COLOURS, SHAPES
 from nnnorm.datasets.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
@@ -161,7 +161,7 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
     assert most[0] >= 30
     assert most[1] <= 25
-    assert done.recall(1) > raw.recall(1) + 0.01
+    assert done.recall(1) > raw.recall(1) + 0.007
 
 
 def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
@@ -171,13 +171,20 @@ def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
     assert 100 * among == pytest.approx(3.4, abs=0.1)
     bias = NNN().fit(shapes.gallery, shapes.references[kept])
     done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(23.0, abs=0.1)
+    assert 100 * done.recall(1) == pytest.approx(22.4, abs=0.2)
 
 
-def test_the_bank_out_of_distribution_does_harm_untuned(shapes):
-    bias = NNN().fit(shapes.gallery, shapes.other_references)
-    done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(16.7, abs=0.1)
+def test_the_bank_out_of_distribution_does_harm_under_the_first_rule_and_none_under_the_second(
+    shapes,
+):
+    raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
+    first = NNN(rule="first").fit(shapes.gallery, shapes.other_references)
+    done = evaluate(shapes.queries, shapes.gallery, first, truth=shapes.truth)
+    assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.5)
+    with pytest.warns(NNNormWarning, match="cover only a part of the gallery"):
+        second = NNN().fit(shapes.gallery, shapes.other_references)
+    done = evaluate(shapes.queries, shapes.gallery, second, truth=shapes.truth)
+    assert done.recall(1) > raw.recall(1) - 0.003
 
 
 # --- contact sheets ------------------------------------------------------------------------------

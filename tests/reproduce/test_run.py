@@ -7,6 +7,7 @@ import pytest
 
 from nnnorm import NNN, DualSoftmax, NNNormError
 from nnnorm.datasets.visogender import read_visogender
+from nnnorm.methods import PAPER_GRID
 from nnnorm.reproduce.material import EmbeddingFolder, NotThere, ReadyScores
 from nnnorm.reproduce.paper import Experiment, find_tables, load_paper
 from nnnorm.reproduce.run import Runner, run_table
@@ -39,9 +40,10 @@ def tuned(folder, direction="image", bank="coco", share=0.2):
     clip = folder.open("CLIP", "coco")
     queries, gallery, truth = clip.task(direction, "validation")
     references = clip.bank(direction, bank, share)
-    return tune(
-        gallery, references, queries=queries, truth=truth, select="max"
-    ).best.params, references
+    ks = [k for k in PAPER_GRID["reference_k"] if k <= len(references)]
+    grids = {"nnn": {**PAPER_GRID, "reference_k": ks}}
+    options = {"queries": queries, "truth": truth, "grids": grids, "select": "max"}
+    return tune(gallery, references, **options).best.params, references
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from nnnorm.methods import (
     METHOD_NAMES,
     GateForm,
     MethodName,
+    RuleName,
     describe_setting,
     find_method,
     make_method,
@@ -76,6 +77,13 @@ def fit(
     ] = None,
     alpha: Annotated[
         str | None, Option(help=f"Weight: a number or auto ({_users('alpha')}).")
+    ] = None,
+    center: Annotated[
+        bool | None,
+        Option(help=f"Take the mean of the gallery from its rows first ({_users('center')})."),
+    ] = None,
+    rule: Annotated[
+        RuleName | None, Option(help=f"Chooses what is auto ({_users('rule')}); by default second.")
     ] = None,
     weight: Annotated[
         float | None, Option(help=f"Weight of the mean ({_users('weight')}).")
@@ -118,6 +126,8 @@ def fit(
     given = {
         "reference_k": number_or_auto("--reference-k", reference_k, int),
         "alpha": number_or_auto("--alpha", alpha, float),
+        "center": center,
+        "rule": rule,
         "weight": weight,
         "beta": beta,
         "beta_query": beta_query,
@@ -286,6 +296,11 @@ def _why_nothing(bias: Bias) -> str:
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
             "noise, so the weight is 0; give more past queries"
         )
+    if bias.params.get("density", 1) <= 0:
+        return (
+            "the references cover too small a part of the gallery, so the weight is 0; give past "
+            "queries of all kinds that this gallery gets"
+        )
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
 
@@ -311,6 +326,10 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     if "reliability" in bias.params:
         facts["reliability"] = (
             f"{bias.params['reliability']:.2f} (biases from two halves of the bank agree)"
+        )
+    if "density" in bias.params:
+        facts["density"] = (
+            f"{bias.params['density']:.2f} (biases agree with how close items are to each other)"
         )
     if "error" in bias.params:
         facts["solver"] = (

@@ -208,15 +208,16 @@ def density_correlation(
 def is_narrow(density: float, reliability: float, n_gallery: int) -> bool:
     """Whether a bank seems to cover only a part of the gallery.
 
-    Two standard errors of c are allowed for, so that small galleries are seldom judged.
+    Two standard errors of c are allowed for, and fewer than 100 items are not judged.
 
     Examples
     --------
     >>> is_narrow(0.1, 0.9, 10_000), is_narrow(0.1, 0.9, 50), is_narrow(0.1, 0.2, 10_000)
     (True, False, False)
     """
-    error = 1 / np.sqrt(min(n_gallery, _N_ITEMS))
-    return reliability >= _LEAST_RELIABILITY and bool(density + 2 * error < _LOW_DENSITY)
+    if n_gallery < 100 or reliability < _LEAST_RELIABILITY:
+        return False
+    return bool(density + 2 / np.sqrt(min(n_gallery, _N_ITEMS)) < _LOW_DENSITY)
 
 
 def _spread(n_rows: int, most: int) -> npt.NDArray[np.int64]:

@@ -86,10 +86,11 @@ class NNN(Method):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters as plain numbers; the rule where something is left to it."""
+        """The parameters; centring where it is done, the rule where something is left to it."""
         params = super().params
+        if self.center is not True:
+            del params["center"]
         if not self.is_automatic:
-            params["center"] = self.center is True
             del params["rule"]
         return params
 
@@ -124,6 +125,7 @@ class NNN(Method):
         reference_k = self.reference_k
         if reference_k == "auto":
             reference_k = rule.choose_reference_k(n_references)
+        statistics.check_reference_k(reference_k)
         settled = replace(self, reference_k=reference_k, center=center)
         if self.alpha != "auto":
             return settled, {"rule": self.rule}

@@ -210,12 +210,7 @@ class Statistics:
 
     def mean_of_best(self, reference_k: int, *, is_centred: bool = False) -> FloatArray:
         """``m_k``, shape ``(n_gallery,)``."""
-        if reference_k > self.n_references:
-            size = describe_size(self.n_given or self.n_references, self.n_references)
-            raise NNNormError(
-                f"reference_k is {reference_k}, but there are only {size}; give more references or "
-                "a smaller reference_k"
-            )
+        self.check_reference_k(reference_k)
 
         def compute() -> FloatArray:
             scores = self.scores_for_means(is_centred)
@@ -226,6 +221,15 @@ class Statistics:
             return values
 
         return self.keep(("mean", int(reference_k), is_centred), compute)
+
+    def check_reference_k(self, reference_k: int) -> None:
+        """Raise where k is larger than the bank."""
+        if reference_k > self.n_references:
+            size = describe_size(self.n_given or self.n_references, self.n_references)
+            raise NNNormError(
+                f"reference_k is {reference_k}, but there are only {size}; give more references or "
+                "a smaller reference_k"
+            )
 
     def mean_of_all(self) -> FloatArray:
         """``m_all``, shape ``(n_gallery,)``."""

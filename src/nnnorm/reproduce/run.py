@@ -4,6 +4,7 @@ Settings that the paper tuned are tuned here on the tuning images, by the maximu
 cells have in common (a tuning, an evaluation) are computed once per run.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, TypeVar
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from nnnorm import study
 from nnnorm.bias import Bias
-from nnnorm.errors import MissingExtraError, NNNormError
+from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
 from nnnorm.io import open_embeddings, open_matrix
 from nnnorm.methods import NNN, PAPER_GRID, find_method, make_method
 from nnnorm.reproduce.material import Material, NotThere
@@ -154,8 +155,7 @@ class Runner:
         grids: Mapping[str, study.Grid] | None = None,
         seed: int = 0,
     ) -> None:
-        self._open, self._seed = open_material, seed
-        self._grids: dict[str, study.Grid] = {"nnn": PAPER_GRID, **(grids or {})}
+        self._open, self._grids, self._seed = open_material, grids or {}, seed
         self._done: dict[Hashable, Any] = {}
 
     def measure(self, experiment: Experiment) -> Figure:
@@ -255,22 +255,29 @@ class Runner:
             return experiment.params
         if experiment.bank is None:
             raise NNNormError(f"{experiment.method} needs a bank to be tuned with; none was named")
-        method, grid = experiment.method, self._grids.get(experiment.method)
+        method, bank = experiment.method, self._bank(experiment)
+        grid = self._grids.get(method)
+        if grid is None and method == "nnn":
+            ks = [k for k in PAPER_GRID["reference_k"] if k <= len(bank)]
+            grid = {**PAPER_GRID, "reference_k": ks}
 
         def choose() -> Mapping[str, Any]:
             queries, gallery, truth = self._task(experiment, "validation")
-            tuning = study.tune(
-                gallery,
-                self._bank(experiment),
-                queries=queries,
-                truth=truth,
-                methods=(method,),
-                gallery_references=self._gallery_bank(experiment),
-                duplicates="keep",
-                grids=None if grid is None else {method: grid},
-                select="max",
-                seed=self._seed,
-            )
+            with warnings.catch_warnings():
+                # The paper's banks are meant to come from another source in some of its tables.
+                warnings.filterwarnings("ignore", ".* do not look like the queries", NNNormWarning)
+                tuning = study.tune(
+                    gallery,
+                    bank,
+                    queries=queries,
+                    truth=truth,
+                    methods=(method,),
+                    gallery_references=self._gallery_bank(experiment),
+                    duplicates="keep",
+                    grids=None if grid is None else {method: grid},
+                    select="max",
+                    seed=self._seed,
+                )
             return tuning.best.params
 
         return self._once(("setting", *_key(experiment)[1:]), choose)

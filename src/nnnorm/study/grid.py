@@ -83,8 +83,8 @@ def make_settings(
     >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> items, bank = open_embeddings(np.eye(4)), open_embeddings(np.eye(4))
-    >>> len(make_settings(["nnn"], items, bank))  # k = 1, 2, 4, fourteen α, and the automatic one
-    43
+    >>> len(make_settings(["nnn"], items, bank))  # k = 1, 2, 4 and fourteen α
+    42
     """
     check_grids(grids, methods)
     cells = [
