@@ -89,8 +89,8 @@ MAY_IMPORT = {
     "ranking": {"errors", "io", "scoring", "bias", "methods"},
     "augmentation": {"errors", "io", "bias"},
     "corrector": {
-        *("errors", "io", "scoring", "means", "copies", "bias", "bank", "foreign", "methods"),
-        *("ranking", "augmentation"),
+        *("errors", "io", "scoring", "means", "copies", "bias", "bank", "roles", "foreign"),
+        *("methods", "ranking", "augmentation"),
     },
     "study": {
         *("errors", "io", "scoring", "copies", "popularity", "bias", "bank", "roles", "foreign"),

@@ -25,7 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation
+from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias, check_weight
+from nnnorm.copies import (
+    Duplicates,
+    Intents,
+    References,
+    count_intents,
+    count_references,
+    without_copies,
+)
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.foreign import choose_references
 from nnnorm.io import (
@@ -41,6 +50,7 @@ from nnnorm.io import (
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
 from nnnorm.ranking import search
+from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -166,11 +176,13 @@ class Corrector:
     def fit(
         cls,
         gallery: Source,
-        references: Source,
+        references: Source | Bank,
         method: Method = NNN(),  # noqa: B008 - frozen
         *,
         recent: Source | None = None,
         gallery_references: Source | None = None,
+        duplicates: Duplicates = "drop",
+        own_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -183,7 +195,7 @@ class Corrector:
         ----------
         gallery : array or path, shape (n_gallery, dim)
             The items that are searched.
-        references : array or path, shape (n_references, dim)
+        references : Bank, array or path, shape (n_references, dim)
             Past queries.
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
@@ -192,6 +204,9 @@ class Corrector:
             they decide whether the bank, the recent queries or both are used.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
+        duplicates, own_rows : optional
+            Whether copies in the bank count once, and whether references may be rows of the
+            gallery, see `Method.fit`.
         solver, quality : optional
             How the means of this gallery are computed, see `Method.fit`; later items get exact
             ones.
@@ -212,11 +227,17 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
+        Corrector(nnn k=4 α=0.5, 95 references of 8 dimensions, normalized)
         """
         _check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
-        first = _keep(_choose_bank(references, recent, normalize), items)
+        past = open_references(references, normalize=normalize)
+        check_roles(items, past, own_rows=own_rows)
+        used = use_references(references, past, duplicates, progress)
+        if recent is not None:
+            own = open_embeddings(recent, name="recent", normalize=normalize)
+            used = _choose_bank(used, own, duplicates)
+        first = _keep(used.embeddings if isinstance(used, Intents) else used, items)
         second = None
         if gallery_references is not None:
             name = "gallery_references"
@@ -231,14 +252,19 @@ class Corrector:
             items,
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
+            duplicates="keep",  # what is left of them
+            own_rows=True,
             solver=solver,
             quality=quality,
             normalize=normalize,
             memory_budget=memory_budget,
             progress=progress,
         )
+        if (n_intents := count_intents(used)) is not None:
+            params = {**bias.params, "n_intents": n_intents}
+            bias = replace(bias, n_references=count_references(used), params=params)
         settled = _settled(bias.method, bias.params)
-        center = _mean_row(items) if getattr(settled, "center", False) else None
+        center = _mean_row(items) if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
         longest = 1 + _UNIT if unit else _HEADROOM * items.norm_range[1]
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
@@ -260,11 +286,13 @@ class Corrector:
     @explain_arguments
     def refit(
         self,
-        references: Source,
+        references: Source | Bank,
         *,
         gallery: Source,
         recent: Source | None = None,
         gallery_references: Source | None = None,
+        duplicates: Duplicates = "drop",
+        own_rows: bool = False,
         solver: Solver = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
@@ -276,11 +304,11 @@ class Corrector:
 
         Parameters
         ----------
-        references : array or path, shape (n_references, dim)
+        references : Bank, array or path, shape (n_references, dim)
             The newer bank.
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
-        recent, gallery_references, solver, memory_budget, progress : optional
+        recent, gallery_references, duplicates, own_rows, solver, memory_budget, progress : optional
             As in `fit`; the second bank stays as it is if none is given.
 
         Returns
@@ -306,6 +334,8 @@ class Corrector:
             gallery_references=(
                 self.bank_of_items if gallery_references is None else gallery_references
             ),
+            duplicates=duplicates,
+            own_rows=own_rows,
             solver=solver,
             normalize=self.normalize,
             memory_budget=memory_budget,
@@ -503,7 +533,13 @@ class Corrector:
         return self._sign(self.method.make_bias(statistics))
 
     def _sign(self, bias: Bias) -> Bias:
-        return replace(bias, fingerprints={**bias.fingerprints, "corrector": self.fingerprint})
+        counted = {key: n for key, n in self.bias.params.items() if key == "n_intents"}
+        return replace(
+            bias,
+            n_references=self.bias.n_references,
+            params={**bias.params, **counted},
+            fingerprints={**bias.fingerprints, "corrector": self.fingerprint},
+        )
 
     def _warn_of_other_values(self, bias: Bias, items: Embeddings) -> None:
         """Warn where the values are unlike those of the gallery, as those of another model are."""
@@ -527,7 +563,7 @@ class Corrector:
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
         >>> corrector.to_dict()["n_references"]
-        99
+        95
         """
         return {
             "method": _describe(self.method),
@@ -633,12 +669,14 @@ def _describe(method: Method) -> dict[str, Any]:
 # --- the bank and its bounds ---------------------------------------------------------------------
 
 
-def _choose_bank(references: Source, recent: Source | None, normalize: bool | None) -> Embeddings:
-    """The bank to use: as given, or with recent queries or those alone."""
-    bank = open_embeddings(references, name="references", normalize=normalize)
-    if recent is None:
-        return bank
-    return choose_references(bank, open_embeddings(recent, name="recent", normalize=normalize))
+def _choose_bank(used: References, recent: Embeddings, duplicates: Duplicates) -> References:
+    """The recent queries alone, or with the bank; copies among them count once."""
+    bank = used.embeddings if isinstance(used, Intents) else used
+    chosen = choose_references(bank, recent)
+    found = without_copies(chosen, duplicates)
+    if not isinstance(found, Intents) or chosen is recent:
+        return found
+    return replace(found, n_rows=count_references(used) + len(recent))
 
 
 def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:
