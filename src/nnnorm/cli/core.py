@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     BiasFile,
@@ -34,7 +35,8 @@ from nnnorm.cli.app import (
     show_progress,
     show_steps,
 )
-from nnnorm.io import open_embeddings
+from nnnorm.cli.bank import describe_bank
+from nnnorm.io import kind_of_record, open_embeddings
 from nnnorm.means import Solver
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -68,6 +70,9 @@ def fit(
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
     duplicates: DuplicatesOption = "drop",
+    own_rows: Annotated[
+        bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
+    ] = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
         str | None,
@@ -121,7 +126,7 @@ def fit(
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     check_output(output, ".safetensors", [gallery, references, gallery_references])
     items = inputs.open(gallery, "gallery")
-    bank = inputs.open(references, "references")
+    bank = inputs.open_references(references)
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Scoring the gallery against the references") as progress:
         bias = chosen.fit(
@@ -129,6 +134,7 @@ def fit(
             bank,
             gallery_references=second,
             duplicates=duplicates,
+            own_rows=own_rows,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget * 2**20,
@@ -210,7 +216,7 @@ def search(
 @command("info bias.safetensors")
 def info(
     file: Annotated[
-        Path | None, Argument(help="A bias, a ranking, or embeddings; none for versions.")
+        Path | None, Argument(help="A bias, a bank, a ranking, or embeddings; none for versions.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -347,6 +353,10 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
     import numpy as np
 
+    if file.suffix == ".safetensors" and kind_of_record(file) == "bank":
+        bank = Bank.load(file)
+        title, facts = describe_bank(bank, file)
+        return title, bank.to_dict(), facts
     if file.suffix == ".safetensors":
         bias = Bias.load(file)
         title, facts = _facts_of_bias(bias, file)
