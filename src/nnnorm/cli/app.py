@@ -19,6 +19,7 @@ import typer
 from typer import Option
 from typer.core import TyperGroup
 
+from nnnorm.bank import Bank
 from nnnorm.copies import Duplicates
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
 from nnnorm.io import (
@@ -106,7 +107,9 @@ def _remember_debug(ctx: typer.Context, value: bool) -> bool:
 SOURCE = ".npy, .npz, .parquet or a folder of shards"
 Gallery = Annotated[Path, Option(help=f"Items that are searched: {SOURCE}.")]
 Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
-References = Annotated[Path, Option(help=f"Bank of past queries: {SOURCE}.")]
+References = Annotated[
+    Path, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
+]
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
 GalleryReferences = Annotated[
     Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
@@ -157,6 +160,10 @@ class Inputs:
     def open(self, path: Path, name: str) -> Embeddings:
         """Open embeddings of the command line."""
         return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
+
+    def open_references(self, path: Path, name: str = "references") -> Embeddings | Bank:
+        """Open past queries, or load a bank of them."""
+        return Bank.load(path) if path.suffix == ".safetensors" else self.open(path, name)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import typer
 from typer import Option
 
 from nnnorm import study
+from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
@@ -102,8 +103,8 @@ def audit(
     loaded = Bias.load(bias) if bias else None
     with show_progress("Counting groups") as progress:
         if references is not None:
-            bank = inputs.open(references, "references")
-            study.warn_of_overlap(bank, asked)
+            bank = inputs.open_references(references)
+            study.warn_of_overlap(open_references(bank), asked)
             usual = ("16", "0.75") if visogender else ("auto", "auto")
             method = NNN(
                 number_or_auto("--reference-k", reference_k or usual[0], int),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
+from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     BiasFile,
@@ -34,6 +35,7 @@ from nnnorm.cli.app import (
     show_progress,
     show_steps,
 )
+from nnnorm.cli.bank import describe_bank
 from nnnorm.corrector import Corrector
 from nnnorm.io import kind_of_record, open_embeddings
 from nnnorm.means import Solver
@@ -70,6 +72,9 @@ def fit(
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
     duplicates: DuplicatesOption = "drop",
+    own_rows: Annotated[
+        bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
+    ] = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
         str | None,
@@ -142,12 +147,13 @@ def fit(
     if save_corrector is not None:
         check_output(save_corrector, ".safetensors", [*read, output])
     items = inputs.open(gallery, "gallery")
-    bank = inputs.open(references, "references")
+    bank = inputs.open_references(references)
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Scoring the gallery against the references") as progress:
         options: Any = {
             "gallery_references": second,
             "duplicates": duplicates,
+            "own_rows": own_rows,
             "solver": solver,
             "quality": quality,
             "memory_budget": memory_budget * 2**20,
@@ -245,7 +251,7 @@ def search(
 def info(
     file: Annotated[
         Path | None,
-        Argument(help="A bias, a corrector, a ranking, or embeddings; none for versions."),
+        Argument(help="A bias, a bank, a corrector, a ranking, or embeddings; none for versions."),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -397,6 +403,10 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 
     import numpy as np
 
+    if file.suffix == ".safetensors" and kind_of_record(file) == "bank":
+        bank = Bank.load(file)
+        title, facts = describe_bank(bank, file)
+        return title, bank.to_dict(), facts
     if file.suffix == ".safetensors":
         if kind_of_record(file) == "corrector":
             return _describe_corrector(file)

@@ -165,7 +165,7 @@ def diagnose(
     loaded = Bias.load(bias) if bias else None
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
-    bank = inputs.open(references, "references") if references else None
+    bank = inputs.open_references(references) if references else None
     with show_progress("Counting") as progress:
         found = study.diagnose(
             asked,
@@ -219,7 +219,7 @@ def tune(
         read = [gallery, references, queries, truth, gallery_references, clicks]
         check_output(output, ".safetensors", read)
     items = inputs.open(gallery, "gallery")
-    bank = inputs.open(references, "references")
+    bank = inputs.open_references(references)
     asked = inputs.open(queries, "queries")
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Trying every setting") as progress:
@@ -276,7 +276,7 @@ def compare(
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     task = validation.open(items, inputs)
-    bank = inputs.open(references, "references")
+    bank = inputs.open_references(references)
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
     with show_progress("Comparing") as progress:
         comparison = study.compare(
@@ -327,7 +327,9 @@ def ablate(
     asked = inputs.open(queries, "queries")
     task = validation.open(items, inputs)
     banks = {
-        name: inputs.open(file, "references" if len(references) == 1 else f"references {name}")
+        name: inputs.open_references(
+            file, "references" if len(references) == 1 else f"references {name}"
+        )
         for name, file in _name_banks(references).items()
     }
     with show_progress("Trying every bank") as progress:

@@ -1,0 +1,163 @@
+"""`nnnorm bank` on files, and banks as the references of other commands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nnnorm import Bank, Bias
+from nnnorm.cli import app
+
+LOG = ("--time", "asked_at", "--count", "times")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
+
+
+def run_json(*arguments):
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def assert_fails(done, words):
+    assert done.exit_code == 1, done.output
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def write_log(path, rows, start):
+    """A day per ten rows, each asked twice."""
+    lines = [
+        json.dumps(
+            {
+                "embedding": row.tolist(),
+                "asked_at": f"2026-05-{1 + (start + number) // 10:02d}T12:00:00",
+                "times": 2,
+            }
+        )
+        for number, row in enumerate(rows)
+    ]
+    path.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch, rng):
+    monkeypatch.chdir(tmp_path)
+    intents = rng.normal(size=(40, 32))
+    rows = intents[rng.integers(0, 40, 200)] + 0.1 * rng.normal(size=(200, 32))
+    write_log(tmp_path / "may.jsonl", rows[:100], 0)
+    write_log(tmp_path / "later.jsonl", rows[100:], 100)
+    write_log(tmp_path / "all.jsonl", rows, 0)
+    np.save("log.npy", rows.astype(np.float32))
+    np.save("gallery.npy", rng.normal(size=(60, 32)).astype(np.float32))
+    return rows
+
+
+def build(*arguments, log="all.jsonl", output="bank.safetensors"):
+    return run_json("bank", "build", log, *LOG, "--normalize", "-o", output, *arguments)
+
+
+def test_build_and_add_give_the_bank_of_all_queries(files):
+    whole = build("--half-life", "30d")
+    build("--half-life", "30d", log="may.jsonl", output="may.safetensors")
+    added = run_json("bank", "add", "may.safetensors", "later.jsonl", *LOG)
+    for name in ("n_intents", "n_seen", "fingerprint", "half_life", "last_seen"):
+        assert added[name] == whole[name]
+    assert (added["n_seen"], added["output"]) == (400, "may.safetensors")
+    assert Bank.load("may.safetensors").fingerprint == whole["fingerprint"]
+
+
+def test_add_writes_elsewhere_and_forgets_where_asked(files):
+    build(log="may.jsonl")
+    more = ("later.jsonl", *LOG, "-o", "new.safetensors", "--forget-before", "2026-05-15")
+    added = run_json("bank", "add", "bank.safetensors", *more)
+    bank = Bank.load("new.safetensors")
+    assert len(bank) == added["n_intents"] < 40
+    assert (bank.last_seen >= np.datetime64("2026-05-15")).all()
+    assert Bank.load("bank.safetensors").n_seen == 200
+
+
+def test_embeddings_alone_make_a_bank_too(files):
+    about = run_json("bank", "build", "log.npy", "--normalize", "-o", "bank.safetensors")
+    assert (about["n_seen"], about["clock"]) == (200, None)
+    added = run_json("bank", "add", "bank.safetensors", "log.npy")
+    assert added["n_seen"] == 400
+    assert added["fingerprint"] == about["fingerprint"]
+
+
+def test_info_tells_what_a_bank_holds(files):
+    about = build("--half-life", "30d", "--most", 20)
+    for command in (("bank", "info"), ("info",)):
+        text = run(*command, "bank.safetensors").stdout
+        assert "bank.safetensors: 20 intents from 400 queries" in text
+        assert "20, as many as are kept" in text
+        assert "32 dimensions, normalised" in text
+        assert "30 days" in text
+        assert about["fingerprint"] in text
+    assert run_json("info", "bank.safetensors")["n_intents"] == 20
+
+
+def test_a_bank_is_references_for_fit_and_the_studies(files, rng):
+    build()
+    fitted = run_json(
+        "fit", "--gallery", "gallery.npy", "--references", "bank.safetensors", "--normalize",
+        "-o", "bias.safetensors",
+    )  # fmt: skip
+    n_intents = len(Bank.load("bank.safetensors"))
+    assert (fitted["n_references"], fitted["params"]["n_intents"]) == (400, n_intents)
+    assert len(Bias.load("bias.safetensors")) == 60
+    gallery = np.load("gallery.npy")
+    np.save("queries.npy", gallery + rng.normal(size=gallery.shape).astype(np.float32))
+    np.save("truth.npy", np.arange(60))
+    asked = ("--gallery", "gallery.npy", "--queries", "queries.npy", "--normalize")
+    bank = ("--references", "bank.safetensors")
+    assert run_json("tune", *asked, *bank, "--truth", "truth.npy")["n_intents"] == n_intents
+    assert run_json("diagnose", *asked, *bank)["after"] is not None
+    rows = run_json("ablate", *asked, *bank, "--truth", "truth.npy", "--share", 1)["rows"]
+    assert rows[0]["n_intents"] == n_intents
+
+
+def test_fit_says_how_many_intents_there_are(files):
+    done = run(
+        "fit", "--gallery", "gallery.npy", "--references", "log.npy", "--normalize",
+        "-o", "bias.safetensors",
+    )  # fmt: skip
+    n_intents = Bias.load("bias.safetensors").params["n_intents"]
+    words = " ".join(done.stdout.split())
+    assert f"60 items from 200 past queries ({n_intents} intents)" in words
+
+
+def test_own_rows_are_refused_unless_they_are_asked_for(files):
+    given = ("--gallery", "gallery.npy", "--references", "gallery.npy", "--normalize")
+    done = run("fit", *given, "-o", "bias.safetensors")
+    assert_fails(done, "--own-rows")
+    assert run("fit", *given, "-o", "bias.safetensors", "--own-rows").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("build", "gone.jsonl", "-o", "b.safetensors"), "there is no file gone.jsonl"),
+        (("build", "all.jsonl", "-o", "b.npz"), "the output must end in .safetensors; got b.npz"),
+        (("build", "all.jsonl", "--time", "when", "-o", "b.safetensors"), "when is not there"),
+        (("build", "log.npy", "--time", "when", "-o", "b.safetensors"),
+         "log.npy holds embeddings alone"),
+        (("build", "all.jsonl", "--half-life", "30d", "-o", "b.safetensors"),
+         "half_life needs times (--time)"),
+        (("add", "gone.safetensors", "all.jsonl"), "there is no bank file gone.safetensors; make"),
+        (("add", "bank.safetensors", "all.jsonl"), "has no times, but the bank has dates"),
+        (("add", "bank.safetensors", "all.jsonl", *LOG, "--forget-before", "2027-01-01"),
+         "would leave none of"),
+        (("info", "all.jsonl"), "can't be read as a bank"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_leaves_the_bank_as_it_was(files, arguments, words):
+    build()
+    before = Path("bank.safetensors").read_bytes()
+    assert_fails(run("bank", *arguments), words)
+    assert Path("bank.safetensors").read_bytes() == before
