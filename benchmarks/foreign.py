@@ -12,28 +12,21 @@ uses the recent queries alone where they and the bank do not mix (z > 3), else b
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from cases import Case, Judge, fewer_queries, own_cases, stress_cases
 from real_sets import RESULTS, Floats, points, run_benchmark, table
-from rules import FIRST, FOREIGN_Z, Contestant, Material, Rule, foreign_z, shipped
+from rules import FIRST, SECOND, Contestant, Material, shipped
 
-Bank: TypeAlias = "Callable[[Floats, Floats, float], Floats]"
+from nnnorm import open_embeddings
+from nnnorm.foreign import FOREIGN_Z, foreign_z
 
 OUTPUT = RESULTS / "foreign.json"
 SEEDS = (100, 101, 102, 103, 104)
 N_RECENT = 64
-SECOND = Rule()
-BANKS: dict[str, Bank] = {
-    "bank": lambda bank, recent, z: bank,
-    "recent": lambda bank, recent, z: recent,
-    "both": lambda bank, recent, z: np.concatenate([recent, bank]),
-    "switch": lambda bank, recent, z: recent if z > FOREIGN_Z else np.concatenate([recent, bank]),
-}
 # A contestant is a way to make a bank and a rule.
 CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "first rule, bank": ("bank", FIRST),
@@ -42,8 +35,7 @@ CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "second rule, recent": ("recent", SECOND),
     "second rule, both": ("both", SECOND),
     "second rule, switch": ("switch", SECOND),
-    "second rule and trend, switch": ("switch", replace(SECOND, trend=3)),
-    "`NNN()`, bank": ("bank", shipped),
+    "`NNN()`, switch": ("switch", shipped),
 }
 
 
@@ -65,15 +57,15 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
     cells = []
     for case in cases(data, seed):
         bank, recent = split_recent(case, np.random.default_rng([seed, 6]))
-        z = foreign_z(bank, recent)
+        z = foreign_z(*(open_embeddings(rows, normalize=True) for rows in (bank, recent)))
         judge = Judge(case)
-        made: dict[Any, Material] = {}
-        gains = {}
-        for label, (which, contestant) in CONTESTANTS.items():
-            rows = BANKS[which](bank, recent, z)
-            key = (len(rows), rows is recent)
-            material = made.setdefault(key, Material(case.gallery, rows))
-            gains[label] = round(judge.gain(contestant(material)), 4)
+        banks = {"bank": bank, "recent": recent, "both": np.concatenate([recent, bank])}
+        made = {which: Material(case.gallery, rows) for which, rows in banks.items()}
+        made["switch"] = made["recent" if z > FOREIGN_Z else "both"]
+        gains = {
+            label: round(judge.gain(contestant(made[which])), 4)
+            for label, (which, contestant) in CONTESTANTS.items()
+        }
         where = {"case": case.name, "kind": case.kind, "seed": seed, "z": round(z, 2)}
         cells.append({**where, "without": judge.without, "gains": gains})
         print(f"{case.name}  seed {seed}  z {z:.1f}", file=sys.stderr)

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 from cases import EXPONENTS, Judge, log_cases
 from real_sets import RESULTS, points, run_benchmark, table
-from rules import FIRST, Contestant, Material, Rule, shipped
+from rules import FIRST, SECOND, Contestant, Material, shipped
 
 OUTPUT = RESULTS / "logs.json"
 SEEDS = (100, 101, 102, 103, 104)
-SECOND = Rule()
 CONTESTANTS: dict[str, Contestant] = {
     "first rule": FIRST,
     "first rule, copies dropped": replace(FIRST, copies=SECOND.copies),
     "second rule": SECOND,
     "second rule, copies kept": replace(SECOND, copies=None),
     "second rule, k = 10": replace(SECOND, smallest=10, largest=10),
-    "second rule and trend": replace(SECOND, trend=3),
+    "second rule, k up to 64": replace(SECOND, largest=64),
+    "second rule, not centred": replace(SECOND, centred=False),
     "`NNN()`": shipped,
 }
 
