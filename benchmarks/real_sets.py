@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 import nnnorm
 from nnnorm.io.files import check_writable, write_whole
+from nnnorm.methods import PAPER_GRID
 from nnnorm.study.comparison import Task
 from nnnorm.study.grid import Setting, make_settings
 from nnnorm.study.sweep import sweep_hits
@@ -155,7 +156,7 @@ def _load(path: Path) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class GridOnPool:
-    """Every cell of NNN's grid for a pool of photos, from one pass over the bank.
+    """Every cell of the paper's grid of NNN for a pool of photos, from one pass over the bank.
 
     An item's bias does not depend on what else is in the gallery, so any part of the pool can be
     made a gallery afterwards.
@@ -179,7 +180,9 @@ class GridOnPool:
         """Scan the bank once."""
         gallery = nnnorm.open_embeddings(pool.task(direction).gallery)
         bank = nnnorm.open_embeddings(references)
-        settings = make_settings(("none", "nnn"), gallery, bank)
+        ks = [k for k in PAPER_GRID["reference_k"] if k <= len(bank)]
+        grids = {"nnn": {**PAPER_GRID, "reference_k": ks}}
+        settings = make_settings(("none", "nnn"), gallery, bank, grids=grids)
         return cls(pool, direction, settings, np.stack([s.correction() for s in settings]))
 
     def hits(self, images: Ints, more: Sequence[Floats] = ()) -> Floats:
