@@ -117,9 +117,39 @@ def tables(results: dict[str, Any]) -> str:
     return f"{summary}\n\n{z_table}\n\n### Case by case\n\n{detail}\n"
 
 
+SHOWN = {
+    "first rule, bank": "#b3452c",
+    "second rule, bank": "#d9a441",
+    "`NNN()`, switch": "#1f6f8b",
+}
+
+
+def draw(results: dict[str, Any], figure: Any) -> None:
+    """Mean gain of every case, by group."""
+    axis = figure.subplots()
+    for place, group in enumerate(GROUPS.values()):
+        some = [cell for cell in results["cells"] if group(cell["kind"], cell["case"])]
+        for shift, (label, colour) in zip((-0.2, 0, 0.2), SHOWN.items(), strict=True):
+            by_case = defaultdict(list)
+            for cell in some:
+                by_case[cell["case"]].append(cell["gains"][label])
+            means = [float(np.mean(gains)) for gains in by_case.values()]
+            across = np.full(len(means), place + shift)
+            axis.scatter(across, means, s=14, color=colour, alpha=0.6, linewidths=0)
+            axis.plot([place + shift - 0.07, place + shift + 0.07], [np.mean(means)] * 2,
+                      color=colour, linewidth=2.5, label=label.replace("`", "")
+                      if place == 0 else None)  # fmt: skip
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(GROUPS)), list(GROUPS))
+    axis.set_ylabel("gain, points")
+    axis.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9, loc="lower right")
+
+
 def main() -> int:
     return run_benchmark(
-        "Measure foreign banks and the switch.", OUTPUT, measure, tables, seeds=SEEDS
+        "Measure foreign banks and the switch.", OUTPUT, measure, tables, seeds=SEEDS, draw=draw
     )
 
 
