@@ -1,431 +1,232 @@
-"""What `NNN()` is worth when nobody tunes it: its automatic k and α on two real embedding sets.
+"""The automatic rules of `NNN()` on every real set: own banks, odd banks, small banks.
 
-Draws random banks of 8 to 30,455 references and measures R@1 on test queries without correction,
-with the automatic rule, with the paper's default (k = 128, α = 0.75) and with a rule that looks at
-the bank's size only; for a bank out of distribution also with the paper's advice for such banks.
-Every gain is paired: the same queries, with and without the correction. The intervals resample
-images, because the five captions of one photo are not five independent queries.
+- *Own banks* of 250, 1,000 and 4,000 queries, or half of a set's queries, on all image and text
+  sets.
+- *Stress*: concentrated traffic, foreign banks (both in `cases.py`), raw query logs.
+- *Small banks* of 8 to 128 own queries, automatic and tuned: `tune` sees the queries of half of the
+  items, and the gain is that of the others.
 
-    python benchmarks/automatic_rule.py                  # measure, write JSON, print the tables
-    python benchmarks/automatic_rule.py --tables         # print the tables of the stored JSON
+Gains are points above no correction, of R@1, or of the mean of hit@1 and nDCG@10 for text. Each
+case is averaged over the seeds first. The constants of the second rule were chosen on seeds 0 and 1
+and on the sets named in `CHOSEN_ON`; the others confirm them.
 
-The embeddings are read from `../shared/data` beside the repository (or `--data`), never copied.
+    python benchmarks/automatic_rule.py             # measure, write JSON, print the tables
+    python benchmarks/automatic_rule.py --tables    # print the tables of the stored JSON
 """
 
-import argparse
-import json
-import os
-import platform
 import sys
-import time
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from cases import Case, Judge, fewer_queries, log_cases, make_tasks, own_cases, stress_cases
+from real_sets import RESULTS, points, run_benchmark, table
+from rules import CSLS, FIRST, SECOND, Contestant, Material, shipped
 
 import nnnorm
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.methods import make_method
 
-Floats: TypeAlias = npt.NDArray[np.float32]
-Ints: TypeAlias = npt.NDArray[np.int64]
-Counts: TypeAlias = npt.NDArray[np.float64]
-Cell: TypeAlias = dict[str, Any]
+Values: TypeAlias = npt.NDArray[np.float64]
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data"
-OUTPUT = ROOT / "benchmarks" / "results" / "automatic_rule.json"
-
-SEED = 20240
-N_RESAMPLES = 4000
-SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
-UNSPLASH_SIZES = (8, 16, 32, 64, 128, 250)
-N_UNSPLASH_SPLITS = 200
-PAPER_K, PAPER_ALPHA = 128, 0.75
-
-COCO = "flickr8k-image-coco"
-# The two corners of the paper's advice for a bank out of distribution: (reference_k, alpha).
-ADVICE = {"advice_gentle": (8, 0.25), "advice_strong": (16, 0.5)}
-
-TITLES = {
-    "flickr8k-image": "Flickr8k, captions find images (our small dual encoder)",
-    "flickr8k-text": "Flickr8k, images find captions (our small dual encoder)",
-    "unsplash500-image": "Unsplash, texts find photos (CLIP ViT-B/32)",
-    "unsplash500-text": "Unsplash, photos find texts (CLIP ViT-B/32)",
-    COCO: "Out of distribution: Flickr8k images, a bank of COCO captions",
+OUTPUT = RESULTS / "automatic_rule.json"
+SEEDS = (100, 101, 102, 103, 104)
+SMALL = (8, 16, 32, 64, 128)
+CSLS_LABEL = "CSLS (k = 10, α = ½)"
+CHOSEN_ON = ("flickr8k", "unsplash500", "apibench", "bli_zh-en", "coco@")
+CONTESTANTS: dict[str, Contestant] = {
+    "first rule": FIRST,
+    "first rule, copies dropped": replace(FIRST, copies=SECOND.copies),
+    CSLS_LABEL: CSLS,
+    "second rule": SECOND,
+    "second rule, copies kept": replace(SECOND, copies=None),
+    "second rule, not centred": replace(SECOND, centred=False),
+    "second rule without c": replace(SECOND, gate=None),
+    "second rule, k = 10": replace(SECOND, smallest=10, largest=10),
+    "second rule, k up to 128": replace(SECOND, largest=128),
+    "`NNN()`": shipped,
+}
+GROUPS: dict[str, Callable[[str], bool]] = {
+    "own, images": lambda kind: kind == "own-image",
+    "own, text": lambda kind: kind == "own-text",
+    "concentrated": lambda kind: kind == "concentrated",
+    "foreign": lambda kind: kind == "foreign",
+    "logs": lambda kind: kind == "log",
 }
 
 
-def n_banks(n_references: int, n_all: int) -> int:
-    """Small banks differ most from each other, so more of them are drawn."""
-    if n_references == n_all:
-        return 1
-    if n_references <= 16:
-        return 200
-    return 40 if n_references <= 128 else 20 if n_references <= 1024 else 5
+def all_cases(data: Path, seed: int) -> Iterator[Case]:
+    logs = (case for *_, case in log_cases(data, seed, exponents=(0.8, 1.2)))
+    return chain(own_cases(data, seed), stress_cases(data, seed), logs)
 
 
-# --- the sets ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Test queries, a gallery and one bank; image numbers say which item answers which query."""
-
-    scores: Floats  # (n_queries, n_gallery)
-    query_image: Ints  # (n_queries,)
-    gallery_image: Ints  # (n_gallery,)
-    bank_scores: Floats  # (n_gallery, n_references)
-    n_images: int
-
-    def hits(self, correction: Floats | float) -> npt.NDArray[np.bool_]:
-        """Whether each query's best item is a right one: R@1 is the mean."""
-        best = np.subtract(self.scores, correction).argmax(axis=1)
-        return np.equal(self.gallery_image[best], self.query_image)
-
-    def per_image(self, values: Counts) -> Counts:
-        """Sums of one value per query, by the query's image."""
-        return np.asarray(np.bincount(self.query_image, values, self.n_images), np.float64)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A retrieval task: its bank sizes, and the trials of each."""
-
-    name: str
-    sizes: tuple[int, ...]
-    trials: Callable[[int], Iterator[Trial]]
-
-
-def load(path: Path) -> Floats:
-    return np.load(path).astype(np.float32)
-
-
-def captions_of(images: Ints) -> Ints:
-    return (5 * images[:, None] + np.arange(5)).ravel()
-
-
-class Side(NamedTuple):
-    """Queries or gallery: embeddings, and the image each row belongs to."""
-
-    embeddings: Floats
-    image: Ints
-
-
-def flickr8k(folder: Path) -> Iterator[Task]:
-    """One test split; each trial draws another bank from the training split, or from COCO."""
-    image, caption = load(folder / "image.npy"), load(folder / "caption.npy")
-    train = np.load(folder / "train_images.npy")
-    test = np.load(folder / "test_images.npy")
-    n_images = len(test)
-    images = Side(image[test], np.arange(n_images))
-    captions = Side(caption[captions_of(test)], np.repeat(np.arange(n_images), 5))
-
-    def task(name: str, queries: Side, gallery: Side, bank: Floats) -> Task:
-        scores = queries.embeddings @ gallery.embeddings.T
-        bank_scores = gallery.embeddings @ bank.T
-        sizes = (*(n for n in SIZES if n < len(bank)), len(bank))
-
-        def trials(n_references: int) -> Iterator[Trial]:
-            for number in range(n_banks(n_references, len(bank))):
-                rng = np.random.default_rng([SEED, n_references, number])
-                drawn = rng.choice(len(bank), n_references, replace=False)
-                drawn_scores = np.ascontiguousarray(bank_scores[:, drawn])
-                yield Trial(scores, queries.image, gallery.image, drawn_scores, n_images)
-
-        return Task(name, sizes, trials)
-
-    yield task("flickr8k-image", captions, images, caption[captions_of(train)])
-    yield task("flickr8k-text", images, captions, image[train])
-    yield task(COCO, captions, images, load(folder / "coco_caption.npy"))
-
-
-def unsplash500(folder: Path) -> Iterator[Task]:
-    """Each trial splits the items anew: 50 % references, 20 % kept for tuning, 30 % test."""
-    image, text = load(folder / "image.npy"), load(folder / "text.npy")
-
-    def task(name: str, queries: Floats, gallery: Floats) -> Task:
-        n_items = len(gallery)
-
-        def trials(n_references: int) -> Iterator[Trial]:
-            for number in range(N_UNSPLASH_SPLITS):
-                items = np.random.default_rng([SEED, number]).permutation(n_items)
-                drawn, test = items[:n_references], items[n_items * 7 // 10 :]
-                yield Trial(
-                    scores=queries[test] @ gallery[test].T,
-                    query_image=test,
-                    gallery_image=test,
-                    bank_scores=gallery[test] @ queries[drawn].T,
-                    n_images=n_items,
-                )
-
-        return Task(name, UNSPLASH_SIZES, trials)
-
-    yield task("unsplash500-image", text, image)
-    yield task("unsplash500-text", image, text)
-
-
-# --- the measurement ---------------------------------------------------------------------------
-
-
-def corrections(
-    bank_scores: Floats, *, with_advice: bool
-) -> tuple[dict[str, Floats], dict[str, float]]:
-    """``α·m_k`` of each rule, and what the automatic one chose."""
-    n_references = bank_scores.shape[1]
-    automatic = nnnorm.NNN().fit_scores(bank_scores)
-    paper = nnnorm.NNN(min(PAPER_K, n_references), PAPER_ALPHA).fit_scores(bank_scores)
-    by_size = PAPER_ALPHA * n_references / (n_references + 32)
-    rules = {
-        "automatic": automatic.correction,
-        "paper": paper.correction,
-        "by_size": np.float32(by_size) * automatic.values,
-    }
-    for name, (reference_k, alpha) in ADVICE.items() if with_advice else ():
-        method = nnnorm.NNN(min(reference_k, n_references), alpha)
-        rules[name] = method.fit_scores(bank_scores).correction
-    return rules, {"reference_k": automatic.params["reference_k"], "alpha": automatic.weight}
-
-
-def measure(task: Task, n_references: int) -> Cell:
-    """R@1 points gained by each rule over many banks of one size, with bootstrap intervals."""
-    baseline: list[float] = []
-    chosen: list[dict[str, float]] = []
-    won: dict[str, list[Counts]] = {}  # per rule and bank: queries won (less those lost) per image
-    asked: list[Counts] = []  # per bank: queries asked per image
-    for trial in task.trials(n_references):
-        before = trial.hits(0.0)
-        baseline.append(100 * float(before.mean()))
-        asked.append(trial.per_image(np.ones(len(before))))
-        rules, choice = corrections(trial.bank_scores, with_advice=task.name == COCO)
-        chosen.append(choice)
-        for name, correction in rules.items():
-            change = trial.hits(correction).astype(np.float64) - before
-            won.setdefault(name, []).append(trial.per_image(change))
-    cell: Cell = {
-        "task": task.name,
-        "n_references": n_references,
-        "n_banks": len(baseline),
-        "uncorrected": round(float(np.mean(baseline)), 2),
-        "reference_k": int(chosen[0]["reference_k"]),
-        "paper_reference_k": min(PAPER_K, n_references),
-        "alphas": [round(choice["alpha"], 3) for choice in chosen],
-    }
-    for name, wins in won.items():
-        cell[name] = summarise(np.array(wins), np.array(asked), in_full=name == "automatic")
-    return cell
-
-
-def summarise(won: Counts, asked: Counts, *, in_full: bool) -> Cell:
-    """Gains from queries won and asked, both of shape (n_banks, n_images); in full: of every bank.
-
-    Each bank has its own 95 % interval, over resampled images. The interval of the mean resamples
-    images and banks, so it says what to expect of other queries *and* another bank.
-    """
-    n_all, n_images = won.shape
-    rng = np.random.default_rng(SEED)
-    images = rng.multinomial(n_images, np.full(n_images, 1 / n_images), N_RESAMPLES)
-    banks = rng.multinomial(n_all, np.full(n_all, 1 / n_all), N_RESAMPLES)
-    weights = images.astype(np.float32)  # whole numbers below 2**24: float32 is exact
-    resampled_won = weights @ won.T.astype(np.float32)  # (n_resamples, n_banks)
-    resampled_asked = weights @ asked.T.astype(np.float32)
-    gains = 100 * won.sum(axis=1) / asked.sum(axis=1)
-    low, high = np.percentile(100 * resampled_won / resampled_asked, [2.5, 97.5], axis=0)
-    means = 100 * (banks * resampled_won).sum(axis=1) / (banks * resampled_asked).sum(axis=1)
-    summary: Cell = {
-        "mean": round(float(gains.mean()), 3),
-        "interval": [round(float(end), 3) for end in np.percentile(means, [2.5, 97.5])],
-        # One-sided, for "worse than no correction"; never 0, since the observed sample counts too.
-        "p_worse": round((1 + int((means >= 0).sum())) / (1 + N_RESAMPLES), 5),
-        "worst": round(float(gains.min()), 2),
-        "significantly_worse": int((high < 0).sum()),
-        "significantly_better": int((low > 0).sum()),
-    }
-    if in_full:
-        lists = {"gains": gains, "low": low, "high": high}
-        summary |= {name: values.round(2).tolist() for name, values in lists.items()}
-    return summary
-
-
-def run(data: Path) -> dict[str, Any]:
-    started = time.perf_counter()
+def measure(data: Path, seed: int) -> dict[str, Any]:
     cells = []
-    for tasks in (flickr8k(data / "flickr8k"), unsplash500(data / "unsplash500")):
-        for task in tasks:
-            for n_references in task.sizes:
-                cells.append(measure(task, n_references))
-                gain = cells[-1]["automatic"]["mean"]
-                print(f"{task.name}  {n_references:>6,}  {gain:+.2f}", file=sys.stderr)
-    return {
-        "machine": {"cpu": cpu_model(), "cores": os.cpu_count(), "system": platform.system()},
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "nnnorm": nnnorm.__version__,
-        },
-        "seed": SEED,
-        "n_resamples": N_RESAMPLES,
-        "seconds": round(time.perf_counter() - started),
-        "cells": cells,
-    }
+    for case in all_cases(data, seed):
+        judge = Judge(fewer_queries(case, seed))
+        material = Material(case.gallery, case.bank)
+        gains = {label: round(judge.gain(c(material)), 4) for label, c in CONTESTANTS.items()}
+        where = {"case": case.name, "kind": case.kind, "seed": seed}
+        cells.append({**where, "without": judge.without, "gains": gains})
+        print(f"{case.name}  seed {seed}  {gains['`NNN()`']:+.2f}", file=sys.stderr)
+    return {"cells": cells, "small": list(measure_small(data, seed))}
 
 
-def cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
+def measure_small(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """Small own banks; the queries of half of the items are for tuning."""
+    rng = np.random.default_rng([seed, 7])
+    for name, task in make_tasks(data, seed):
+        metric, queries, gallery, pairs, pool = task
+        asked, first = np.unique(pairs[:, 0], return_index=True)
+        groups = rng.permutation(np.unique(pairs[first, 1]))
+        is_held = np.isin(pairs[first, 1], groups[: len(groups) // 2])
+        held, rest = asked[is_held][:2000], asked[~is_held][:2000]
+        truth = [pairs[pairs[:, 0] == query, 1].tolist() for query in held]
+        for size in (size for size in SMALL if size <= len(pool)):
+            bank = pool[rng.choice(len(pool), size, replace=False)]
+            kind = "own-image" if metric == "r1" else "own-text"
+            case = Case(f"{name}@{size}", kind, metric, queries, gallery, pairs, bank)
+            judge = Judge(some_queries(case, rest))
+            material = Material(gallery, bank)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", nnnorm.NNNormWarning)
+                tuning = nnnorm.tune(
+                    gallery, bank, queries=queries[held], truth=truth, normalize=False
+                )
+                best = tuning.best_by_maximum
+                maximum = make_method(best.method, **best.params).fit(
+                    gallery, bank, normalize=False
+                )
+            corrections = {
+                "first rule": FIRST(material),
+                "`NNN()`": shipped(material),
+                "tuned, one standard error": tuning.bias.correction,
+                "tuned, maximum": maximum.correction,
+            }
+            gains = {label: round(judge.gain(c), 4) for label, c in corrections.items()}
+            yield {"case": case.name, "size": size, "seed": seed, "gains": gains}
 
 
-# --- the tables --------------------------------------------------------------------------------
+def some_queries(case: Case, some: npt.NDArray[np.int64]) -> Case:
+    place = np.full(len(case.queries), -1)
+    place[some] = np.arange(len(some))
+    kept = case.pairs[place[case.pairs[:, 0]] >= 0]
+    pairs = np.stack([place[kept[:, 0]], kept[:, 1]], axis=1)
+    return replace(case, queries=case.queries[some], pairs=pairs)
+
+
+def by_case(cells: list[dict[str, Any]], label: str) -> dict[str, float]:
+    """Mean gain of each case over the seeds."""
+    found = defaultdict(list)
+    for cell in cells:
+        found[cell["case"]].append(cell["gains"][label])
+    return {case: float(np.mean(gains)) for case, gains in found.items()}
+
+
+def losses(values: Values) -> float:
+    return float(values[values < 0].sum())
 
 
 def tables(results: dict[str, Any]) -> str:
-    """The Markdown of `docs/automatic-rule.md`, from the results alone."""
-    by_task = {
-        name: f"### {title}\n\n" + table([c for c in results["cells"] if c["task"] == name])
-        for name, title in TITLES.items()
-    }
-    out_of_distribution = by_task.pop(COCO)
-    parts = [*by_task.values(), verdict(results["cells"]), out_of_distribution]
+    cells, labels = results["cells"], list(results["cells"][0]["gains"])
+    parts = [
+        "### All sets\n\n" + summary(cells, labels),
+        "### The half that the constants were chosen on, and the other\n\n" + halves(cells, labels),
+        "### Set by set, own banks\n\n" + own_sets(cells),
+        "### Small banks\n\n" + small(results["small"]),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
-def table(cells: list[Cell]) -> str:
-    before = sorted({f"{cell['uncorrected']:.2f}" for cell in cells})
-    others = {"paper": "paper's default", "by_size": "by size only"}
-    if cells[0]["task"] == COCO:
-        others |= {name: f"k = {k}, α = {alpha}" for name, (k, alpha) in ADVICE.items()}
+def summary(cells: list[dict[str, Any]], labels: list[str]) -> str:
+    """Mean (worst; cases below −0.1) of every kind of bank, and what all stress losses add to."""
+    rows = []
+    for label in labels:
+        row, stress = [label], 0.0
+        for group in GROUPS.values():
+            values = of_group(cells, label, group)
+            if group is not GROUPS["own, images"] and group is not GROUPS["own, text"]:
+                stress += losses(values)
+            n_lost = int((values < -0.1).sum())
+            row.append(f"{points(values.mean())} ({points(values.min())}; {n_lost})")
+        rows.append([*row, points(stress)])
+    n_cases = [len(of_group(cells, labels[0], group)) for group in GROUPS.values()]
+    titles = [f"{name} ({n})" for name, n in zip(GROUPS, n_cases, strict=True)]
+    return table(["mean (worst case; cases below −0.1)", *titles, "stress losses added"], rows)
+
+
+def halves(cells: list[dict[str, Any]], labels: list[str]) -> str:
+    """The gain at home and the losses under stress, as shares of those of the first rule."""
+    rows = []
+    for label in labels:
+        row = [label]
+        for is_chosen in (True, False):
+            some = [cell for cell in cells if is_of_first_half(cell["case"]) == is_chosen]
+            for name in ("own, images", "own, text"):
+                own, first = (of_group(some, one, GROUPS[name]) for one in (label, labels[0]))
+                row.append(f"{own.mean() / first.mean():.2f}")
+            stress, first = (
+                of_group(some, one, lambda kind: not kind.startswith("own"))
+                for one in (label, labels[0])
+            )
+            row.append(f"{losses(stress) / losses(first):.2f}")
+        rows.append(row)
     titles = [
-        *("references", "banks", "k, mean α", "automatic", "95 % interval", "worst bank"),
-        *("worse / better", *others.values()),
+        f"{half}: {what}"
+        for half in ("chosen on", "other")
+        for what in ("images", "text", "stress losses")
     ]
-    lines = [f"R@1 without correction: {' to '.join(before)}.", "", row(titles)]
-    lines.append("|" + "---:|" * len(titles))
-    for cell in cells:
-        auto = cell["automatic"]
-        columns = [
-            f"{cell['n_references']:,}",
-            f"{cell['n_banks']}",
-            f"{cell['reference_k']}, {np.mean(cell['alphas']):.2f}",
-            f"**{points(auto['mean'])}**",
-            " to ".join(points(end) for end in auto["interval"]),
-            points(auto["worst"]),
-            f"{auto['significantly_worse']} / {auto['significantly_better']}",
-        ]
-        for name in others:
-            clipped = "†" if name == "paper" and cell["paper_reference_k"] < PAPER_K else ""
-            columns.append(f"{points(cell[name]['mean'])}{clipped} ({points(cell[name]['worst'])})")
-        lines.append(row(columns))
-    return "\n".join(lines)
+    return table(["share of the first rule's", *titles], rows)
 
 
-def row(columns: list[str]) -> str:
-    return "| " + " | ".join(columns) + " |"
+def is_of_first_half(case: str) -> bool:
+    return any(name in case for name in CHOSEN_ON) and "clip_coco500" not in case
 
 
-def points(gain: float) -> str:
-    return f"{gain:+.2f}".replace("-", "−").replace("+0.00", "0.00").replace("−0.00", "0.00")
+def of_group(cells: list[dict[str, Any]], label: str, group: Callable[[str], bool]) -> Values:
+    some = [cell for cell in cells if group(cell["kind"])]
+    return np.array(list(by_case(some, label).values()))
 
 
-def verdict(cells: list[Cell]) -> str:
-    """How often a rule is significantly worse than no correction, in distribution."""
-    inside = [cell for cell in cells if cell["task"] != COCO]
-    total = sum(cell["n_banks"] for cell in inside)
-    tiny = [cell for cell in inside if cell["n_references"] <= 16]
-    n_tiny = sum(cell["n_banks"] for cell in tiny)
-    lines = [
-        "### Is it ever worse than doing nothing?",
-        "",
-        f"The {len(inside)} rows and {total:,} banks of the four tables in distribution.",
-        "",
-        row(
-            [
-                *("rule", "mean gain of the rows", "rows worse", "banks worse"),
-                *("of 8 or 16 references", "the worst row", "banks better"),
-            ]
-        ),
-        "|---|" + "---:|" * 6,
+def own_sets(cells: list[dict[str, Any]]) -> str:
+    own = [cell for cell in cells if cell["kind"].startswith("own")]
+    without = defaultdict(list)
+    for cell in own:
+        without[cell["case"]].append(cell["without"])
+    columns = {label: by_case(own, label) for label in ("first rule", CSLS_LABEL, "`NNN()`")}
+    rows = [
+        [case, f"{np.mean(before):.1f}", *(points(column[case]) for column in columns.values())]
+        for case, before in without.items()
     ]
-    labels = {"automatic": "**automatic**", "paper": "paper's default", "by_size": "by size only"}
-    for rule, label in labels.items():
-        worse, tiny_worse = (
-            sum(cell[rule]["significantly_worse"] for cell in some) for some in (inside, tiny)
-        )
-        better = sum(cell[rule]["significantly_better"] for cell in inside)
-        largest = max(cell[rule]["significantly_worse"] / cell["n_banks"] for cell in inside)
-        columns = [
-            label,
-            points(float(np.mean([cell[rule]["mean"] for cell in inside]))),
-            f"{holm([cell[rule]['p_worse'] for cell in inside], level=0.025)}",
-            share(worse / total),
-            share(tiny_worse / n_tiny),
-            share(largest),
-            share(better / total),
-        ]
-        lines.append(row(columns))
-    return "\n".join(lines)
+    return table(["set@references", "without", *columns], rows)
 
 
-def share(part: float) -> str:
-    return f"{100 * part:.1f} %"
-
-
-def holm(p_values: list[float], *, level: float) -> int:
-    """How many hypotheses Holm's step-down procedure rejects.
-
-    >>> holm([0.001, 0.04, 0.02], level=0.05)
-    3
-    >>> holm([0.04, 0.04], level=0.05)
-    0
-    """
-    rejected = 0
-    for place, p in enumerate(sorted(p_values)):
-        if p > level / (len(p_values) - place):
-            break
-        rejected += 1
-    return rejected
-
-
-def to_json(results: dict[str, Any]) -> str:
-    """One line per cell: small, and a change shows as a change of that line."""
-    head = {key: value for key, value in results.items() if key != "cells"}
-    cells = ",\n".join("  " + json.dumps(cell, separators=(",", ":")) for cell in results["cells"])
-    return json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n'
+def small(cells: list[dict[str, Any]]) -> str:
+    rows = []
+    for label in cells[0]["gains"]:
+        row = [label]
+        for size in SMALL:
+            means = by_case([cell for cell in cells if cell["size"] == size], label)
+            worst = min(means, key=lambda case: means[case])
+            mean = float(np.mean(list(means.values())))
+            row.append(f"{points(mean)} ({points(means[worst])}, {worst.partition('@')[0]})")
+        rows.append(row)
+    return table(["mean over sets (worst set)", *(str(size) for size in SMALL)], rows)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the automatic rule of NNN().")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of --output"
+    return run_benchmark(
+        "Measure the automatic rules of NNN() on every set.",
+        OUTPUT,
+        measure,
+        tables,
+        seeds=SEEDS,
     )
-    arguments = parser.parse_args()
-    if arguments.tables:
-        if not arguments.output.is_file():
-            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
-            return 1
-        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
-        return 0
-    missing = [name for name in ("flickr8k", "unsplash500") if not (arguments.data / name).is_dir()]
-    if missing:
-        print(
-            f"there is no {' and no '.join(missing)} in {arguments.data}; give the folder of the "
-            "embedding sets with --data, or print the stored tables with --tables",
-            file=sys.stderr,
-        )
-        return 1
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(arguments.output)
-    results = run(arguments.data)
-    write_whole(arguments.output, lambda file: file.write(to_json(results).encode()))
-    print(tables(results), end="")
-    return 0
 
 
 if __name__ == "__main__":

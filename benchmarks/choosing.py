@@ -148,7 +148,7 @@ def measure(name: str, splits: Iterator[Split]) -> Cell:
         for size in (size for size in SIZES if size <= len(order)):
             seen = np.sort(order[:size])
             some = np.ascontiguousarray(hits[:, seen])
-            rows[f"rule {size}"] = choose(settings, some, photo[seen], split.n_references)
+            rows[f"rule {size}"] = choose(settings, some, photo[seen])
             rows[f"maximum {size}"] = int(some.mean(axis=1, dtype=np.float64).argmax())
         for label, row in rows.items():
             gains.setdefault(label, []).append(100 * float(test[row] - test[0]))

@@ -6,7 +6,7 @@ a hilltop a single best cell says little. `vary_gallery` and `vary_model` make t
 harder, for the trend that speaks of baseline scores.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias, get_args
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from real_sets import Direction, Flickr8k, Floats, GridOnPool, Pairs, points, table
 
 import nnnorm
-from nnnorm.methods import find_method
+from nnnorm.methods import PAPER_GRID
 from nnnorm.study.comparison import Task
 from nnnorm.study.evaluation import Evaluation, count_above
 from nnnorm.study.grid import make_settings
@@ -23,10 +23,8 @@ from nnnorm.study.truth import open_truth
 Counts: TypeAlias = npt.NDArray[np.float64]
 Record: TypeAlias = dict[str, Any]
 
-_NNN = find_method("nnn")[1].grid
-assert isinstance(_NNN, Mapping)
-KS: Sequence[int] = _NNN["reference_k"]
-ALPHAS: Sequence[float] = _NNN["alpha"]
+KS: Sequence[int] = PAPER_GRID["reference_k"]
+ALPHAS: Sequence[float] = PAPER_GRID["alpha"]
 RECALLS = (1, 5, 10)
 SEED = 2024
 N_RESAMPLES = 2000
@@ -44,7 +42,8 @@ def count_hits(task: Task, references: Floats) -> Counts:
     """R@1, R@5 and R@10 hits per photo of every cell, shape (n_cells, 3, n_photos)."""
     queries, gallery = (nnnorm.open_embeddings(rows) for rows in (task.queries, task.gallery))
     truth = open_truth(task.truth, n_queries=len(queries), n_gallery=len(gallery))
-    settings = make_settings(("none", "nnn"), gallery, nnnorm.open_embeddings(references))
+    bank, grids = nnnorm.open_embeddings(references), {"nnn": PAPER_GRID}
+    settings = make_settings(("none", "nnn"), gallery, bank, grids=grids)
     scores = nnnorm.score_matrix(queries, gallery)
     n_photos = min(len(queries), len(gallery))
     counts = np.empty((len(settings), len(RECALLS), n_photos))

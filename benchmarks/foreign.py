@@ -12,28 +12,21 @@ uses the recent queries alone where they and the bank do not mix (z > 3), else b
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from cases import Case, Judge, fewer_queries, own_cases, stress_cases
 from real_sets import RESULTS, Floats, points, run_benchmark, table
-from rules import FIRST, FOREIGN_Z, Contestant, Material, Rule, foreign_z, shipped
+from rules import FIRST, SECOND, Contestant, Material, shipped
 
-Bank: TypeAlias = "Callable[[Floats, Floats, float], Floats]"
+from nnnorm import open_embeddings
+from nnnorm.foreign import FOREIGN_Z, foreign_z
 
 OUTPUT = RESULTS / "foreign.json"
 SEEDS = (100, 101, 102, 103, 104)
 N_RECENT = 64
-SECOND = Rule()
-BANKS: dict[str, Bank] = {
-    "bank": lambda bank, recent, z: bank,
-    "recent": lambda bank, recent, z: recent,
-    "both": lambda bank, recent, z: np.concatenate([recent, bank]),
-    "switch": lambda bank, recent, z: recent if z > FOREIGN_Z else np.concatenate([recent, bank]),
-}
 # A contestant is a way to make a bank and a rule.
 CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "first rule, bank": ("bank", FIRST),
@@ -42,8 +35,7 @@ CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "second rule, recent": ("recent", SECOND),
     "second rule, both": ("both", SECOND),
     "second rule, switch": ("switch", SECOND),
-    "second rule and trend, switch": ("switch", replace(SECOND, trend=3)),
-    "`NNN()`, bank": ("bank", shipped),
+    "`NNN()`, switch": ("switch", shipped),
 }
 
 
@@ -65,15 +57,15 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
     cells = []
     for case in cases(data, seed):
         bank, recent = split_recent(case, np.random.default_rng([seed, 6]))
-        z = foreign_z(bank, recent)
+        z = foreign_z(*(open_embeddings(rows, normalize=True) for rows in (bank, recent)))
         judge = Judge(case)
-        made: dict[Any, Material] = {}
-        gains = {}
-        for label, (which, contestant) in CONTESTANTS.items():
-            rows = BANKS[which](bank, recent, z)
-            key = (len(rows), rows is recent)
-            material = made.setdefault(key, Material(case.gallery, rows))
-            gains[label] = round(judge.gain(contestant(material)), 4)
+        banks = {"bank": bank, "recent": recent, "both": np.concatenate([recent, bank])}
+        made = {which: Material(case.gallery, rows) for which, rows in banks.items()}
+        made["switch"] = made["recent" if z > FOREIGN_Z else "both"]
+        gains = {
+            label: round(judge.gain(contestant(made[which])), 4)
+            for label, (which, contestant) in CONTESTANTS.items()
+        }
         where = {"case": case.name, "kind": case.kind, "seed": seed, "z": round(z, 2)}
         cells.append({**where, "without": judge.without, "gains": gains})
         print(f"{case.name}  seed {seed}  z {z:.1f}", file=sys.stderr)
@@ -125,9 +117,39 @@ def tables(results: dict[str, Any]) -> str:
     return f"{summary}\n\n{z_table}\n\n### Case by case\n\n{detail}\n"
 
 
+SHOWN = {
+    "first rule, bank": "#b3452c",
+    "second rule, bank": "#d9a441",
+    "`NNN()`, switch": "#1f6f8b",
+}
+
+
+def draw(results: dict[str, Any], figure: Any) -> None:
+    """Mean gain of every case, by group."""
+    axis = figure.subplots()
+    for place, group in enumerate(GROUPS.values()):
+        some = [cell for cell in results["cells"] if group(cell["kind"], cell["case"])]
+        for shift, (label, colour) in zip((-0.2, 0, 0.2), SHOWN.items(), strict=True):
+            by_case = defaultdict(list)
+            for cell in some:
+                by_case[cell["case"]].append(cell["gains"][label])
+            means = [float(np.mean(gains)) for gains in by_case.values()]
+            across = np.full(len(means), place + shift)
+            axis.scatter(across, means, s=14, color=colour, alpha=0.6, linewidths=0)
+            axis.plot([place + shift - 0.07, place + shift + 0.07], [np.mean(means)] * 2,
+                      color=colour, linewidth=2.5, label=label.replace("`", "")
+                      if place == 0 else None)  # fmt: skip
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(GROUPS)), list(GROUPS))
+    axis.set_ylabel("gain, points")
+    axis.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=9, loc="lower right")
+
+
 def main() -> int:
     return run_benchmark(
-        "Measure foreign banks and the switch.", OUTPUT, measure, tables, seeds=SEEDS
+        "Measure foreign banks and the switch.", OUTPUT, measure, tables, seeds=SEEDS, draw=draw
     )
 
 

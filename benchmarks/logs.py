@@ -17,18 +17,19 @@ from typing import Any
 import numpy as np
 from cases import EXPONENTS, Judge, log_cases
 from real_sets import RESULTS, points, run_benchmark, table
-from rules import FIRST, Contestant, Material, Rule, shipped
+from rules import FIRST, SECOND, Contestant, Material, shipped
 
 OUTPUT = RESULTS / "logs.json"
 SEEDS = (100, 101, 102, 103, 104)
-SECOND = Rule()
+SETS = {"flickr8k": "Flickr8k", "shapes": "Shapes"}
 CONTESTANTS: dict[str, Contestant] = {
     "first rule": FIRST,
     "first rule, copies dropped": replace(FIRST, copies=SECOND.copies),
     "second rule": SECOND,
     "second rule, copies kept": replace(SECOND, copies=None),
     "second rule, k = 10": replace(SECOND, smallest=10, largest=10),
-    "second rule and trend": replace(SECOND, trend=3),
+    "second rule, k up to 64": replace(SECOND, largest=64),
+    "second rule, not centred": replace(SECOND, centred=False),
     "`NNN()`": shipped,
 }
 
@@ -49,7 +50,7 @@ def tables(results: dict[str, Any]) -> str:
     """One table per set and kind of repeats: mean gains over the seeds, the worst in brackets."""
     parts = []
     cells = results["cells"]
-    for name, title in (("flickr8k", "Flickr8k"), ("shapes", "Shapes")):
+    for name, title in SETS.items():
         for is_varied, repeats in ((False, "equal"), (True, "varied")):
             rows = []
             some = [c for c in cells if (c["set"], c["varied"]) == (name, is_varied)]
@@ -69,6 +70,46 @@ def tables(results: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+SHOWN = {
+    "first rule": "#b3452c",
+    "first rule, copies dropped": "#d9a441",
+    "`NNN()`": "#1f6f8b",
+}
+
+
+def draw(results: dict[str, Any], figure: Any) -> None:
+    """Mean gain by exponent over seeds and kinds of repeats, with its standard error."""
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, (name, title) in zip(axes, SETS.items(), strict=True):
+        for label, colour in SHOWN.items():
+            gains = np.array(
+                [
+                    [
+                        np.mean([c["gains"][label] for c in results["cells"] if where(c) == spot])
+                        for spot in ((name, exponent, seed) for seed in results["seeds"])
+                    ]
+                    for exponent in EXPONENTS
+                ]
+            )
+            error = gains.std(axis=1, ddof=1) / np.sqrt(gains.shape[1])
+            axis.errorbar(
+                EXPONENTS, gains.mean(axis=1), error, color=colour, marker="o", capsize=3,
+                label=label.strip("`"),
+            )  # fmt: skip
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_title(title, fontsize=10)
+        axis.set_xticks(EXPONENTS)
+        axis.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, fontsize=9, loc="lower left")
+    figure.supxlabel("Zipf exponent of the traffic", fontsize=10)
+    figure.supylabel("gain in R@1, points", fontsize=10)
+
+
+def where(cell: dict[str, Any]) -> tuple[str, float, int]:
+    return cell["set"], cell["exponent"], cell["seed"]
+
+
 def main() -> int:
     return run_benchmark(
         "Measure raw query logs as banks.",
@@ -77,6 +118,7 @@ def main() -> int:
         tables,
         seeds=SEEDS,
         sets=("flickr8k",),
+        draw=draw,
     )
 
 

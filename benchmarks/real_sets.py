@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 import nnnorm
 from nnnorm.io.files import check_writable, write_whole
+from nnnorm.methods import PAPER_GRID
 from nnnorm.study.comparison import Task
 from nnnorm.study.grid import Setting, make_settings
 from nnnorm.study.sweep import sweep_hits
@@ -155,7 +156,7 @@ def _load(path: Path) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class GridOnPool:
-    """Every cell of NNN's grid for a pool of photos, from one pass over the bank.
+    """Every cell of the paper's grid of NNN for a pool of photos, from one pass over the bank.
 
     An item's bias does not depend on what else is in the gallery, so any part of the pool can be
     made a gallery afterwards.
@@ -179,7 +180,9 @@ class GridOnPool:
         """Scan the bank once."""
         gallery = nnnorm.open_embeddings(pool.task(direction).gallery)
         bank = nnnorm.open_embeddings(references)
-        settings = make_settings(("none", "nnn"), gallery, bank)
+        ks = [k for k in PAPER_GRID["reference_k"] if k <= len(bank)]
+        grids = {"nnn": {**PAPER_GRID, "reference_k": ks}}
+        settings = make_settings(("none", "nnn"), gallery, bank, grids=grids)
         return cls(pool, direction, settings, np.stack([s.correction() for s in settings]))
 
     def hits(self, images: Ints, more: Sequence[Floats] = ()) -> Floats:
@@ -242,6 +245,7 @@ def run_benchmark(
     *,
     seeds: Sequence[int],
     sets: Sequence[str] = ALL_SETS,
+    draw: Callable[[dict[str, Any], Any], None] | None = None,
 ) -> int:
     """The command line of a benchmark that draws its cases from seeds.
 
@@ -258,6 +262,8 @@ def run_benchmark(
         By default.
     sets : sequence of str
         The folders it needs.
+    draw : callable, optional
+        Given the results and an empty figure, which is saved as `--plot`.
 
     Returns
     -------
@@ -271,12 +277,17 @@ def run_benchmark(
     parser.add_argument(
         "--tables", action="store_true", help="measure nothing: print the tables of --output"
     )
+    if draw is not None:
+        parser.add_argument("--plot", type=Path, help="with --tables: draw them as a .png")
     arguments = parser.parse_args()
     if arguments.tables:
         if not arguments.output.is_file():
             print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
             return 1
-        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+        stored = json.loads(arguments.output.read_text(encoding="utf-8"))
+        print(tables(stored), end="")
+        if draw is not None and arguments.plot:
+            _save_plot(stored, draw, arguments.plot)
         return 0
     if (missing := what_is_missing(arguments.data, *sets)) is not None:
         print(missing, file=sys.stderr)
@@ -295,6 +306,19 @@ def run_benchmark(
         write_whole(arguments.output, lambda file, text=text: file.write(text.encode()))
     print(tables(results), end="")
     return 0
+
+
+def _save_plot(
+    results: dict[str, Any], draw: Callable[[dict[str, Any], Any], None], path: Path
+) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    draw(results, figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ between m_k and the density of the gallery around the item: it is high for queri
 as the items are, and low for a bank that covers a part of the gallery only.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +28,6 @@ Contestant: TypeAlias = "Callable[[Material], Floats]"
 N_ITEMS = 512
 N_SPLITS = 8
 N_NEIGHBOURS = 10
-FOREIGN_Z = 3.0
 
 
 def find_leaders(rows: Floats, threshold: float, *, n_at_once: int = 1000) -> Ints:
@@ -79,13 +79,6 @@ class Material:
         scores = self.gallery[self.sample] @ self.gallery.T
         scores[np.arange(len(self.sample)), self.sample] = -np.inf
         return _mean_of_best(scores, min(N_NEIGHBOURS, len(self.gallery) - 1))
-
-    @cached_property
-    def components(self) -> Floats:
-        """The centred gallery along its principal axes, the largest first."""
-        centred = self.gallery - self.mean
-        _, axes = np.linalg.eigh(centred.T @ centred)
-        return np.asarray(centred @ axes[:, ::-1])
 
     def without_copies(self, copies: float | None) -> Floats:
         """The leaders of the bank; all of it where `copies` is None."""
@@ -157,12 +150,9 @@ class Rule:
         Whether the gallery's mean is taken from its rows before they are scored with the bank.
     gate : tuple of float, optional
         (low, high) of the clip; None is no such factor.
-    trend : int
-        Number of the gallery's principal axes along which half of the linear trend of m_k is taken
-        away.
     """
 
-    share: int = 32
+    share: int = 16
     smallest: int = 8
     largest: int = 32
     alpha: float = 0.5
@@ -171,21 +161,10 @@ class Rule:
     copies: float | None = 0.88
     centred: bool = True
     gate: tuple[float, float] | None = (0.0, 0.5)
-    trend: int = 0
 
     def reference_k(self, n_references: int) -> int:
         """The k of a bank of so many leaders."""
         return min(n_references, self.largest, max(self.smallest, n_references // self.share))
-
-    def means(self, material: Material, reference_k: int) -> Floats:
-        """m_k of every item, less half its trend where that is asked for."""
-        best, _ = material.scores(self.copies, self.centred)
-        means = best[:, :reference_k].mean(axis=1)
-        if self.trend:
-            along = material.components[:, : self.trend]
-            slopes = np.linalg.lstsq(along, means - means.mean(), rcond=None)[0]
-            means = means - along @ (slopes / 2)
-        return np.asarray(means)
 
     def choose(self, material: Material) -> tuple[int, float]:
         """``(k, α)`` for a gallery and a bank."""
@@ -203,43 +182,23 @@ class Rule:
     def __call__(self, material: Material) -> Floats:
         """``b(r)`` of every item."""
         k, alpha = self.choose(material)
-        return np.asarray(np.float32(alpha) * self.means(material, k))
+        best, _ = material.scores(self.copies, self.centred)
+        return np.asarray(np.float32(alpha) * best[:, :k].mean(axis=1))
 
 
 FIRST = Rule(16, 4, 128, alpha=0.75, power=1, doubt=8, copies=None, centred=False, gate=None)
 
 
+SECOND = Rule()
+CSLS = Rule(1, 10, 10, power=0, doubt=0, copies=None, centred=False, gate=None)
+
+
 def shipped(material: Material) -> Floats:
     """`nnnorm.NNN()` through its public API."""
-    return np.asarray(nnnorm.NNN().fit(material.gallery, material.bank).correction)
-
-
-def foreign_z(bank: Floats, recent: Floats, *, seed: int = 0, n_draws: int = 8) -> float:
-    """How far the share of nearest neighbours from the same sample is above one half.
-
-    As many references as there are recent queries are drawn; p is the share of the 3 nearest
-    neighbours within both samples that come from the same one, z = (p − ½)/(½/√(3m)), averaged
-    over the draws.
-    """
-    rng = np.random.default_rng(seed)
-    size = min(len(bank), len(recent))
-    asked = recent[rng.permutation(len(recent))[:size]]
-    is_asked = np.arange(2 * size) >= size
-    found = []
-    for _ in range(n_draws):
-        both = np.concatenate([bank[rng.choice(len(bank), size, replace=False)], asked])
-        scores = both @ both.T
-        np.fill_diagonal(scores, -np.inf)
-        nearest = np.argpartition(-scores, 3, axis=1)[:, :3]
-        share = (is_asked[nearest] == is_asked[:, None]).mean()
-        found.append((share - 0.5) / (0.5 / np.sqrt(3 * size)))
-    return float(np.mean(found))
-
-
-def choose_bank(bank: Floats, recent: Floats) -> tuple[Floats, float]:
-    """The recent queries alone where the bank is foreign, else both; and z."""
-    z = foreign_z(bank, recent)
-    return (recent if z > FOREIGN_Z else np.concatenate([recent, bank])), z
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnnorm.NNNormWarning)  # these banks are meant to be odd
+        bias = nnnorm.NNN().fit(material.gallery, material.bank, normalize=False)
+    return np.asarray(bias.correction)
 
 
 def as_floats(rows: npt.ArrayLike) -> Floats:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm.methods import find_method
+from nnnorm.methods import PAPER_GRID, find_method
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.tuning import tune
 
@@ -79,7 +79,7 @@ def jobs(problem: dict[str, Any]) -> dict[str, Callable[[], Any]]:
             nnnorm.NNN.paper().fit_scores(_flat(gallery)),
             truth=problem["truth"],
         ),
-        "nnn grid": lambda: tune(gallery, references, **known),
+        "nnn grid": lambda: tune(gallery, references, grids={"nnn": PAPER_GRID}, **known),
         "dualis fit": lambda: dual.fit(gallery, references, **bank),
         "dualis grid": lambda: tune(
             gallery, references, **known, methods=["dualis"], grids=coarse, **bank

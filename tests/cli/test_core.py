@@ -106,6 +106,28 @@ def test_fit_prints_json_and_nothing_else(files):
     assert about["output"] == "bias.safetensors"
 
 
+@pytest.mark.parametrize(
+    ("options", "method"),
+    [
+        ((), nnnorm.NNN()),
+        (("--rule", "first"), nnnorm.NNN(rule="first")),
+        (("--rule", "paper"), nnnorm.NNN(rule="paper")),
+        (("--no-center",), nnnorm.NNN(center=False)),
+        (("--reference-k", 5, "--alpha", 0.5, "--center"), nnnorm.NNN(5, 0.5, center=True)),
+    ],
+)
+def test_rule_and_centring_are_those_of_the_method(files, small, options, method):
+    about = json.loads(fit("--json", *options).stdout)
+    expected = method.fit(small.gallery, small.references)
+    assert about["params"] == pytest.approx(expected.params)
+    np.testing.assert_array_equal(nnnorm.Bias.load("bias.safetensors").values, expected.values)
+
+
+def test_fit_prints_how_the_biases_agree_with_the_density_of_the_gallery(files):
+    assert "agree with how close items are to each other" in fit().stdout
+    assert "how close items are" not in fit("--rule", "first").stdout
+
+
 def test_search_prints_json_with_everything(files, small):
     fit("--alpha", "auto", "--reference-k", 3)
     printed = json.loads(search("--bias", "bias.safetensors", "-k", 3, "--json").stdout)

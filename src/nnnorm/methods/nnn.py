@@ -72,6 +72,8 @@ class NNN(Method):
             raise NNNormError(
                 f"rule must be one of {', '.join(get_args(RuleName))}; got {self.rule!r}"
             )
+        if not self.is_automatic and self.center == "auto":
+            object.__setattr__(self, "center", False)
 
     @classmethod
     def paper(cls) -> "NNN":
@@ -119,7 +121,7 @@ class NNN(Method):
     def settle(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
         """Choose k by the size of the bank and α by its reliability, where they are "auto"."""
         if not self.is_automatic:
-            return replace(self, center=self.center is True), {}
+            return self, {}
         rule, n_references = RULES[self.rule], statistics.n_references
         center = rule.is_centred if self.center == "auto" else self.center
         reference_k = self.reference_k

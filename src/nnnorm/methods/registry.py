@@ -73,7 +73,7 @@ def make_method(name: MethodName, **params: Any) -> Method:
     Examples
     --------
     >>> make_method("nnn", reference_k=16, alpha=0.5)
-    NNN(reference_k=16, alpha=0.5, center='auto', rule='second')
+    NNN(reference_k=16, alpha=0.5, center=False, rule='second')
     >>> make_method("qbnorm")
     InvertedSoftmax(beta=20.0, gated=True)
     """
