@@ -125,6 +125,8 @@ def test_a_pickled_copy_gives_the_same_vectors(case):
         assert getattr(copy, name)("text") == getattr(corrected, name)("text")
 
 
-def test_what_is_no_corrector_is_refused():
+def test_what_is_no_corrector_is_refused(case):
     with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got NoneType"):
         CorrectedEmbedding(Model(), None)
+    with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got Model"):
+        CorrectedEmbedding(case.corrector, Model())

@@ -64,8 +64,8 @@ class CorrectedEmbedding(BaseEmbedding):
                 "embeddings_cache keeps one vector per text, but a text that is asked has another "
                 "vector than one that is stored; give the cache to the model inside"
             )
-        own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}
         checked = {"corrector": check_corrector(corrector), "fingerprint": corrector.fingerprint}
+        own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}
         super().__init__(model=model, weight=weight, **(own | settings | checked))
 
     @classmethod
