@@ -135,7 +135,7 @@ def test_the_scale_of_a_row_makes_no_other_intent():
 
 
 METHODS = [
-    nnnorm.NNN(),
+    nnnorm.NNN(reference_k=5, alpha=0.5),
     nnnorm.CSLS(reference_k=5),
     nnnorm.DN(weight=0.5),
     nnnorm.InvertedSoftmax(beta=5.0),

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import nnnorm
 from nnnorm import CSLS, DN, NNN, Bias, Corrector, DualSoftmax, InvertedSoftmax, NNNormError
+from nnnorm.copies import find_intents
 from tests.made import make_embeddings
 
 METHODS = {
@@ -129,9 +130,10 @@ def test_the_fingerprint_is_of_everything_that_decides_numbers(made, corrector):
 
 def test_a_bank_is_rounded_before_the_first_number_is_computed(made, corrector):
     assert corrector.references.dtype == np.float16
-    rounded = made.references.astype(np.float16)
+    rounded = made.references[find_intents(nnnorm.open_embeddings(made.references)).rows]
+    rounded = rounded.astype(np.float16)
     np.testing.assert_array_equal(corrector.references, rounded)
-    values = corrector.method.fit(made.gallery, rounded).values
+    values = corrector.method.fit(made.gallery, rounded, duplicates="keep").values
     np.testing.assert_array_equal(corrector.bias.values, values)
 
 

@@ -102,7 +102,9 @@ def choose_references(references: Embeddings, recent: Embeddings) -> Embeddings:
 
 
 def warn_of_foreign(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
-    """Warn where the references are the gallery itself, or do not mix with the queries.
+    """Warn where the references do not mix with the queries.
+
+    References that are the gallery itself are left to `nnnorm.roles`.
 
     Parameters
     ----------
@@ -119,11 +121,7 @@ def warn_of_foreign(references: Embeddings, queries: Embeddings, gallery: Embedd
     >>> bank, queries = open_embeddings(rows[:100]), open_embeddings(rows[100:])
     >>> warn_of_foreign(bank, queries, open_embeddings(-rows))
     """
-    if references.fingerprint == gallery.fingerprint != queries.fingerprint:
-        warn(
-            f"{references.name} are the rows of the gallery itself, which say nothing about the "
-            "queries it gets; give past queries"
-        )
+    if references.fingerprint == gallery.fingerprint:
         return
     z = foreign_z(references, queries)
     if z > _WARNING_Z:

@@ -160,7 +160,7 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
     most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
     assert most[0] >= 30
-    assert most[1] <= 25
+    assert most[1] <= 27
     assert done.recall(1) > raw.recall(1) + 0.007
 
 
@@ -178,7 +178,7 @@ def test_the_bank_out_of_distribution_does_harm_under_the_first_rule_and_none_un
     shapes,
 ):
     raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
-    first = NNN(rule="first").fit(shapes.gallery, shapes.other_references)
+    first = NNN(rule="first").fit(shapes.gallery, shapes.other_references, duplicates="keep")
     done = evaluate(shapes.queries, shapes.gallery, first, truth=shapes.truth)
     assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.5)
     with pytest.warns(NNNormWarning, match="cover only a part of the gallery"):

@@ -72,7 +72,7 @@ def test_nnn_adds_small_alphas_and_centring_and_what_the_rule_chooses_for_this_b
     *settings, automatic = make_settings(["nnn"], items, bank)
     assert len(settings) == 140
     assert all(setting.params["center"] for setting in settings)
-    bias = NNN().fit(items, bank)
+    bias = NNN().fit(items, bank, duplicates="keep")
     assert automatic.params == {name: bias.params[name] for name in automatic.params}
     np.testing.assert_array_equal(automatic.correction(), bias.correction)
 

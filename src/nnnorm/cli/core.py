@@ -36,6 +36,7 @@ from nnnorm.cli.app import (
     show_steps,
 )
 from nnnorm.cli.bank import describe_bank
+from nnnorm.copies import describe_size
 from nnnorm.corrector import Corrector
 from nnnorm.io import kind_of_record, open_embeddings
 from nnnorm.means import Solver
@@ -447,7 +448,9 @@ def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     corrector = Corrector.load(file)
     bias = corrector.bias
     title, facts = facts_of_bias(bias, file)
-    title = f"{file}: a corrector with {len(corrector.references):,} references"
+    bias = corrector.bias
+    size = describe_size(bias.n_references or len(corrector.references), len(corrector.references))
+    title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"
     if not corrector.unit:
         facts["room"] = f"items with norms up to {corrector.longest:.4g}"
