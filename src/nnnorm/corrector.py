@@ -238,7 +238,7 @@ class Corrector:
             progress=progress,
         )
         settled = _settled(bias.method, bias.params)
-        center = _mean_row(items) if getattr(settled, "center", False) else None
+        center = _mean_row(items) if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
         longest = 1 + _UNIT if unit else _HEADROOM * items.norm_range[1]
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
@@ -333,7 +333,7 @@ class Corrector:
         Values and rows that two correctors give may be mixed only if their fingerprints are equal.
         """
         about = {
-            "method": _describe(self.method),
+            "method": [self.method.name, self.method.params],
             "normalize": self.normalize,
             "unit": self.unit,
             "augmentation": asdict(self.augmentation),
@@ -627,7 +627,9 @@ def _settled(name: str, params: Mapping[str, Any]) -> Method:
 
 
 def _describe(method: Method) -> dict[str, Any]:
-    return {"name": method.name, "params": method.params}
+    """Name and every parameter, also those that `params` leaves out as saying nothing new."""
+    names = [part.name for part in fields(method) if part.name not in method.variant.fixed]
+    return {"name": method.name, "params": {k: getattr(method, k) for k in names} | method.params}
 
 
 # --- the bank and its bounds ---------------------------------------------------------------------
