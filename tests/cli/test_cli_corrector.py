@@ -55,10 +55,10 @@ def test_fit_says_how_to_go_on_and_info_what_a_corrector_holds(files):
     result = run(*FIT)
     assert "nnnorm extend --corrector corrector.safetensors --items NEW" in result.stderr
     shown = run("info", "corrector.safetensors")
-    assert "a corrector with 800 references" in shown.stdout
-    assert "300 items" in shown.stdout
     about = json.loads(run("info", "corrector.safetensors", "--json").stdout)
-    assert about["n_references"] == 800
+    assert 300 < about["n_references"] <= 800
+    assert f"a corrector with {about['n_references']} references" in shown.stdout
+    assert "300 items" in shown.stdout
     assert about["fingerprint"][:8] in run("info", "bias.safetensors").stdout
 
 
