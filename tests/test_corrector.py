@@ -118,7 +118,7 @@ def test_the_fingerprint_is_of_everything_that_decides_numbers(made, corrector):
     same = Corrector.fit(made.gallery, made.references)
     assert same.fingerprint == corrector.fingerprint
     others = [
-        Corrector.fit(made.gallery, made.references[1:]),
+        Corrector.fit(made.gallery, made.references[10:]),
         Corrector.fit(made.gallery, made.references, NNN(3, corrector.weight)),
         Corrector.fit(made.gallery, made.references, NNN(corrector.method.reference_k, 0.1)),
         Corrector.fit(made.gallery, made.references, normalize=True),
@@ -406,3 +406,24 @@ def test_an_index_takes_new_items_of_the_same_corrector_only(made, corrector):
     everything = np.concatenate([made.gallery, made.new])
     exact = nnnorm.search(made.queries, everything, corrector.bias_of(everything), k=5)
     np.testing.assert_array_equal(index.search(made.queries, k=5).ids, exact.indices)
+
+
+@pytest.mark.slow
+def test_new_photos_of_flickr8k_take_their_share_of_first_places_and_not_more(flickr8k):
+    gallery, queries = flickr8k.image["test"], flickr8k.caption["test"]
+    old, new = gallery[:500], gallery[500:]
+    corrector = Corrector.fit(old, flickr8k.caption["train"])
+    other = NNN().fit(new, flickr8k.caption["val"][::10])  # 500 recent queries, as a bank
+    scores = queries @ gallery.T
+    truth = np.repeat(np.arange(1000), 5)
+
+    def measure(values_of_new):
+        values = np.concatenate([corrector.bias.values, values_of_new])
+        first = (scores - corrector.weight * values).argmax(axis=1)
+        return (first >= 500).mean(), (first == truth).mean()
+
+    share, recall = measure(corrector.bias_of(new).values)
+    assert 0.45 < share < 0.55
+    wrong_share, wrong_recall = measure(other.values)
+    assert wrong_share > 0.75
+    assert wrong_recall < 0.195 < 0.21 < recall

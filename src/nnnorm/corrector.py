@@ -363,7 +363,7 @@ class Corrector:
         Values and rows that two correctors give may be mixed only if their fingerprints are equal.
         """
         about = {
-            "method": _describe(self.method),
+            "method": [self.method.name, self.method.params],
             "normalize": self.normalize,
             "unit": self.unit,
             "augmentation": asdict(self.augmentation),
@@ -663,7 +663,9 @@ def _settled(name: str, params: Mapping[str, Any]) -> Method:
 
 
 def _describe(method: Method) -> dict[str, Any]:
-    return {"name": method.name, "params": method.params}
+    """Name and every parameter, also those that `params` leaves out as saying nothing new."""
+    names = [part.name for part in fields(method) if part.name not in method.variant.fixed]
+    return {"name": method.name, "params": {k: getattr(method, k) for k in names} | method.params}
 
 
 # --- the bank and its bounds ---------------------------------------------------------------------

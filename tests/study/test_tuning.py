@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnnorm import NNN, NNNormError, NNNormWarning, open_embeddings
+from nnnorm import NNN, NNNormError, open_embeddings
 from nnnorm.io import open_matrix
 from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from nnnorm.study import tuning as tune_module
