@@ -13,6 +13,7 @@ form in which `Bank` keeps them. So adding A and then B equals adding A and B at
 import hashlib
 import heapq
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from copy import deepcopy
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings, Progress
-from nnnorm.scoring import in_threads
+from nnnorm.scoring import on_a_worker, strips_in_order
 
 Duplicates = Literal["drop", "keep"]
 Half: TypeAlias = npt.NDArray[np.float16]
@@ -46,6 +47,8 @@ _FEW_INTENTS = 32
 
 _SLOTS = ("_rows", "_units", "_counts", "_arrivals", "_seen", "_luck", "_norms")
 _BLOCK_ROWS = 2048
+# Rows of a product that one thread computes and looks through at once: 8 MB with 8,192 leaders.
+_STRIP_ROWS = 256
 # Rounding of float32 products and projections stays below this; float64 decides what is closer.
 _MARGIN = 1e-4
 _N_PRINCIPAL = 64
@@ -202,9 +205,11 @@ def round_rows(rows: FloatArray) -> Half:
     >>> round_rows(np.float32([[3.0, 4.0], [0.0, -2.0]])).tolist()
     [[0.60009765625, 0.7998046875], [0.0, -1.0]]
     """
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64)).astype(np.float32)
     units = (rows / norms[:, None]).astype(np.float16)
-    return np.asarray(units + np.float16(0))  # makes -0 the 0 that it equals
+    bits = units.view(np.uint16)
+    bits[bits == 0x8000] = 0  # makes -0 the 0 that it equals
+    return units
 
 
 class Leaders:
@@ -321,10 +326,15 @@ class Leaders:
         when = np.zeros(len(rows)) if times is None else times
         how_often = np.ones(len(rows), dtype=np.int64) if counts is None else counts
         lengths = np.ones(len(rows), dtype=np.float32) if norms is None else norms
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            part = slice(start, start + _BLOCK_ROWS)
-            about = (some[part].tolist() for some in (when, how_often, lengths))
-            self._add_block(rows[part], *about)
+
+        def add_all() -> None:
+            for start in range(0, len(rows), _BLOCK_ROWS):
+                part = slice(start, start + _BLOCK_ROWS)
+                about = (some[part].tolist() for some in (when, how_often, lengths))
+                self._add_block(rows[part], *about)
+
+        # Thousands of small products: threads of BLAS would only wait for each other.
+        on_a_worker(add_all)
 
     def _add_block(
         self, rows: Half, times: list[float], counts: list[int], norms: list[float]
@@ -546,15 +556,16 @@ class _Bound:
 
 def _dense(first: FloatArray, second: FloatArray) -> IntArray:
     """Places of a product that are above the threshold, less the margin of rounding."""
-    scores = first @ second.T
-    found: dict[int, IntArray] = {}
 
-    def look(part: slice) -> None:
-        places = np.flatnonzero(scores[part].ravel() > SAME_INTENT - _MARGIN)
-        found[part.start] = places + part.start * scores.shape[1]
+    def look(start: int, stop: int) -> IntArray:
+        scores = first[start:stop] @ second.T
+        places = np.flatnonzero(scores.ravel() > SAME_INTENT - _MARGIN)
+        return np.asarray(places + start * len(second))
 
-    in_threads(look, scores)
-    return np.concatenate([found[start] for start in sorted(found)])
+    if len(first) <= _STRIP_ROWS:
+        return look(0, len(first))
+    strips = strips_in_order(look, len(first), _STRIP_ROWS, threading.Event())
+    return np.concatenate([places for _, _, places in strips])
 
 
 def _confirm(

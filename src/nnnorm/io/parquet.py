@@ -17,8 +17,8 @@ from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io.arrays import Ids
 
 _COLUMN, _IDS = "embedding", "id"
-# 32 MB of embeddings of 512 dimensions in float16.
-_BATCH_ROWS = 32_768
+# 8 MB of embeddings of 512 dimensions in float16.
+_BATCH_ROWS = 8192
 
 
 def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:

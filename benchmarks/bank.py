@@ -1,0 +1,161 @@
+"""A log of a million queries becomes a bank: time and memory.
+
+A made log: 60,000 intents with a falling spectrum, asked by Zipf's law (exponent 1), 512 dimensions
+in float16. "Equal" repeats are the same row again; "varied" ones carry noise (cosine 0.95 with the
+intent), so that no two rows are equal. Each bank is built in a process of its own, whose peak
+memory is that of the whole process, Python, NumPy and mapped pages included.
+
+    python benchmarks/bank.py [--rows N] [--output FILE.json] [--folder FOLDER]
+    python benchmarks/bank.py --tables    # print the stored results
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from real_sets import RESULTS, machine, table
+
+from nnnorm import Bank
+
+OUTPUT = RESULTS / "bank.json"
+DIM, N_INTENTS, EXPONENT, COSINE = 512, 60_000, 1.0, 0.95
+PIECE = 20_000
+
+
+def make_pieces(n_rows: int, *, varied: bool) -> Iterator[npt.NDArray[np.float16]]:
+    rng = np.random.default_rng(0)
+    scale = (np.arange(1, DIM + 1) ** -0.5).astype(np.float32)
+    scale /= np.linalg.norm(scale)
+    lean = 0.6 * scale * rng.standard_normal(DIM, dtype=np.float32)
+    intents = scale * rng.standard_normal((N_INTENTS, DIM), dtype=np.float32) + lean
+    intents /= np.linalg.norm(intents, axis=1, keepdims=True)
+    share = np.arange(1, N_INTENTS + 1) ** -EXPONENT
+    noise = np.float32(np.sqrt((1 / COSINE**2 - 1) / DIM)) if varied else np.float32(0)
+    for start in range(0, n_rows, PIECE):
+        size = min(PIECE, n_rows - start)
+        rows = intents[rng.choice(N_INTENTS, size, p=share / share.sum())]
+        if varied:
+            rows += noise * rng.standard_normal((size, DIM), dtype=np.float32)
+        yield (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
+
+
+def write_log(path: Path, n_rows: int, *, varied: bool) -> None:
+    """A parquet file with an embedding and a time per row, or a `.npy` of embeddings."""
+    pieces = make_pieces(n_rows, varied=varied)
+    if path.suffix == ".npy":
+        shape = (n_rows, DIM)
+        out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=shape)
+        for start, rows in zip(range(0, n_rows, PIECE), pieces, strict=True):
+            out[start : start + len(rows)] = rows
+        out.flush()
+        return
+    import pyarrow
+    from pyarrow import parquet
+
+    kind = pyarrow.list_(pyarrow.float16(), DIM)
+    schema = pyarrow.schema([("embedding", kind), ("asked_at", pyarrow.timestamp("s"))])
+    with parquet.ParquetWriter(path, schema, compression="none") as writer:
+        for start, rows in zip(range(0, n_rows, PIECE), pieces, strict=True):
+            vectors = pyarrow.FixedSizeListArray.from_arrays(rows.ravel(), DIM)
+            # A month, from its first second to its last.
+            seconds = 1_777_593_600 + np.arange(start, start + len(rows)) * 2_678_400 // n_rows
+            times = pyarrow.array(seconds.astype("datetime64[s]"))
+            writer.write_table(pyarrow.table([vectors, times], schema=schema))
+
+
+def build(path: Path) -> dict[str, Any]:
+    """Build a bank in this process, and measure."""
+    import resource
+
+    started, cpu = time.perf_counter(), time.process_time()
+    if path.suffix == ".npy":
+        bank = Bank.of(path, normalize=True)
+    else:
+        bank = Bank.from_log(path, time="asked_at", half_life="30d", normalize=True)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    with tempfile.TemporaryDirectory() as folder:
+        bank.save(Path(folder, "bank.safetensors"))
+        size = Path(folder, "bank.safetensors").stat().st_size
+    return {
+        "n_seen": bank.n_seen,
+        "n_intents": len(bank),
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "file_mb": round(size / 2**20, 1),
+    }
+
+
+def measure(folder: Path, n_rows: int) -> list[dict[str, Any]]:
+    runs = []
+    for name, varied in (("equal.parquet", False), ("varied.parquet", True), ("varied.npy", True)):
+        path = folder / name
+        write_log(path, n_rows, varied=varied)
+        command = [sys.executable, __file__, "--build", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        run = {"log": name, "log_mb": round(path.stat().st_size / 2**20), **json.loads(done.stdout)}
+        path.unlink()
+        print(run, file=sys.stderr)
+        runs.append(run)
+    return runs
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown table of the stored results."""
+    rows: list[list[Any]] = [
+        [
+            run["log"],
+            f"{run['log_mb']:,}",
+            f"{run['n_seen']:,}",
+            f"{run['n_intents']:,}",
+            f"{run['seconds']:.0f}",
+            f"{run['cpu_seconds']:.0f}",
+            f"{run['peak_mb']:,}",
+            f"{run['file_mb']:.1f}",
+        ]
+        for run in results["runs"]
+    ]
+    head = [
+        "log", "log, MB", "queries", "intents", "seconds", "CPU seconds", "peak memory, MB",
+        "bank, MB",
+    ]  # fmt: skip
+    cpu = results["machine"]
+    return (
+        f"{table(head, rows)}\n\n{DIM} dimensions; {cpu['cpu']}, {cpu['cores']} cores, numpy "
+        f"{results['versions']['numpy']}."
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--output", type=Path, help=f"JSON, such as {OUTPUT.name}")
+    parser.add_argument("--folder", type=Path, help="for 1 GB of embeddings, for a while")
+    parser.add_argument("--build", type=Path, help="build a bank from this log and measure that")
+    parser.add_argument("--tables", action="store_true", help="print the stored results")
+    options = parser.parse_args()
+    if options.build:
+        print(json.dumps(build(options.build)))
+        return 0
+    if options.tables:
+        print(tables(json.loads(OUTPUT.read_text(encoding="utf-8"))))
+        return 0
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        runs = measure(Path(folder), options.rows)
+    results = {"runs": runs, "n_rows": options.rows, "dim": DIM, "seed": 0, **machine()}
+    print(tables(results))
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
