@@ -27,7 +27,7 @@ bench: $(VENV)/dev ## the short benchmarks; each prints a table
 	$(BIN)/python benchmarks/exact.py --small
 	$(BIN)/python benchmarks/million.py --small
 	$(BIN)/python benchmarks/approximate.py --small --runs 1
-	$(BIN)/python benchmarks/automatic_rule.py
+	$(BIN)/python benchmarks/automatic_rule.py --tables
 
 # OpenCLIP is left out: it brings torchvision, whose build must be the one made for this torch.
 extras: ## each extra in a fresh environment of its own: installs, imports, size

@@ -16,6 +16,10 @@ from nnnorm.index import ENGINES
 from tests.servers import new_database
 
 ROOT = Path(__file__).parents[1]
+ALL_SETS = " and no ".join(
+    ("flickr8k", "unsplash500", "clip_coco500", "cosqa", "apibench", "medquad", "bli_it-en")
+)
+ALL_SETS += " and no bli_zh-en"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
 
 
@@ -41,6 +45,8 @@ def benchmark(monkeypatch):
         ("extend", "corrector.md"),
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
+        ("foreign", "banks.md"),
+        ("logs", "banks.md"),
         ("exact", "speed.md"),
         ("million", "speed.md"),
         ("popularity", "corrector.md"),
@@ -77,7 +83,9 @@ def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
     ("name", "sets"),
     [
         ("approximate", "flickr8k"),
-        ("automatic_rule", "flickr8k and no unsplash500"),
+        ("automatic_rule", ALL_SETS),
+        ("foreign", ALL_SETS),
+        ("logs", "flickr8k"),
         ("choosing", "flickr8k and no unsplash500"),
         ("flickr8k", "flickr8k and no unsplash500"),
     ],
