@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 import nnnorm
 from nnnorm import CSLS, DN, NNN, Bias, Corrector, DualSoftmax, InvertedSoftmax, NNNormError
-from nnnorm.copies import find_intents
 from tests.made import make_embeddings
 
 METHODS = {
@@ -51,9 +50,8 @@ def from_scratch(corrector, items):
     references = corrector.references
     if corrector.center is None:
         second = corrector.gallery_references
-        return corrector.method.fit(
-            items, references, gallery_references=second, normalize=corrector.normalize
-        ).values
+        options = {"gallery_references": second, "normalize": corrector.normalize}
+        return corrector.method.fit(items, references, duplicates="keep", **options).values
     if corrector.normalize:
         items, references = unit(items), unit(references.astype(np.float32))
     scores = (items - corrector.center) @ references.astype(np.float32).T
@@ -128,13 +126,39 @@ def test_the_fingerprint_is_of_everything_that_decides_numbers(made, corrector):
     assert len({one.fingerprint for one in [corrector, *others]}) == 1 + len(others)
 
 
-def test_a_bank_is_rounded_before_the_first_number_is_computed(made, corrector):
+def test_a_bank_is_rounded_before_the_first_number_is_computed(made):
+    corrector = Corrector.fit(made.gallery, made.references, CSLS(5), duplicates="keep")
     assert corrector.references.dtype == np.float16
-    rounded = made.references[find_intents(nnnorm.open_embeddings(made.references)).rows]
-    rounded = rounded.astype(np.float16)
+    rounded = made.references.astype(np.float16)
     np.testing.assert_array_equal(corrector.references, rounded)
-    values = corrector.method.fit(made.gallery, rounded, duplicates="keep").values
+    values = CSLS(5).fit(made.gallery, rounded, duplicates="keep").values
     np.testing.assert_array_equal(corrector.bias.values, values)
+
+
+def test_every_intent_of_the_references_counts_once_as_in_a_fit(made):
+    log = np.repeat(made.references, 3, axis=0)
+    corrector = Corrector.fit(made.gallery, log)
+    once = Corrector.fit(made.gallery, made.references)
+    assert corrector.fingerprint == once.fingerprint
+    fitted = NNN().fit(made.gallery, log)
+    np.testing.assert_allclose(corrector.bias.values, fitted.values, atol=1e-3)
+    assert corrector.bias.params["n_intents"] == len(corrector.references) < len(log)
+    assert corrector.bias.n_references == len(log)
+    assert len(Corrector.fit(made.gallery, log, duplicates="keep").references) == len(log)
+
+
+def test_a_bank_gives_the_numbers_of_its_rows(made, tmp_path):
+    bank = nnnorm.Bank.of(made.references[:150], normalize=True)
+    bank.add(made.references[150:])
+    corrector = Corrector.fit(made.gallery, bank, normalize=True)
+    again = Corrector.fit(made.gallery, bank.rows, duplicates="keep", normalize=True)
+    assert corrector.fingerprint == again.fingerprint
+    assert corrector.bias.n_references == 300
+    bank.save(tmp_path / "bank.safetensors")
+    from_file = Corrector.fit(made.gallery, tmp_path / "bank.safetensors", normalize=True)
+    assert from_file.fingerprint == corrector.fingerprint
+    with pytest.raises(NNNormError, match="gallery is not"):
+        Corrector.fit(3 * made.gallery, bank)
 
 
 def test_a_bank_beyond_the_range_of_float16_is_kept_whole(made):
@@ -296,6 +320,14 @@ def test_a_corrector_that_was_saved_and_loaded_gives_the_same_numbers(
     )
 
 
+@pytest.mark.parametrize("asked", [NNN(center=False), NNN(rule="first"), NNN(alpha=0.5)])
+def test_what_was_asked_for_survives_the_disk(made, asked, tmp_path):
+    corrector = Corrector.fit(made.gallery, made.references, asked)
+    corrector.save(path := tmp_path / "corrector.safetensors")
+    assert Corrector.load(path).asked == asked
+    assert (corrector.center is None) == (not corrector.method.params.get("center", False))
+
+
 def test_a_copy_of_a_corrector_gives_the_same_numbers(made, corrector):
     for other in (copy.deepcopy(corrector), pickle.loads(pickle.dumps(corrector))):
         assert other.fingerprint == corrector.fingerprint
@@ -384,8 +416,12 @@ def test_recent_queries_replace_a_foreign_bank_and_join_one_s_own(made):
     gallery, queries, past = make_embeddings(n_items=100, n_past=200, dim=16, seed=3)
     past = past[::5]
     recent, foreign = queries[::5][:64], -past
-    assert len(Corrector.fit(gallery, foreign, recent=recent).references) == 64
-    assert len(Corrector.fit(gallery, past, recent=recent).references) == 64 + len(past)
+
+    def n_used(references):
+        return len(Corrector.fit(gallery, references, recent=recent, duplicates="keep").references)
+
+    assert n_used(foreign) == 64
+    assert n_used(past) == 64 + len(past)
 
 
 # --- where numbers meet ---------------------------------------------------------------------------

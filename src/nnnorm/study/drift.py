@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.copies import Intents, without_copies
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormWarning, explain_arguments, warn
 from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z
@@ -33,8 +34,8 @@ EXIT_CODES: dict[Verdict, int] = {"fine": 0, "refit soon": 3, "refit now": 4}
 # which half came from elsewhere had a median of 1.0 to 2.4. Above FOREIGN_Z the bank counts as
 # foreign, and so do queries of which three quarters do.
 _SOON_Z = 1.5
-# Own queries agreed to 0.7 at least, and Flickr8k's mixed half with COCO's to 0.5; those mixed to
-# three quarters to 0.25, where the correction no longer removes hubs.
+# Own queries agreed to 0.7 at least, and Flickr8k's mixed half with COCO's to 0.5 to 0.7; at three
+# quarters, 0.25 to 0.45, the correction no longer removes hubs.
 _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
 # The agreement of fewer queries, or of values this unreliable, is noise.
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
@@ -213,11 +214,12 @@ def _hits_refitted(
 
 
 def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
-    method = corrector.asked
-    if (method.needs.reference_k or 0) > len(bank):
+    method, used = corrector.asked, without_copies(bank)
+    if (method.needs.reference_k or 0) > len(used):
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "refused" else None
-    return method.fit(items, bank, gallery_references=second)
+    rows = used.embeddings if isinstance(used, Intents) else used
+    return method.fit(items, rows, gallery_references=second, duplicates="keep")
 
 
 def _bias_of(corrector: Corrector, items: Embeddings) -> Bias:
