@@ -17,7 +17,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) == 2
     exec("\n".join(blocks), {})
-    assert (tmp_path / "bias.safetensors").exists()
+    assert (tmp_path / "corrector.safetensors").exists()
 
 
 @pytest.fixture(scope="module")
