@@ -581,6 +581,16 @@ def test_norms_and_fingerprint_come_from_the_read_that_opens(reads):
     assert reads == {"gallery": 7}
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_mean_comes_from_the_read_that_opens(reads, normalize):
+    opened = open_embeddings(VALUES, name="gallery", normalize=normalize)
+    found = opened.mean()
+    assert reads == {"gallery": 7}
+    np.testing.assert_allclose(found, np.asarray(opened).mean(axis=0), rtol=1e-6, atol=1e-7)
+    both = opened.joined(open_embeddings(3 * VALUES, normalize=False))
+    np.testing.assert_allclose(both.mean(), np.asarray(both).mean(axis=0), rtol=1e-6, atol=1e-7)
+
+
 def test_a_fingerprint_that_was_left_out_is_one_more_read_for_all_views(reads):
     opened = open_embeddings(VALUES, fingerprint=False)
     view = open_embeddings(opened, name="queries")
@@ -601,7 +611,7 @@ def test_a_fit_reads_its_gallery_three_times_and_its_bank_twice(tmp_path, reads,
         open_embeddings(tmp_path / f"{name}.npy", name=name, normalize=normalize)
         for name in ("gallery", "references")
     )
-    nnnorm.NNN(rule="first").fit(gallery, references, solver="exact", duplicates="keep")
+    nnnorm.NNN().fit(gallery, references, solver="exact", duplicates="keep")
     by_role = {name.partition(" ")[0]: n_rows for name, n_rows in reads.items()}
     assert 2 * 400 <= by_role["references"] <= 2 * 400 + 64
     assert 3 * 3000 <= by_role["gallery"] <= 3 * 3000 + 512 + 64

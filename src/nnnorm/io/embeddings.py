@@ -31,6 +31,8 @@ class _Measured:
 
     norms: FloatArray | None = None
     digest: str | None = None
+    # Of the rows as they are, and of the rows divided by their norms.
+    means: tuple[FloatArray, FloatArray] | None = None
 
 
 class Embeddings(StoredMatrix):
@@ -107,9 +109,13 @@ class Embeddings(StoredMatrix):
     def _measure(self, *, fingerprint: bool) -> FloatArray:
         """Read every row once: check it, and keep its norm and, on request, the fingerprint."""
         norms = np.empty(len(self), dtype=np.float32)
+        totals = np.zeros((2, self.dim))
         digest = hashlib.sha256(f"{len(self)}x{self.dim}".encode())
         for start, block in self._blocks(self._widened):
-            norms[start : start + len(block)] = measure_rows(block, self.name, start)
+            found = norms[start : start + len(block)] = measure_rows(block, self.name, start)
+            with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+                weights = np.stack([np.ones_like(found), 1 / found])  # zeros are refused below
+                totals += weights @ block
             if fingerprint:
                 digest.update(np.asarray(block, dtype="<f4").data)
         if norms.min() == 0:
@@ -120,6 +126,8 @@ class Embeddings(StoredMatrix):
             )
         norms.flags.writeable = False
         self._measured.norms = norms
+        raw, unit = (totals / len(self)).astype(np.float32)
+        self._measured.means = raw, unit
         if fingerprint:
             self._measured.digest = digest.hexdigest()[:32]
         return norms
@@ -141,13 +149,16 @@ class Embeddings(StoredMatrix):
         )
 
     def mean(self) -> FloatArray:
-        """Return the mean of the rows, shape ``(dim,)``, from one read of them.
+        """Return the mean of the rows, shape ``(dim,)``, from the read that opened them.
 
         Examples
         --------
         >>> open_embeddings(np.eye(2)).mean().tolist()
         [0.5, 0.5]
         """
+        means, divisors = self._measured.means, self._divisors
+        if means is not None and (divisors is None or divisors is self._measured.norms):
+            return means[0 if divisors is None else 1]
         total = np.zeros(self.dim)
         for _, block in self.blocks():
             total += block.sum(axis=0, dtype=np.float64)
