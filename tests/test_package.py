@@ -98,7 +98,7 @@ MAY_IMPORT = {
     "augmentation": {"errors", "io", "bias"},
     "study": {"errors", "io", "scoring", "copies", "bias", "bank", "roles", "methods", "ranking"},
     "report": {"errors", "io", "copies", "methods", "study"},
-    "index": {"errors", "io", "scoring", "bias", "methods", "ranking", "augmentation"},
+    "index": {"errors", "io", "scoring", "bias", "bank", "methods", "ranking", "augmentation"},
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "reproduce": {"errors", *ROOMS, "datasets", "encoders"},
