@@ -437,6 +437,11 @@ def test_a_bank_with_bad_settings_is_refused(options, words):
         Bank.of(np.eye(2), **options)
 
 
+def test_a_bank_is_not_made_by_its_constructor():
+    with pytest.raises(NNNormError, match=r"made by Bank.of\(references\), .* got a ndarray"):
+        Bank(np.eye(2), normalized=True)
+
+
 def test_a_bank_without_times_forgets_nothing():
     with pytest.raises(NNNormError, match="this bank has no times"):
         Bank.of(np.eye(2)).forget(before=1)

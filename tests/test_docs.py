@@ -39,6 +39,7 @@ def benchmark(monkeypatch):
     [
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
+        ("bank", "banks.md"),
         ("choosing", "choosing.md"),
         ("drift", "corrector.md"),
         ("engines", "engines/README.md"),
@@ -123,17 +124,18 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_on_later_items_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["banks.md", "corrector.md"])
+def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
     """In their order, after the Python that writes their files; a comment says the exit code."""
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "corrector.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     exec(re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1), {})
-    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"```(?:console|sh)\n(.*?)```", text, flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
-    assert len(commands) >= 6
+    assert len(commands) >= 3
     for line in commands:
         written, _, comment = line.partition("#")
-        expected = int(comment.rpartition(" ")[2]) if comment else 0
+        expected = int(comment.rpartition(" ")[2]) if "exit code" in comment else 0
         result = CliRunner().invoke(app, shlex.split(written)[1:], prog_name="nnnorm")
         assert result.exit_code == expected, f"{line}: {result.output}"
 

@@ -97,7 +97,7 @@ MAY_IMPORT = {
         *("methods", "ranking", "corrector"),
     },
     "report": {"errors", "io", "copies", "methods", "study"},
-    "index": {"errors", "io", "scoring", "bias", "methods", "ranking", "augmentation"},
+    "index": {"errors", "io", "scoring", "bias", "bank", "methods", "ranking", "augmentation"},
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "ranking", "corrector"},

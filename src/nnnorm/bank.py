@@ -82,6 +82,11 @@ class Bank:
         n_seen: int = 0,
         created: str = "",
     ) -> None:
+        if not isinstance(leaders, Leaders):
+            raise NNNormError(
+                "a bank is made by Bank.of(references), Bank.from_log(path) or Bank.load(path); "
+                f"got a {type(leaders).__name__}"
+            )
         self._leaders, self._n_seen, self._clock = leaders, n_seen, clock
         self._normalized, self._half_life, self._seed = normalized, half_life, seed
         self._created = created or _now()

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.augmentation import check_storable
+from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex
@@ -32,7 +33,7 @@ def export_index(
     source: "Store | str",
     target: "Store | str",
     *,
-    references: Source | None = None,
+    references: Source | Bank | None = None,
     bias: Bias | None = None,
     ids: Any = None,
     way: Way | None = None,
@@ -49,7 +50,7 @@ def export_index(
         already keeps its bias unless another is given.
     target : Store or str
         Where the copy goes: empty, missing, or the result of the same export, interrupted.
-    references : array or path, shape (n_references, dim), optional
+    references : Bank, array or path, shape (n_references, dim), optional
         Bank of past queries, on which the automatic NNN is fitted.
     bias : Bias, optional
         Instead of `references`: a bias that was fitted on these items.
@@ -107,7 +108,7 @@ def export_index(
         names, gallery, values = copied.ids, copied.gallery, copied.values
         if references is not None:
             unit = facts.metric == "cosine" or normalize
-            bank = open_embeddings(references, name="references", normalize=unit)
+            bank = open_references(references, normalize=unit)
             bias = NNN().fit(gallery, bank)
         elif bias is not None:
             bias = _in_order_of(copied, bias, ids, old)

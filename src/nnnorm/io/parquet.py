@@ -107,7 +107,7 @@ def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
     pyarrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:  # not all of it at once
             yield pyarrow, file
     except NNNormError:
         raise
