@@ -73,10 +73,10 @@ class Material:
         """Of the gallery."""
         return np.asarray(self.gallery.mean(axis=0))
 
-    @cached_property
-    def density(self) -> Floats:
-        """Mean score of the sampled items with their nearest other items."""
-        scores = self.gallery[self.sample] @ self.gallery.T
+    def density(self, centred: bool) -> Floats:
+        """Mean score of the sampled items, centred or not, with their nearest other items."""
+        items = self.gallery[self.sample]
+        scores = (items - self.mean if centred else items) @ self.gallery.T
         scores[np.arange(len(self.sample)), self.sample] = -np.inf
         return _mean_of_best(scores, min(N_NEIGHBOURS, len(self.gallery) - 1))
 
@@ -160,7 +160,7 @@ class Rule:
     doubt: float = 8
     copies: float | None = 0.88
     centred: bool = True
-    gate: tuple[float, float] | None = (0.0, 0.5)
+    gate: tuple[float, float] | None = (0.0, 0.4)
 
     def reference_k(self, n_references: int) -> int:
         """The k of a bank of so many leaders."""
@@ -175,7 +175,7 @@ class Rule:
         alpha = self.alpha * rel**self.power * n_references / (n_references + self.doubt)
         if self.gate is not None:
             low, high = self.gate
-            c = _correlation(best[material.sample, :k].mean(axis=1), material.density)
+            c = _correlation(best[material.sample, :k].mean(axis=1), material.density(self.centred))
             alpha *= min(1.0, max(0.0, (c - low) / (high - low)))
         return k, alpha
 

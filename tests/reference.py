@@ -26,10 +26,10 @@ def second_rule(gallery, references, reliability):
     n = len(references)
     k = min(n, 32, max(8, n // 32))
     values = m_k((gallery - gallery.mean(axis=0)) @ references.T, k)
-    near = gallery @ gallery.T
+    near = (gallery - gallery.mean(axis=0)) @ gallery.T
     np.fill_diagonal(near, -np.inf)
     c = np.corrcoef(values, m_k(near, 10))[0, 1]
-    return values, 0.5 * reliability**0.5 * n / (n + 8) * np.clip(2 * c, 0, 1), c
+    return values, 0.5 * reliability**0.5 * n / (n + 8) * np.clip(2.5 * c, 0, 1), c
 
 
 def csls(queries, gallery, references, k):

@@ -360,7 +360,7 @@ def _warn_of_narrow_bank(bias: Bias) -> None:
     if density is not None and is_narrow(density, bias.params["reliability"], len(bias)):
         warn(
             f"the references seem to cover only a part of the gallery (c = {density:.2f}, usually "
-            "0.4 or more), so the correction is weak; give past queries of all kinds that this "
+            "0.3 or more), so the correction is weak; give past queries of all kinds that this "
             "gallery gets"
         )
 
