@@ -126,10 +126,10 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["banks.md", "corrector.md"])
 def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
-    """In their order, after the Python that writes their files; a comment says the exit code."""
+    """In their order, after the Python, which writes their files; a comment says the exit code."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    exec(re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1), {})
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), {})
     blocks = re.findall(r"```(?:console|sh)\n(.*?)```", text, flags=re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     assert len(commands) >= 3
