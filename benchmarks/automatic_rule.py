@@ -48,8 +48,8 @@ CONTESTANTS: dict[str, Contestant] = {
     "second rule, not centred": replace(SECOND, centred=False),
     "second rule without c": replace(SECOND, gate=None),
     "second rule, k = 10": replace(SECOND, smallest=10, largest=10),
-    "second rule, k = n/16": replace(SECOND, share=16),
-    "second rule, k = n/16 up to 128": replace(SECOND, share=16, largest=128),
+    "second rule, k = n/32": replace(SECOND, share=32),
+    "second rule, k up to 128": replace(SECOND, largest=128),
     "`NNN()`": shipped,
 }
 GROUPS: dict[str, Callable[[str], bool]] = {

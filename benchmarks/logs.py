@@ -28,7 +28,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "second rule": SECOND,
     "second rule, copies kept": replace(SECOND, copies=None),
     "second rule, k = 10": replace(SECOND, smallest=10, largest=10),
-    "second rule, k = n/16 up to 64": replace(SECOND, share=16, largest=64),
+    "second rule, k up to 64": replace(SECOND, largest=64),
     "second rule, not centred": replace(SECOND, centred=False),
     "`NNN()`": shipped,
 }

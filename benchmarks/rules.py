@@ -152,7 +152,7 @@ class Rule:
         (low, high) of the clip; None is no such factor.
     """
 
-    share: int = 32
+    share: int = 16
     smallest: int = 8
     largest: int = 32
     alpha: float = 0.5

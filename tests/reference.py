@@ -24,7 +24,7 @@ def second_rule(gallery, references, reliability):
     """Values, α and c of `NNN()`, for a gallery of at most 512 items, given the reliability."""
     gallery, references = gallery.astype(float), references.astype(float)
     n = len(references)
-    k = min(n, 32, max(8, n // 32))
+    k = min(n, 32, max(8, n // 16))
     values = m_k((gallery - gallery.mean(axis=0)) @ references.T, k)
     near = (gallery - gallery.mean(axis=0)) @ gallery.T
     np.fill_diagonal(near, -np.inf)

@@ -18,7 +18,7 @@ def reliability(scores, reference_k, **options):
 @pytest.mark.parametrize(
     ("rule", "n_references", "reference_k"),
     [
-        *(("second", n, k) for n, k in [(1, 1), (7, 7), (64, 8), (320, 10), (30_455, 32)]),
+        *(("second", n, k) for n, k in [(1, 1), (7, 7), (64, 8), (160, 10), (30_455, 32)]),
         *(("first", n, k) for n, k in [(1, 1), (3, 3), (64, 4), (160, 10), (30_455, 128)]),
         *(("paper", n, k) for n, k in [(1, 1), (127, 127), (30_455, 128)]),
     ],
@@ -61,7 +61,7 @@ def test_constant_scores_mean_no_trust():
 
 
 @pytest.mark.parametrize(
-    ("rule", "k", "largest", "power"), [("second", 10, 0.5, 0.5), ("first", 20, 0.75, 1)]
+    ("rule", "k", "largest", "power"), [("second", 20, 0.5, 0.5), ("first", 20, 0.75, 1)]
 )
 def test_what_was_chosen_stands_in_the_bias(rng, rule, k, largest, power):
     scores = rng.normal(size=(300, 1)) + rng.normal(size=(300, 320))
@@ -178,7 +178,7 @@ def test_numbers_override_one_at_a_time(rng):
     assert fixed_k.params["reference_k"] == 7
     assert "reliability" in fixed_k.params
     fixed_alpha = NNN(alpha=0.3).fit_scores(scores)
-    expected = {"reference_k": 10, "alpha": 0.3, "center": True, "rule": "second"}
+    expected = {"reference_k": 20, "alpha": 0.3, "center": True, "rule": "second"}
     assert fixed_alpha.params == expected
     assert "center" not in NNN(center=False).fit_scores(scores).params
     assert "center" not in NNN(7, 0.3).fit_scores(scores).params

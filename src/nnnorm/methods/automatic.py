@@ -66,7 +66,7 @@ class AutomaticRule(NamedTuple):
 
         Examples
         --------
-        >>> [RULES["second"].choose_reference_k(n) for n in (2, 32, 800, 25_000)]
+        >>> [RULES["second"].choose_reference_k(n) for n in (2, 32, 400, 25_000)]
         [2, 8, 25, 32]
         """
         return min(n_references, self.largest, max(self.smallest, n_references // self.share))
@@ -92,7 +92,7 @@ class AutomaticRule(NamedTuple):
 
 
 RULES: Final[dict[RuleName, AutomaticRule]] = {
-    "second": AutomaticRule(32, 8, 32, 0.5, 0.5, (0.0, 0.4), True),
+    "second": AutomaticRule(16, 8, 32, 0.5, 0.5, (0.0, 0.4), True),
     "first": AutomaticRule(16, 4, 128, 0.75, 1.0, None, False),
     "paper": AutomaticRule(1, 128, 128, 0.75, 0.0, None, False),
 }
