@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "bias": {"version", "errors", "io", "popularity"},
     "bank": {"version", "errors", "io", "copies"},
     "roles": {"errors", "io"},
-    "foreign": {"errors", "io"},
+    "foreign": {"errors", "io", "copies"},
     "methods": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "roles"},
     "ranking": {"errors", "io", "scoring", "bias", "methods"},
     "augmentation": {"errors", "io", "bias"},

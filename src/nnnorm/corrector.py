@@ -264,7 +264,7 @@ class Corrector:
             params = {**bias.params, "n_intents": n_intents}
             bias = replace(bias, n_references=count_references(used), params=params)
         settled = _settled(bias.method, bias.params)
-        center = _mean_row(items) if getattr(settled, "center", False) is True else None
+        center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
         longest = 1 + _UNIT if unit else _HEADROOM * items.norm_range[1]
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
@@ -701,13 +701,6 @@ def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
     return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)
 
 
-def _mean_row(rows: Embeddings) -> FloatArray:
-    total = np.zeros(rows.dim)
-    for _, block in rows.blocks():
-        total += block.sum(axis=0, dtype=np.float64)
-    return (total / len(rows)).astype(np.float32)
-
-
 def _has_unit_norms(rows: Embeddings) -> bool:
     low, high = rows.norm_range
     return max(1 - low, high - 1) <= _UNIT
@@ -724,7 +717,7 @@ def _augment(
     shift = float(bias.values.mean(dtype=np.float64))
     highest, lowest, largest = shift, shift, 0.0
     for bank in banks:
-        mean, (_, norm) = _mean_row(bank), bank.norm_range
+        mean, (_, norm) = bank.mean(), bank.norm_range
         along = np.zeros(1)
         if center is not None:
             along = np.concatenate([block @ center for _, block in bank.blocks()])

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.copies import SAME_INTENT
 from nnnorm.errors import warn
 from nnnorm.io import Embeddings, check_same_dim
 
@@ -29,8 +30,6 @@ _N_DRAWS = 8
 _LARGEST_SAMPLE = 64
 # Fewer rows tell nothing: z can't reach 3 before.
 _LEAST_SAMPLE = 4
-# Copies within one sample would be each other's neighbours; the same cosine as in `Bank`.
-_SAME_INTENT = 0.88
 
 
 def foreign_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> float:
@@ -137,5 +136,5 @@ def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
     some = rng.permutation(len(rows))[: 4 * _LARGEST_SAMPLE]
     drawn = rows.take(some)
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-    is_copy = np.tril(drawn @ drawn.T > _SAME_INTENT, -1).any(axis=1)
+    is_copy = np.tril(drawn @ drawn.T > SAME_INTENT, -1).any(axis=1)
     return np.asarray(drawn[~is_copy][:_LARGEST_SAMPLE])
