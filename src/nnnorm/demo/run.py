@@ -5,6 +5,7 @@ compared, and a few queries are followed before and after. `run_demo` makes all 
 the files; `story.py` puts it into words.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.datasets import GREEN, ORANGE, Row, Shapes, draw_sheet, load_shapes, write_png
-from nnnorm.errors import MissingExtraError
+from nnnorm.errors import MissingExtraError, NNNormWarning
 from nnnorm.io import make_folder
 from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
 from nnnorm.ranking import Ranking, search
@@ -159,8 +160,13 @@ def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) ->
     >>> demo.tuned.recall_at_1 > demo.uncorrected.recall_at_1
     True
     """
-    say = step or (lambda _: None)
-    folder = make_folder(output)
+    with warnings.catch_warnings():
+        # Short captions such as "a red star" are written for several pictures.
+        warnings.filterwarnings("ignore", ".* rows of references are among", NNNormWarning)
+        return _run(make_folder(output), step or (lambda _: None))
+
+
+def _run(folder: Path, say: Step) -> Demo:
     say("Loading")
     shapes = load_shapes()
     say("Tuning NNN on validation captions")

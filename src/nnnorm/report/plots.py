@@ -210,7 +210,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     axes.spines[:].set_visible(False)
     columns, rows = _thin_out(ks, 12), _thin_out(alphas, 16)
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
-    axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:g}" for n in rows])
+    axes.set_yticks([n + 0.5 for n in rows], [_short(alphas[n]) for n in rows])
     label_axes(
         axes,
         f"R@1 on {tuning.n_queries:,} tuning queries; no correction: {baseline:.2f} %",
@@ -219,6 +219,11 @@ def plot_grid(tuning: Tuning) -> "Figure":
     )
     add_legend(figure, handles)
     return figure
+
+
+def _short(alpha: float) -> str:
+    """The number as it is, or what a rule chose to three places."""
+    return f"{alpha:g}" if len(f"{alpha:g}") <= len("0.0625") else f"{alpha:.3f}"
 
 
 def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "Figure":
