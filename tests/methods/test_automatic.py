@@ -73,9 +73,9 @@ def test_what_was_chosen_stands_in_the_bias(rng, rule, k, largest, power):
     assert 0.5 < bias.params["reliability"] < 1
 
 
-def cloud(rng, n_rows, dim=16):
-    """Unit rows that are denser in one direction."""
-    rows = rng.normal(size=(n_rows, dim)) + np.abs(rng.normal(size=(n_rows, 1)))
+def cloud(rng, n_rows, dim=32):
+    """Unit rows that are denser in one direction, none of them nearly a copy of another."""
+    rows = rng.normal(size=(n_rows, dim)) + 0.5 * np.abs(rng.normal(size=(n_rows, 1)))
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -141,7 +141,8 @@ def test_a_centre_may_be_given_so_that_new_items_get_the_numbers_of_a_whole_fit(
 
 def test_a_bank_that_covers_a_part_of_the_gallery_has_a_low_c_and_fit_says_so(rng):
     gallery, references = cloud(rng, 1000), cloud(rng, 8000)
-    narrow = references[references[:, 0] > 0.5]
+    # Far from the middle of the cloud, and on one side of it.
+    narrow = references[np.argsort(2 * references.mean(axis=1) * 32**0.5 - references[:, 0])[:300]]
     assert NNN().fit(gallery, references).params["density"] > 0.4
     with pytest.warns(NNNormWarning, match="cover only a part of the gallery"):
         bias = NNN().fit(gallery, narrow)
