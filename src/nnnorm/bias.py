@@ -169,12 +169,9 @@ class Bias:
                 "this bias has a popularity part already; add all clicks at once to the bias "
                 "without it"
             )
-        # A weight of 0 leaves nothing of the values: then they are those of the popularity alone,
-        # and no longer those of a corrector.
-        weight, values, prints = self.weight or 1.0, self.values, dict(self.fingerprints)
-        if self.weight == 0:
-            values = np.zeros_like(values)
-            prints.pop("corrector", None)
+        # A weight of 0 leaves nothing of the values: then they are those of the popularity alone.
+        weight = self.weight or 1.0
+        values = self.values if self.weight else np.zeros_like(self.values)
         added = values - (other.weight / weight) * other.values
         parts = {"popularity_weight": other.weight, "n_clicks": other.n_clicks}
         return replace(
@@ -182,7 +179,6 @@ class Bias:
             values=added.astype(np.float32),
             weight=weight,
             params={**self.params, **parts},
-            fingerprints=prints,
         )
 
     @property

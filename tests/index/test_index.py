@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
 each = parametrize(CASES)
 
 
-def make_data(n_gallery, n_queries, dim, *, unit, seed=0):
+def make_data(n_gallery, n_queries, dim, *, unit, seed=0, bank=None):
     """Items of unequal norms (unless `unit`) with a bias that changes the ranking."""
     rng = np.random.default_rng(seed)
     lean = rng.normal(size=dim)
@@ -43,8 +43,14 @@ def make_data(n_gallery, n_queries, dim, *, unit, seed=0):
     ]
     gallery, queries, references = (part.astype(np.float32) for part in rows)
     gallery = (gallery * sizes).astype(np.float32)
+    references = references if bank is None else bank
     bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(gallery, references, normalize=False)
     return SimpleNamespace(gallery=gallery, queries=queries, references=references, bias=bias)
+
+
+def bias_of(data, items):
+    """The bias of other items from the same bank."""
+    return nnnorm.NNN(reference_k=16, alpha=0.75).fit(items, data.references, normalize=False)
 
 
 @pytest.fixture
@@ -272,7 +278,7 @@ def test_duplicate_ids_are_refused_and_nothing_is_added(case, store, data):
         build_index(store(), data.gallery, data.bias, ids=[7, *range(100, 398), 7], way=case.way)
     assert store().facts() is None
     index = build_index(store(), data.gallery, data.bias, way=case.way)
-    new = make_data(2, 1, 13, unit=case.unit, seed=5)
+    new = make_data(2, 1, 13, unit=case.unit, seed=5, bank=data.references)
     with pytest.raises(nnnorm.NNNormError, match="already has the id 299"):
         index.add(new.gallery, new.bias, ids=[300, 299])
     assert len(index) == 300
@@ -455,7 +461,8 @@ def test_a_rerank_says_how_often_it_fetched_again_and_where_it_is_not_certain():
 
 
 def test_new_items_need_a_bias_by_the_same_method_and_room_for_their_norm():
-    data, new = make_data(50, 5, 13, unit=True), make_data(3, 5, 13, unit=True, seed=2)
+    data = make_data(50, 5, 13, unit=True)
+    new = make_data(3, 5, 13, unit=True, seed=2, bank=data.references)
     index = build_index("faiss:", data.gallery, data.bias, way="l2")
     other = nnnorm.CSLS(reference_k=5).fit(new.gallery, data.references)
     with pytest.raises(nnnorm.NNNormError, match="have a bias by nnn, the new ones by csls"):
@@ -530,3 +537,90 @@ def test_new_items_widen_what_the_index_knows_of_its_norms():
     with pytest.raises(nnnorm.NNNormError, match=r"re-rank of hits by cosine needs unit norm"):
         other.add(long, bias, ids=[100, 101, 102])
     assert len(other) == 50
+
+
+# Values of one origin only stand side by side
+
+
+def test_new_items_of_another_bank_or_k_are_refused():
+    data = make_data(50, 5, 13, unit=True)
+    new = make_data(8, 5, 13, unit=True, seed=2, bank=data.references)
+    index = build_index("faiss:", data.gallery, data.bias)
+    ids = range(100, 108)
+    others = [
+        nnnorm.NNN(reference_k=16, alpha=0.75).fit(new.gallery, data.references[:150]),
+        nnnorm.NNN(reference_k=8, alpha=0.75).fit(new.gallery, data.references),
+        nnnorm.NNN(reference_k=16, alpha=0.75, center=True).fit(new.gallery, data.references),
+        nnnorm.Bias(new.bias.values, 0.75, "nnn"),
+    ]
+    for other in others:
+        with pytest.raises(nnnorm.NNNormError, match="do not mix with those of faiss in memory"):
+            index.add(new.gallery, other, ids=ids)
+    assert len(index) == 50
+    lighter = nnnorm.NNN(reference_k=16, alpha=0.5).fit(new.gallery, data.references)
+    index.add(new.gallery, lighter, ids=ids)  # the weight is on the side of the queries
+    assert len(index) == 58
+
+
+def test_a_centred_bias_needs_a_corrector_for_later_items():
+    data = make_data(50, 5, 13, unit=True)
+    method = nnnorm.NNN(reference_k=16, alpha=0.75, center=True)
+    index = build_index("faiss:", data.gallery, method.fit(data.gallery, data.references))
+    new = make_data(8, 5, 13, unit=True, seed=2).gallery
+    with pytest.raises(nnnorm.NNNormError, match="nnnorm fit --save-corrector"):
+        index.add(new, method.fit(new, data.references), ids=range(100, 108))
+
+
+def test_what_is_not_known_of_an_index_is_said():
+    data = make_data(50, 5, 13, unit=True)
+    index = build_index("faiss:", data.gallery, nnnorm.Bias(data.bias.values, 0.75, "nnn"))
+    new = make_data(8, 5, 13, unit=True, seed=2, bank=data.references)
+    with pytest.warns(nnnorm.NNNormWarning, match="where the values .* come from is not known"):
+        index.add(new.gallery, new.bias, ids=range(100, 108))
+
+
+def test_a_copy_of_an_index_takes_the_items_of_the_same_corrector(tmp_path):
+    data = make_data(50, 5, 13, unit=True)
+    corrector = nnnorm.Corrector.fit(data.gallery, data.references, nnnorm.NNN(16, 0.75))
+    build_index(f"faiss:{tmp_path}/a.faiss", data.gallery, corrector.bias).close()
+    new = make_data(8, 5, 13, unit=True, seed=2).gallery
+    nnnorm.export_index(f"faiss:{tmp_path}/a.faiss", f"sqlite:{tmp_path}/b.db").close()
+    again = {"bias": corrector.bias, "ids": range(50)}
+    nnnorm.export_index(f"faiss:{tmp_path}/a.faiss", f"sqlite:{tmp_path}/c.db", **again).close()
+    other = nnnorm.NNN(16, 0.75).fit(new, data.references[:100])
+    for name in ("b", "c"):
+        with open_index(f"sqlite:{tmp_path}/{name}.db") as index:
+            assert index.recipe.corrector == corrector.fingerprint
+            with pytest.raises(nnnorm.NNNormError, match="from no corrector"):
+                index.add(new, other, ids=range(100, 108))
+            index.add(new, corrector.bias_of(new), ids=range(100, 108))
+            assert len(index) == 58
+
+
+def test_a_popularity_of_another_weight_is_refused():
+    data = make_data(50, 5, 13, unit=True)
+    new = make_data(8, 5, 13, unit=True, seed=2, bank=data.references)
+    clicks = nnnorm.Popularity(np.arange(50), weight=0.05)
+    index = build_index("faiss:", data.gallery, data.bias + clicks)
+    ids, few = range(100, 108), np.arange(8)
+    with pytest.raises(nnnorm.NNNormError, match=r"has the weight 0.5 .* add it with the same"):
+        index.add(new.gallery, new.bias + nnnorm.Popularity(few, weight=0.5), ids=ids)
+    index.add(new.gallery[:4], bias_of(data, new.gallery[:4]), ids=ids[:4])  # no clicks yet
+    later = bias_of(data, new.gallery[4:]) + nnnorm.Popularity(few[4:], weight=0.05)
+    index.add(new.gallery[4:], later, ids=ids[4:])
+    plain = build_index("faiss:", data.gallery, data.bias)
+    with pytest.raises(nnnorm.NNNormError, match="add it with the same weights"):
+        plain.add(new.gallery, new.bias + nnnorm.Popularity(few, weight=0.5), ids=ids)
+
+
+def test_an_index_of_clicks_alone_takes_new_items_without_any():
+    data = make_data(50, 5, 13, unit=True)
+    corrector = nnnorm.Corrector.fit(data.gallery, data.references, nnnorm.NNN(16, 0.0))
+    bias = corrector.bias + nnnorm.Popularity(np.arange(50) % 3, weight=0.05)
+    index = build_index("faiss:", data.gallery, bias)
+    new = make_data(8, 5, 13, unit=True, seed=2).gallery
+    index.add(new, corrector.bias_of(new), ids=range(100, 108))
+    found = index.search(data.queries, k=58)
+    scores = dict(zip(found.ids[0].tolist(), found.scores[0].tolist(), strict=True))
+    for row, item in enumerate(new):
+        assert scores[100 + row] == pytest.approx(float(data.queries[0] @ item), abs=1e-5)

@@ -160,6 +160,7 @@ def test_someone_elses_tables_are_not_taken_for_notes(data, tmp_path):
                 open_index(store)
 
 
+@pytest.mark.filterwarnings("ignore:the references seem to cover only a part")
 def test_a_sqlite_table_keeps_a_metadata_column_of_its_own(data, tmp_path):
     with connect(tmp_path / "own.db") as own:
         own.execute(

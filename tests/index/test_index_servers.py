@@ -32,10 +32,14 @@ from nnnorm.index.stores.milvus import MilvusStore
 from nnnorm.index.stores.pgvector import PgvectorStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
-from tests.index.test_index import check, exact, make_data
+from tests.index.test_index import bias_of, check, exact, make_data
 from tests.servers import clear_memory, in_memory, new_database, postgres, unique
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the references seem to cover only a part"),
+]
 EXACT = SimpleNamespace(recall=1, tolerance=1e-5)
 NAMES = [f"shelf {row}/photo.jpg" for row in range(60)]
 
@@ -146,7 +150,7 @@ def test_a_server_that_is_not_there_is_one_sentence(url, sentence, data):
 @pytest.mark.parametrize("engine", PLACES)
 def test_ids_of_another_kind_are_refused(engine, folder, data):
     with build_index(PLACES[engine](folder), data.gallery, data.bias, ids=NAMES) as index:
-        new = make_data(1, 1, 9, unit=False)
+        new = make_data(1, 1, 9, unit=False, bank=data.references)
         with pytest.raises(nnnorm.NNNormError, match="are strings; got whole numbers"):
             index.add(new.gallery, new.bias, ids=[7])
         assert not index.store.present(np.array([7])).any()
@@ -581,7 +585,7 @@ def test_chroma_passes_over_ids_that_are_there_and_we_say_so(folder, data):
             data.gallery[5],
             atol=1e-6,
         )
-        new = nnnorm.Bias(data.bias.values[:1], 0.75, "nnn")
+        new = bias_of(data, data.gallery[:1])
         with pytest.raises(nnnorm.NNNormError, match="already has the id 5"):
             index.add(data.gallery[:1], new, ids=[5])
 
@@ -658,7 +662,7 @@ def test_milvus_takes_an_id_twice_and_we_do_not(folder, data):
         row = {"id": 900, "embedding": [0.0] * 10, "metadata": {}}
         assert own.insert("photos", [row])["insert_count"] == 1
         assert own.insert("photos", [row])["insert_count"] == 1  # no word of it
-        new = nnnorm.Bias(data.bias.values[:1], 0.75, "nnn")
+        new = bias_of(data, data.gallery[:1])
         with pytest.raises(nnnorm.NNNormError, match="already has the id 900"):
             index.add(data.gallery[:1], new, ids=[900])
 

@@ -152,17 +152,7 @@ class CorrectedIndex:
                 f"{self.recipe.dim}. Were they encoded by different models?"
             )
         bias.check_gallery(items)
-        if bias.method != self.recipe.method:
-            raise NNNormError(
-                f"the items of {self.store.name} have a bias by {self.recipe.method}, the new ones "
-                f"by {bias.method}; fit the new ones by the same method and references"
-            )
-        if bias.fingerprints.get("corrector") != self.recipe.corrector:
-            raise NNNormError(
-                f"the items of {self.store.name} have a bias from {_name(self.recipe.corrector)}, "
-                f"the new ones from {_name(bias.fingerprints.get('corrector'))}, and such values "
-                "do not mix; use Corrector.bias_of (nnnorm extend) of the same corrector"
-            )
+        self.recipe.check_origin(bias, self.store.name)
         if ids is None and items.ids is None:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = name_items(items, ids, name="new items")
@@ -173,9 +163,12 @@ class CorrectedIndex:
                 f"{store_has(self.store, named[there])}; ids must be unique: delete first, or "
                 "choose other ids"
             )
-        batches = cut(items, bias.values, named, check_metadata(metadata, len(items)))
+        # In an index of a popularity alone, a bias of weight 0 is no popularity.
+        is_nothing = bias.weight == 0 and self.recipe.popularity is not None
+        values = np.zeros_like(bias.values) if is_nothing else bias.values
+        batches = cut(items, values, named, check_metadata(metadata, len(items)))
         packed = [self.recipe.pack(batch) for batch in batches]  # all of them fit, or none is added
-        self.recipe = self.recipe.widen(items, bias.values)
+        self.recipe = self.recipe.widen(items, values)
         # Before the items: the certainty of a re-rank depends on it.
         self.store.write_note(self.recipe.to_dict())
         for batch in packed:
@@ -319,10 +312,6 @@ def _facts(store: Store) -> Facts:
             f"there is no {store.name}; check the name, or build it with nnnorm index build"
         )
     return facts
-
-
-def _name(corrector: str | None) -> str:
-    return "no corrector" if corrector is None else f"corrector {corrector[:8]}"
 
 
 def store_has(store: Store, ids: Ids) -> str:

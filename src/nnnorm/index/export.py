@@ -21,7 +21,7 @@ from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.index.fill import fill_store, make_sample
-from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
+from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, origin_of
 from nnnorm.index.store import Facts, FloatArray, Ids, Items, Store, Way, check_ids
 from nnnorm.index.urls import open_store
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
@@ -94,7 +94,7 @@ def export_index(
         raise NNNormError("give references or a bias, not both")
     if bias is not None:
         check_storable(bias)
-    note = old.read_note()
+    given, note = bias, old.read_note()
     recipe = None if note is None else Recipe.from_dict(note, old.name)
     if recipe is not None and recipe.state != "whole":
         raise NNNormError(
@@ -116,6 +116,15 @@ def export_index(
             bias = Bias(values, recipe.weight, recipe.method, dim=gallery.dim)
         fitted: Bias = bias  # type: ignore[assignment]
         planned = make_recipe(new, gallery, fitted, way=way)
+        if recipe is not None and given is None and references is None:
+            planned = replace(
+                planned,
+                corrector=recipe.corrector,
+                origin=recipe.origin,
+                popularity=recipe.popularity,
+            )
+        elif given is not None:
+            planned = replace(planned, origin=origin_of(given))
         planned = replace(planned, metadata=copied.metadata)
         if recipe is None and facts.metric == "l2" and not planned.has_equal_norms:
             warnings.warn(
@@ -216,7 +225,15 @@ def _in_order_of(copied: _Copied, bias: Bias, ids: Any, store: Store) -> Bias:
         )
     order = np.array([row_of[value] for value in names.tolist()], dtype=np.int64)
     _check_items(copied, bias, np.argsort(order), store)
-    return Bias(bias.values[order], bias.weight, bias.method, bias.params, dim=gallery.dim)
+    kept = {role: print_ for role, print_ in bias.fingerprints.items() if role != "gallery"}
+    return Bias(
+        bias.values[order],
+        bias.weight,
+        bias.method,
+        bias.params,
+        dim=gallery.dim,
+        fingerprints=kept,
+    )
 
 
 def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], store: Store) -> None:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, warn
 from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
 from nnnorm.io import Embeddings
+from nnnorm.methods import find_method
 
 _FORMAT = "nnnorm.index/1"
 # Room for later items that are a little longer or have a larger bias.
@@ -27,6 +28,8 @@ _HEADROOM = 1.05
 _EQUAL = 0.01
 # Norms this close to 1 differ from it by rounding only.
 _ROUNDING = 1e-5
+# Parameters of methods that weigh values, or that only chose other parameters.
+_WEIGHTS = {"alpha", "weight", "rule"}
 # Two fits on the same data differ by less than this, on any machine and number of threads.
 _SAME = 1e-5
 
@@ -56,6 +59,10 @@ class Recipe:
     gallery, metadata, corrector : str or None
         Fingerprints of the gallery, of the metadata of its items, and of the corrector that the
         bias came from.
+    origin : str or None
+        Fingerprint of all that decides values but the items, see `origin_of`.
+    popularity : float or None
+        The weight of a popularity that was added to the bias.
     state : {"part", "whole"}
         Whether all items have been written.
     """
@@ -75,6 +82,8 @@ class Recipe:
     gallery: str | None
     metadata: str | None = None
     corrector: str | None = None
+    origin: str | None = None
+    popularity: float | None = None
     state: str = "part"
 
     @property
@@ -149,6 +158,41 @@ class Recipe:
             shortest=min(self.shortest, low),
             longest=max(self.longest, high),
         )
+
+    def check_origin(self, bias: Bias, name: str) -> None:
+        """Raise unless the values of this bias may stand beside those of the collection."""
+        own, new = self.corrector, bias.fingerprints.get("corrector")
+        popularity = bias.params.get("popularity_weight")
+        if popularity is not None and (popularity, bias.weight) != (self.popularity, self.weight):
+            raise NNNormError(
+                f"the popularity of the new items has the weight {popularity:g} beside a bias of "
+                f"{bias.weight:g}, that of {name} {self.popularity or 0:g} beside {self.weight:g}; "
+                "add it with the same weights"
+            )
+        if own != new:
+            raise NNNormError(
+                f"the items of {name} have a bias from {_name(own)}, the new ones from "
+                f"{_name(new)}, and such values do not mix; use Corrector.bias_of (nnnorm extend) "
+                "of the same corrector"
+            )
+        if bias.method != self.method:
+            raise NNNormError(
+                f"the items of {name} have a bias by {self.method}, the new ones by {bias.method}; "
+                "fit the new ones by the same method and references"
+            )
+        given = origin_of(bias)
+        if self.origin is None and given is not None:
+            warn(
+                f"where the values of {name} come from is not known, so whether the new ones fit "
+                "in is not checked; they have to be of the same bank, k and normalisation"
+            )
+        elif self.origin is not None and given != self.origin:
+            unknown = "from an unknown source" if given is None else "another bank or setting"
+            raise NNNormError(
+                f"the bias of the new items is {unknown}, and its values do not mix with those of "
+                f"{name}; build the index with the bias of a Corrector (nnnorm fit "
+                "--save-corrector), and take its bias_of (nnnorm extend) for new items"
+            )
 
     def pack(self, items: Items) -> Items:
         """Turn raw items with their values into what the store keeps."""
@@ -281,7 +325,41 @@ def make_recipe(
         longest=high,
         gallery=gallery.fingerprint,
         corrector=bias.fingerprints.get("corrector"),
+        origin=origin_of(bias),
+        popularity=bias.params.get("popularity_weight"),
     )
+
+
+def origin_of(bias: Bias) -> str | None:
+    """Fingerprint of all that decides the values of any item: banks, method, settings, centre.
+
+    None where that is not known, as for values that were made by hand.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nnnorm import NNN
+    >>> items, bank = -np.eye(4), np.eye(4)
+    >>> first, second = (NNN(2, 0.5).fit(items[part], bank) for part in ([0, 1], [2, 3]))
+    >>> origin_of(first) == origin_of(second) != origin_of(NNN(1, 0.5).fit(items, bank))
+    True
+    """
+    prints = {name: print_ for name, print_ in bias.fingerprints.items() if name != "gallery"}
+    if not prints:
+        return None
+    kind, _ = find_method(bias.method)
+    names = {part.name for part in fields(kind)} - _WEIGHTS
+    about = {name: bias.params[name] for name in sorted(names) if name in bias.params}
+    if about.get("center") is True and "corrector" not in prints:
+        # Its mean was taken off; a bias that does not name its gallery has a centre of its own.
+        prints["center"] = bias.fingerprints.get("gallery") or bias.created
+    about |= {"duplicates": "drop" if "n_intents" in bias.params else "keep"}
+    text = json.dumps([bias.method, about, prints], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _name(corrector: str | None) -> str:
+    return "no corrector" if corrector is None else f"corrector {corrector[:8]}"
 
 
 def _check_rerank(
