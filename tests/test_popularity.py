@@ -60,7 +60,7 @@ def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
     flat = Bias(hubs.values, 0.0, "nnn", fingerprints={"corrector": "abc"})
     both = flat + Popularity([0, 1, 2], weight=0.1)
     np.testing.assert_allclose(both.correction, -0.1 * np.log1p([0, 1, 2]), rtol=1e-6)
-    assert "corrector" not in both.fingerprints
+    assert both.fingerprints["corrector"] == "abc"  # whose later items have no popularity
 
 
 def test_an_index_and_augmented_rows_rank_by_the_sum(small):
@@ -157,3 +157,48 @@ def test_tune_leaves_out_a_popularity_that_does_not_help(traffic):
     assert tuning.popularity.weight == 0
     assert "popularity_weight" not in tuning.bias.params
     assert nnnorm.tune(**(traffic | {"clicks": None}), normalize=True).popularity is None
+
+
+def test_the_weights_that_are_tried_grow_with_the_scores(traffic):
+    unit = {
+        name: rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        for name, rows in traffic.items()
+        if name in ("gallery", "references", "queries")
+    }
+    long = {name: 10 * rows for name, rows in unit.items()}
+    first, second = (
+        nnnorm.tune(**(traffic | rows), normalize=False).popularity for rows in (unit, long)
+    )
+    assert second.weight == pytest.approx(100 * first.weight, rel=0.01)
+
+
+def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traffic, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("the work has begun")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nnnorm.study.tuning.try_settings", refuse)
+        for wrong, words in (
+            ({"clicks": [1, 2]}, "one number per item of the gallery, 150; got 2"),
+            ({"clicks": -traffic["clicks"]}, "counts of at least 0"),
+            ({"methods": ["qbnorm"]}, "method qbnorm decides per query"),
+        ):
+            with pytest.raises(NNNormError, match=words):
+                nnnorm.tune(**(traffic | wrong), normalize=True)
+    tuning = nnnorm.tune(**traffic, methods="all", normalize=True)
+    assert "qbnorm" not in {cell.method for cell in tuning.grid}
+
+
+def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
+    # The right items have so many clicks that no weight is too large.
+    counts = np.bincount(traffic["truth"], minlength=150)
+    popular = counts >= np.sort(counts)[-2]
+    asked = np.isin(traffic["truth"], np.flatnonzero(popular))
+    sure = traffic | {
+        "queries": traffic["queries"][asked],
+        "truth": traffic["truth"][asked],
+        "clicks": np.where(popular, 3, 0),
+    }
+    noise = 8 * np.random.default_rng(1).normal(size=sure["queries"].shape)
+    with pytest.warns(nnnorm.NNNormWarning, match="largest weight .* is the best one, 0.12"):
+        nnnorm.tune(**(sure | {"queries": sure["queries"] + noise}), normalize=True)

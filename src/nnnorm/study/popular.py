@@ -1,5 +1,6 @@
 """Choosing the weight of a popularity where clicks and right answers are known."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -8,15 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings
+from nnnorm.methods import MethodName, make_method
 from nnnorm.popularity import Popularity
 from nnnorm.study.intervals import is_near
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-# For cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic, and 0.12 too much.
-WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
+# For cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic, and 0.12 too much. They
+# are multiplied by the product of the norms of queries and items.
+_WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +48,30 @@ class PopularityChoice:
         """Ready for JSON."""
         grid = [{"weight": w, "recall_at_1": recall} for w, recall in self.recalls.items()]
         return {"weight": self.weight, "recall_at_1": self.recalls[self.weight], "grid": grid}
+
+
+def check_clicks(
+    clicks: npt.ArrayLike, n_gallery: int, methods: Sequence[MethodName], *, is_all: bool
+) -> list[MethodName]:
+    """Check clicks before any work, and return the methods that a popularity can be added to.
+
+    Examples
+    --------
+    >>> check_clicks([3, 0], 2, ("nnn", "qbnorm"), is_all=True)
+    ['nnn']
+    """
+    if len(Popularity(clicks)) != n_gallery:
+        raise NNNormError(
+            f"clicks must have one number per item of the gallery, {n_gallery}; got "
+            f"{len(Popularity(clicks))}"
+        )
+    gated = [name for name in methods if make_method(name).gated_by]
+    if gated and not is_all:
+        raise NNNormError(
+            f"method {gated[0]} decides per query, so that no popularity can be added to it; leave "
+            "out clicks, or choose other methods"
+        )
+    return [name for name in methods if name not in gated]
 
 
 def choose_popularity(
@@ -85,11 +113,18 @@ def choose_popularity(
     >>> choose_popularity(rows, rows, bias, clicks=[5, 0, 0], **facts).weight
     0.0
     """
-    biases = [bias, *(bias + Popularity(clicks, weight=weight) for weight in WEIGHTS[1:])]
+    scale = float(np.mean(gallery.norm_range) * np.mean(queries.norm_range))
+    weights = [float(f"{weight * scale:.3g}") for weight in _WEIGHTS]
+    biases = [bias, *(bias + Popularity(clicks, weight=weight) for weight in weights[1:])]
     corrections = [partial(np.asarray, one.correction) for one in biases]
     hits = sweep_hits(queries, gallery, truth, corrections, **options)
     means = hits.mean(axis=1, dtype=np.float64)
     best = int(means.argmax())
     chosen = next(row for row in range(len(hits)) if is_near(hits[best], hits[row], clusters))
-    recalls = {weight: float(mean) for weight, mean in zip(WEIGHTS, means, strict=True)}
-    return PopularityChoice(biases[chosen], hits[chosen], WEIGHTS[chosen], recalls)
+    recalls = {weight: float(mean) for weight, mean in zip(weights, means, strict=True)}
+    if chosen == len(weights) - 1:
+        warn(
+            f"the largest weight of a popularity that was tried is the best one, {weights[-1]:g}; "
+            "larger ones may be better still: bias + Popularity(clicks, weight=…)"
+        )
+    return PopularityChoice(biases[chosen], hits[chosen], weights[chosen], recalls)

@@ -34,7 +34,7 @@ from nnnorm.study.evaluation import Counter, Evaluation, evaluate
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference, is_near
-from nnnorm.study.popular import PopularityChoice, choose_popularity
+from nnnorm.study.popular import PopularityChoice, check_clicks, choose_popularity
 from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
@@ -259,6 +259,8 @@ def tune(
         )
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
+    if clicks is not None:
+        names = check_clicks(clicks, len(items), names, is_all=methods == "all")
     warn_of_overlap(bank, asked)
     check_roles(items, bank, own_rows=None)
     used = use_references(references, bank, duplicates, progress)
