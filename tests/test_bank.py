@@ -480,14 +480,15 @@ def test_a_half_written_bank_is_refused(log, tmp_path, n_bytes):
         Bank.load(path)
 
 
-def test_a_bank_whose_rows_were_changed_is_refused(log, tmp_path):
+@pytest.mark.parametrize("part", ["rows", "counts", "last_seen"])
+def test_a_bank_with_a_changed_number_is_refused(log, tmp_path, part):
     path = tmp_path / "bank.safetensors"
-    Bank.of(log, normalize=True).save(path)
+    bank = Bank.of(log, times=np.arange(600), normalize=True)
+    bank.save(path)
     whole = bytearray(path.read_bytes())
-    place = whole.index(Bank.load(path).rows.tobytes()[:64])
-    whole[place] ^= 0x40
+    whole[whole.index(getattr(bank, part).tobytes()[:64])] ^= 0x40
     path.write_bytes(whole)
-    with pytest.raises(NNNormError, match=r"is a damaged bank file .*its rows were changed"):
+    with pytest.raises(NNNormError, match=r"is a damaged bank file \(its numbers are not those"):
         Bank.load(path)
 
 

@@ -150,6 +150,23 @@ def test_a_foreign_safetensors_file_is_refused(path):
         Bias.load(path)
 
 
+def test_a_bias_with_a_changed_number_is_refused(path):
+    bias = NNN(2, 0.5).fit(np.eye(4), 1 - np.eye(4), normalize=True)
+    bias.save(path)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(bias.values.tobytes())] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(NNNormError, match=r"is a damaged bias file \(its numbers are not those"):
+        Bias.load(path)
+
+
+def test_a_bias_of_an_earlier_version_has_no_digest_and_is_read(path):
+    bias = NNN(2, 0.5).fit(np.eye(4), 1 - np.eye(4), normalize=True)
+    about = {"format": "nnnorm.bias/1", "bias": json.dumps(bias.to_dict())}
+    save_file({"values": bias.values}, path, about)
+    np.testing.assert_array_equal(Bias.load(path).values, bias.values)
+
+
 def test_a_later_format_is_refused_by_name(path):
     save_file({"values": np.zeros(3)}, path, {"format": "nnnorm.bias/9"})
     with pytest.raises(NNNormError, match=r"it says 'nnnorm\.bias/9'"):

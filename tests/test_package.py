@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "popularity": {"errors"},
     "bias": {"version", "errors", "io", "popularity"},
     "bank": {"version", "errors", "io", "copies"},
-    "roles": {"errors", "io"},
+    "roles": {"errors", "io", "copies"},
     "foreign": {"errors", "io", "copies"},
     "methods": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "roles"},
     "ranking": {"errors", "io", "scoring", "bias", "methods"},

@@ -159,6 +159,19 @@ def without_copies(
     return intents
 
 
+def used_rows(references: References) -> Embeddings:
+    """The rows that a method is fitted on.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
+    >>> len(used_rows(without_copies(rows))), used_rows(rows) is rows
+    (4, True)
+    """
+    return references.embeddings if isinstance(references, Intents) else references
+
+
 def count_intents(references: References) -> int | None:
     """Number of intents; None where every row is used.
 
@@ -210,6 +223,18 @@ def round_rows(rows: FloatArray) -> Half:
     bits = units.view(np.uint16)
     bits[bits == 0x8000] = 0  # makes -0 the 0 that it equals
     return units
+
+
+def as_units(rows: npt.NDArray[Any]) -> FloatArray:
+    """Rows divided by their norms, in float32.
+
+    Examples
+    --------
+    >>> as_units(np.float16([[3.0, 4.0], [0.0, -2.0]])).round(4).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, -1.0]]
+    """
+    wide = rows.astype(np.float32)
+    return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
 
 
 class Leaders:
@@ -308,7 +333,7 @@ class Leaders:
         if shapes != [(len(rows), self.dim), *[(len(rows),)] * 3] or rows.dtype != np.float16:
             raise ValueError(f"arrays of shapes {shapes}")
         self._n, self.n_rows = len(rows), n_rows
-        self._rows, self._units = rows.copy(), _as_units(rows)
+        self._rows, self._units = rows.copy(), as_units(rows)
         self._seen, self._counts, self._norms = last_seen.copy(), counts.copy(), norms.copy()
         self._arrivals = np.arange(-len(rows), 0)  # before any that will come
         self._digests = [self._digest(row) for row in rows]
@@ -426,7 +451,7 @@ class _Block:
 
     def __init__(self, leaders: Leaders, rows: Half, digests: list[bytes]) -> None:
         self.leaders, self.rows, self.digests = leaders, rows, digests
-        self.units = _as_units(rows)
+        self.units = as_units(rows)
         self.luck = [_draw(digest) for digest in digests]
         slots = [leaders._slot_of.get(digest, -1) for digest in digests]
         self.best = np.array(slots, dtype=np.int64)
@@ -591,11 +616,6 @@ def _confirm(
 
 def _parts(n_rows: int) -> Iterator[slice]:
     return (slice(start, start + 1024) for start in range(0, n_rows, 1024))
-
-
-def _as_units(rows: Half) -> FloatArray:
-    wide = rows.astype(np.float32)
-    return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))
 
 
 def _draw(digest: bytes) -> float:

@@ -5,15 +5,11 @@ the item itself. Repeated items share the first place of their queries, so that 
 Both are found in one read of the gallery.
 """
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
+from nnnorm.copies import as_units
 from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings
-
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 # A bank with this share of items in it is taken for the gallery. Some past queries may well equal
 # an item, where titles are searched by titles.
@@ -49,7 +45,7 @@ def check_roles(
     """
     is_checked = not own_rows and len(references) >= _LEAST_REFERENCES
     places = np.linspace(0, len(references) - 1, _N_SAMPLE).astype(np.int64)
-    sample = _as_units(references.take(np.unique(places) if is_checked else places[:0]))
+    sample = as_units(references.take(np.unique(places) if is_checked else places[:0]))
     nearest = np.zeros(len(sample), dtype=np.int64)
     best = np.full(len(sample), -np.inf, dtype=np.float32)
     hashes = np.empty(len(gallery), dtype=np.int64)
@@ -60,14 +56,14 @@ def check_roles(
         # The 0 makes -0 the 0 that it equals.
         hashes[part] = [hash(row.tobytes()) for row in block + np.float32(0)]
         if len(sample):
-            scores = sample @ _as_units(block).T
+            scores = sample @ as_units(block).T
             highest = scores.argmax(axis=1)
             values = np.take_along_axis(scores, highest[:, None], axis=1)[:, 0]
             is_better = values > best
             nearest[is_better], best[is_better] = start + highest[is_better], values[is_better]
     _warn_of_repeats(gallery, len(np.unique(hashes)))
     if len(sample):
-        distances = np.linalg.norm(sample - _as_units(gallery.take(nearest)), axis=1)
+        distances = np.linalg.norm(sample - as_units(gallery.take(nearest)), axis=1)
         _judge(gallery, references, int((distances < _SAME_ROW).sum()), len(sample), own_rows)
 
 
@@ -95,7 +91,3 @@ def _warn_of_repeats(gallery: Embeddings, n_different: int) -> None:
             f"{gallery.name} has {n_different:,} different rows among {len(gallery):,}: repeated "
             "items share their places, so R@K means little; remove the repeated rows"
         )
-
-
-def _as_units(rows: FloatArray) -> FloatArray:
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))

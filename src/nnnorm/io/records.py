@@ -1,9 +1,10 @@
 """Records: arrays and a description in one `.safetensors` file, written whole or not at all.
 
 The file holds numbers and JSON, nothing executable. Its metadata names the format, such as
-``nnnorm.bias/1``, so that a bias is not taken for a bank.
+``nnnorm.bias/1``, so that a bias is not taken for a bank, and a digest, so that damage is noticed.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -32,7 +33,9 @@ def save_record(
     from safetensors.numpy import save
 
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    blob = save(dense, {"format": f"nnnorm.{kind}/1", kind: json.dumps(about)})
+    text = json.dumps(about)
+    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": _digest(dense, text)}
+    blob = save(dense, metadata)
     write_whole(path, lambda file: file.write(blob))
 
 
@@ -73,6 +76,9 @@ def load_record(
             raise TypeError(type(about).__name__)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise damaged(path, kind, maker, error) from error
+    digest = _digest(arrays, metadata[kind])
+    if metadata.get("digest", digest) != digest:  # biases of earlier versions have none
+        raise damaged(path, kind, maker, "its numbers are not those that were saved")
     return arrays, about
 
 
@@ -93,15 +99,27 @@ def kind_of_record(path: str | os.PathLike[str]) -> str | None:
     return kind.partition("/")[0] if package == "nnnorm" else None
 
 
-def damaged(path: str | os.PathLike[str], kind: str, maker: str, error: Exception) -> NNNormError:
-    """The error for a record that lacks a part.
+def damaged(
+    path: str | os.PathLike[str], kind: str, maker: str, reason: Exception | str
+) -> NNNormError:
+    """The error for a record that lacks a part, or has another.
 
     Examples
     --------
     >>> damaged("b.safetensors", "bias", "nnnorm fit", KeyError("weight"))
     NNNormError("b.safetensors is a damaged bias file (KeyError('weight')); make it again with: ...
     """
-    return NNNormError(f"{path} is a damaged {kind} file ({error!r}); make it again with: {maker}")
+    shown = reason if isinstance(reason, str) else repr(reason)
+    return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
+
+
+def _digest(arrays: Arrays, text: str) -> str:
+    """Of all numbers and the description, so that a damaged file is noticed."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _read(

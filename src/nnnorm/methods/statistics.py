@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import Intents, References, describe_size
+from nnnorm.copies import Intents, References, describe_size, used_rows
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
 from nnnorm.means import Solver, means_by
@@ -130,7 +130,7 @@ class Statistics:
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
         if isinstance(references, Intents):
             options["n_given"] = references.n_rows
-        rows = references.embeddings if isinstance(references, Intents) else references
+        rows = used_rows(references)
         bank_scores = None
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)
