@@ -216,7 +216,10 @@ def test_every_item_of_unit_norm_has_room_also_the_farthest(seed, norm):
 
 
 def test_raw_items_have_room_up_to_a_margin_and_are_refused_beyond_it(made):
-    corrector = fit(made, "nnn", scale=2.0, normalize=False)
+    lengths = np.linspace(1.0, 2.0, 100)[:, None]
+    corrector = Corrector.fit(
+        lengths * made.gallery, 2 * made.references, NNN(6, 0.7), normalize=False
+    )
     assert corrector.items(2.4 * made.new).shape == (60, 18)
     with pytest.raises(NNNormError, match=r"norms up to 2.6, but .* up to 2.5; fit it again"):
         corrector.items(2.6 * made.new)
@@ -244,6 +247,36 @@ def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector,
         ask(np.where(np.arange(60)[:, None] == 1, np.nan, made.new))
     with pytest.raises(NNNormError, match=f"{method} has no argument 'wieght'"):
         ask(made.new, wieght=0.5)
+
+
+def test_raw_rows_on_another_scale_are_refused_where_all_norms_are_equal(made):
+    corrector = Corrector.fit(10 * made.gallery, 20 * made.references, normalize=False)
+    assert corrector.queries(20 * made.queries).shape == (80, 18)
+    assert corrector.items(10 * made.new).shape == (60, 18)
+    with pytest.raises(NNNormError, match=r"queries has norms 1 to 1, but all references .* 20;"):
+        corrector.queries(made.queries)
+    with pytest.raises(NNNormError, match=r"items has norms 1 to 1, but all items of .* 10; scale"):
+        corrector.items(made.new)
+    with pytest.raises(NNNormError, match="items has norms 1 to 1"):
+        corrector.bias_of(made.new)
+
+
+def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
+    lengths = np.linspace(10, 20, len(made.references))[:, None]
+    corrector = Corrector.fit(made.gallery, lengths * made.references, NNN(6, 0.7), normalize=False)
+    with pytest.warns(nnnorm.NNNormWarning, match="the correction is on another scale"):
+        corrector.queries(made.queries)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        corrector.queries(made.queries, weight=0)
+        corrector.queries(15 * made.queries)
+
+
+@pytest.mark.parametrize("normalize", [None, False])
+def test_recent_queries_on_another_scale_than_the_bank_are_refused(made, normalize):
+    for references in (made.references, nnnorm.Bank.of(made.references)):
+        with pytest.raises(NNNormError, match="recent has norms 20 to 20, but all references"):
+            Corrector.fit(made.gallery, references, recent=20 * made.queries, normalize=normalize)
 
 
 def test_a_corrector_that_normalises_takes_rows_of_any_norm(made):

@@ -49,7 +49,7 @@ from nnnorm.io import (
 )
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
-from nnnorm.ranking import search
+from nnnorm.ranking import search, warn_of_scale
 from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -59,6 +59,8 @@ Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 _MAKER = "nnnorm fit --save-corrector"
 # Norms this close to 1 are unit norms that were rounded, as float16 does.
 _UNIT = 5e-3
+# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
+_EQUAL_NORMS = 0.01
 # Later items of raw embeddings may be longer than those of the gallery by this factor.
 _HEADROOM = 1.25
 # Bounds of the values hold exactly; this is for the rounding of float32.
@@ -120,8 +122,8 @@ class Corrector:
         Whether all rows have unit norms, by themselves or because they are normalised.
     augmentation : Augmentation
         How `items` and `queries` are extended.
-    longest : float
-        Largest norm of an item that the radius of the augmentation has room for.
+    item_norms : (float, float)
+        Smallest and largest norm of the gallery.
     sample : ndarray, shape (n_sample, dim)
         Some items of the gallery, for `nnnorm drift`.
     center : ndarray, shape (dim,), or None
@@ -149,7 +151,7 @@ class Corrector:
     normalize: bool
     unit: bool
     augmentation: Augmentation
-    longest: float
+    item_norms: tuple[float, float]
     sample: Rows
     center: FloatArray | None = None
     gallery_references: Rows | None = None
@@ -236,6 +238,7 @@ class Corrector:
         used = use_references(references, past, duplicates, progress)
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
+            _check_norms(own, past.norm_range, "references")
             used = _choose_bank(used, own, duplicates)
         first = _keep(used.embeddings if isinstance(used, Intents) else used, items)
         second = None
@@ -266,7 +269,7 @@ class Corrector:
         settled = _settled(bias.method, bias.params)
         center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
-        longest = 1 + _UNIT if unit else _HEADROOM * items.norm_range[1]
+        norms = items.norm_range
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
         corrector = cls(
             method=settled,
@@ -275,8 +278,8 @@ class Corrector:
             bias=bias,
             normalize=items.normalized,
             unit=unit,
-            augmentation=_augment(banks, longest, center, bias),
-            longest=longest,
+            augmentation=_augment(banks, _longest(norms, unit), center, bias),
+            item_norms=norms,
             sample=_halve(items.take(some)),
             center=center,
             gallery_references=second,
@@ -350,6 +353,11 @@ class Corrector:
     def dim(self) -> int:
         """Number of dimensions of the embeddings."""
         return int(self.references.shape[1])
+
+    @property
+    def longest(self) -> float:
+        """Largest norm of an item that the radius of the augmentation has room for."""
+        return _longest(self.item_norms, self.unit)
 
     @property
     def weight(self) -> float:
@@ -488,6 +496,7 @@ class Corrector:
         """
         opened = self.open(queries, "queries")
         used = self.weight if weight is None else check_weight(weight)
+        warn_of_scale(self.bias, opened, used)
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
     def open(self, source: Source, name: str) -> Embeddings:
@@ -496,8 +505,8 @@ class Corrector:
         Parameters
         ----------
         source : array or path, shape (n_rows, dim)
-        name : str
-            For messages.
+        name : {"items", "gallery", "queries", "recent"}
+            The role: items are compared with the gallery of the fit, queries with the references.
 
         Returns
         -------
@@ -524,6 +533,10 @@ class Corrector:
                 "but all rows of this corrector do; normalise them, or fit the corrector with "
                 "normalize=True (--normalize)"
             )
+        if not self.unit and name in ("items", "gallery"):
+            _check_norms(rows, self.item_norms, "items")
+        elif not self.unit:
+            _check_norms(rows, self.bank.norm_range, "references")
         return rows
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
@@ -574,6 +587,7 @@ class Corrector:
             "normalize": self.normalize,
             "unit": self.unit,
             "augmentation": asdict(self.augmentation),
+            "item_norms": list(self.item_norms),
             "longest": self.longest,
             "fingerprint": self.fingerprint,
             "bias": self.bias.to_dict(),
@@ -620,7 +634,7 @@ class Corrector:
                 normalize=about["normalize"],
                 unit=about["unit"],
                 augmentation=Augmentation(**about["augmentation"]),
-                longest=about["longest"],
+                item_norms=tuple(about["item_norms"]),
                 sample=arrays["sample"],
                 center=arrays.get("center"),
                 gallery_references=arrays.get("gallery_references"),
@@ -704,6 +718,22 @@ def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
 def _has_unit_norms(rows: Embeddings) -> bool:
     low, high = rows.norm_range
     return max(1 - low, high - 1) <= _UNIT
+
+
+def _check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None:
+    """Raise where the rows of the corrector have equal norms, and these do not share them."""
+    (low, high), (least, most) = rows.norm_range, norms
+    if most - least > _EQUAL_NORMS * most:
+        return  # raw inner products are meant
+    if low < (1 - _EQUAL_NORMS) * least or high > (1 + _EQUAL_NORMS) * most:
+        raise NNNormError(
+            f"{rows.name} has norms {low:.4g} to {high:.4g}, but all {what} of the corrector have "
+            f"about {most:.4g}; scale them alike, or fit with normalize=True (--normalize)"
+        )
+
+
+def _longest(norms: tuple[float, float], unit: bool) -> float:
+    return 1 + _UNIT if unit else _HEADROOM * norms[1]
 
 
 def _augment(
