@@ -450,11 +450,66 @@ def test_recent_queries_replace_a_foreign_bank_and_join_one_s_own(made):
     past = past[::5]
     recent, foreign = queries[::5][:64], -past
 
-    def n_used(references):
-        return len(Corrector.fit(gallery, references, recent=recent, duplicates="keep").references)
+    alone, both = (
+        Corrector.fit(gallery, references, recent=recent, duplicates="keep")
+        for references in (foreign, past)
+    )
+    assert len(alone.references) == 64
+    assert len(both.references) == 64 + len(past)
+    assert alone.bias.params["bank"] == "recent"
+    assert both.bias_of(gallery[:5]).params["bank"] == "both"
+    assert both.bias.params["bank_z"] < 3 < alone.bias.params["bank_z"]
+    assert "bank" not in Corrector.fit(gallery, past).bias.params
 
-    assert n_used(foreign) == 64
-    assert n_used(past) == 64 + len(past)
+
+def test_a_refit_takes_the_very_bank_of_the_fit(made):
+    bank = nnnorm.Bank.of(made.references, normalize=True)
+    for normalize in (None, True):
+        corrector = Corrector.fit(made.gallery, bank, normalize=normalize)
+        again = corrector.refit(bank, gallery=made.gallery)
+        assert again.fingerprint == corrector.fingerprint
+
+
+def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):
+    lengths = np.linspace(1, 2, len(made.references))[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        corrector = Corrector.fit(made.gallery, lengths * made.references, normalize=False)
+        corrector.refit(lengths * made.references, gallery=made.gallery)
+
+
+def test_a_refit_keeps_the_copies_that_the_fit_kept(made, tmp_path):
+    log = np.repeat(made.references, 3, axis=0)
+    first = Corrector.fit(made.gallery, log, NNN(6, 0.7), duplicates="keep")
+    first.save(tmp_path / "corrector.safetensors")
+    for corrector in (first, Corrector.load(tmp_path / "corrector.safetensors")):
+        assert len(corrector.refit(log, gallery=made.gallery).references) == len(log)
+    dropped = first.refit(log, gallery=made.gallery, duplicates="drop")
+    assert len(dropped.references) < len(log)
+
+
+def test_a_refit_without_the_recent_queries_of_the_fit_is_warned_of(made):
+    first = Corrector.fit(made.gallery, made.references, recent=made.queries)
+    with pytest.warns(nnnorm.NNNormWarning, match="pass recent= to decide again"):
+        first.refit(made.references, gallery=made.gallery)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.refit(made.references, gallery=made.gallery, recent=made.queries)
+
+
+def test_repeated_items_are_named_once(made):
+    twice = np.repeat(made.gallery, 2, axis=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Corrector.fit(twice, made.references, NNN(6, 0.7))
+    (only,) = caught
+    assert str(only.message).startswith("gallery has 100 different rows among 200")
+
+
+def test_references_that_are_the_gallery_are_refused(made):
+    with pytest.raises(NNNormError, match="references seem to be rows of gallery"):
+        Corrector.fit(made.gallery, made.gallery)
+    assert len(Corrector.fit(made.gallery, made.gallery, own_rows=True).bias) == 100
 
 
 # --- where numbers meet ---------------------------------------------------------------------------

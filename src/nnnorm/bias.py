@@ -185,6 +185,8 @@ class Bias:
             fingerprints=prints,
         )
 
+    __radd__ = __add__
+
     @property
     def correction(self) -> FloatArray:
         """``weight · values``, shape ``(n_gallery,)``: what is subtracted from every score."""

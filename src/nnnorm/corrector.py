@@ -36,7 +36,7 @@ from nnnorm.copies import (
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.foreign import choose_references
+from nnnorm.foreign import choose_references, foreign_z
 from nnnorm.io import (
     Embeddings,
     Progress,
@@ -50,7 +50,6 @@ from nnnorm.io import (
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
 from nnnorm.ranking import search, warn_of_scale
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -76,6 +75,8 @@ _N_ASKED = 1024
 _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
+# Parameters of a bias that say what was made of the references, and so hold for later items too.
+_OF_THE_BANK = ("n_intents", "bank", "bank_z")
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,8 @@ class Corrector:
         How `items` and `queries` are extended.
     item_norms : (float, float)
         Smallest and largest norm of the gallery.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank counted once; `refit` does the same.
     sample : ndarray, shape (n_sample, dim)
         Some items of the gallery, for `nnnorm drift`.
     center : ndarray, shape (dim,), or None
@@ -152,6 +155,7 @@ class Corrector:
     unit: bool
     augmentation: Augmentation
     item_norms: tuple[float, float]
+    duplicates: Duplicates
     sample: Rows
     center: FloatArray | None = None
     gallery_references: Rows | None = None
@@ -203,7 +207,8 @@ class Corrector:
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
             A few dozen queries of one's own, without labels, where the bank comes from elsewhere:
-            they decide whether the bank, the recent queries or both are used.
+            they decide whether they are used alone or with the bank. The `params` of the bias tell:
+            ``bank`` is "recent" or "both", and ``bank_z`` how far both are from one source.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
         duplicates, own_rows : optional
@@ -234,12 +239,11 @@ class Corrector:
         _check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        check_roles(items, past, own_rows=own_rows)
-        used = use_references(references, past, duplicates, progress)
+        used, choice = use_references(references, past, duplicates, progress), {}
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             _check_norms(own, past.norm_range, "references")
-            used = _choose_bank(used, own, duplicates)
+            used, choice = _choose_bank(used, own, duplicates)
         first = _keep(used.embeddings if isinstance(used, Intents) else used, items)
         second = None
         if gallery_references is not None:
@@ -256,7 +260,7 @@ class Corrector:
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
             duplicates="keep",  # what is left of them
-            own_rows=True,
+            own_rows=own_rows,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -266,6 +270,7 @@ class Corrector:
         if (n_intents := count_intents(used)) is not None:
             params = {**bias.params, "n_intents": n_intents}
             bias = replace(bias, n_references=count_references(used), params=params)
+        bias = replace(bias, params={**bias.params, **choice})
         settled = _settled(bias.method, bias.params)
         center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
@@ -280,6 +285,7 @@ class Corrector:
             unit=unit,
             augmentation=_augment(banks, _longest(norms, unit), center, bias),
             item_norms=norms,
+            duplicates=duplicates,
             sample=_halve(items.take(some)),
             center=center,
             gallery_references=second,
@@ -294,7 +300,7 @@ class Corrector:
         gallery: Source,
         recent: Source | None = None,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
+        duplicates: Duplicates | None = None,
         own_rows: bool = False,
         solver: Solver = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -312,7 +318,7 @@ class Corrector:
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
         recent, gallery_references, duplicates, own_rows, solver, memory_budget, progress : optional
-            As in `fit`; the second bank stays as it is if none is given.
+            As in `fit`; the second bank and `duplicates` stay as they are if none is given.
 
         Returns
         -------
@@ -329,6 +335,12 @@ class Corrector:
         (True, 40)
         """
         items = self.open(gallery, "gallery")
+        if recent is None and "bank" in self.bias.params:
+            warn(
+                "this corrector was fitted with recent queries that decided whether the bank is "
+                "used, and the refit has none, so the new bank is used whatever it is like; pass "
+                "recent= to decide again"
+            )
         new = Corrector.fit(
             items,
             references,
@@ -337,10 +349,11 @@ class Corrector:
             gallery_references=(
                 self.bank_of_items if gallery_references is None else gallery_references
             ),
-            duplicates=duplicates,
+            duplicates=self.duplicates if duplicates is None else duplicates,
             own_rows=own_rows,
             solver=solver,
-            normalize=self.normalize,
+            # A bank that is normalised suits unit rows too, which False would refuse.
+            normalize=True if self.normalize else None if self.unit else False,
             memory_budget=memory_budget,
             progress=progress,
         )
@@ -546,11 +559,11 @@ class Corrector:
         return self._sign(self.method.make_bias(statistics))
 
     def _sign(self, bias: Bias) -> Bias:
-        counted = {key: n for key, n in self.bias.params.items() if key == "n_intents"}
+        kept = {key: self.bias.params[key] for key in _OF_THE_BANK if key in self.bias.params}
         return replace(
             bias,
             n_references=self.bias.n_references,
-            params={**bias.params, **counted},
+            params={**bias.params, **kept},
             fingerprints={**bias.fingerprints, "corrector": self.fingerprint},
         )
 
@@ -588,6 +601,7 @@ class Corrector:
             "unit": self.unit,
             "augmentation": asdict(self.augmentation),
             "item_norms": list(self.item_norms),
+            "duplicates": self.duplicates,
             "longest": self.longest,
             "fingerprint": self.fingerprint,
             "bias": self.bias.to_dict(),
@@ -635,6 +649,7 @@ class Corrector:
                 unit=about["unit"],
                 augmentation=Augmentation(**about["augmentation"]),
                 item_norms=tuple(about["item_norms"]),
+                duplicates=about["duplicates"],
                 sample=arrays["sample"],
                 center=arrays.get("center"),
                 gallery_references=arrays.get("gallery_references"),
@@ -685,14 +700,18 @@ def _describe(method: Method) -> dict[str, Any]:
 # --- the bank and its bounds ---------------------------------------------------------------------
 
 
-def _choose_bank(used: References, recent: Embeddings, duplicates: Duplicates) -> References:
-    """The recent queries alone, or with the bank; copies among them count once."""
+def _choose_bank(
+    used: References, recent: Embeddings, duplicates: Duplicates
+) -> tuple[References, dict[str, Any]]:
+    """The recent queries alone, or with the bank, and which; copies among them count once."""
     bank = used.embeddings if isinstance(used, Intents) else used
-    chosen = choose_references(bank, recent)
+    z, chosen = foreign_z(bank, recent), choose_references(bank, recent)
     found = without_copies(chosen, duplicates)
-    if not isinstance(found, Intents) or chosen is recent:
-        return found
-    return replace(found, n_rows=count_references(used) + len(recent))
+    if chosen is recent:
+        return found, {"bank": "recent", "bank_z": z}
+    if isinstance(found, Intents):
+        found = replace(found, n_rows=count_references(used) + len(recent))
+    return found, {"bank": "both", "bank_z": z}
 
 
 def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:
