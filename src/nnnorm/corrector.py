@@ -239,7 +239,8 @@ class Corrector:
         _check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        used, choice = use_references(references, past, duplicates, progress), {}
+        used = use_references(references, past, duplicates, progress)
+        choice: dict[str, Any] = {}
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             _check_norms(own, past.norm_range, "references")
@@ -711,7 +712,7 @@ def _choose_bank(
         return found, {"bank": "recent", "bank_z": z}
     if isinstance(found, Intents):
         found = replace(found, n_rows=count_references(used) + len(recent))
-    return found, {"bank": "both", "bank_z": z}
+    return found, {"bank": "both", "bank_z": None if math.isnan(z) else z}
 
 
 def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:

@@ -358,7 +358,9 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     return title, facts
 
 
-def _describe_choice(bank: str, z: float) -> str:
+def _describe_choice(bank: str, z: float | None) -> str:
+    if z is None:
+        return "the recent queries and the references; too few to tell whether they are alike"
     shown = f"z = {z:.1f}".replace("-", "−")
     if bank == "recent":
         return f"the recent queries alone, as the references are not like them ({shown})"
