@@ -205,10 +205,8 @@ def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
             f"cosine of {SAME_INTENT} count as one); give {_FEW_QUERIES} or more"
         )
     if n_queries < _FEW_QUERIES:
-        different = "" if n_queries == len(queries) else " different"
-        warn(
-            f"{n_queries}{different} queries are few to tell a drift by; give {_FEW_QUERIES} or more"
-        )
+        what = "queries" if n_queries == len(queries) else "different queries"
+        warn(f"{n_queries} {what} are few to tell a drift by; give {_FEW_QUERIES} or more")
     return z
 
 
