@@ -216,7 +216,10 @@ def test_every_item_of_unit_norm_has_room_also_the_farthest(seed, norm):
 
 
 def test_raw_items_have_room_up_to_a_margin_and_are_refused_beyond_it(made):
-    corrector = fit(made, "nnn", scale=2.0, normalize=False)
+    lengths = np.linspace(1.0, 2.0, 100)[:, None]
+    corrector = Corrector.fit(
+        lengths * made.gallery, 2 * made.references, NNN(6, 0.7), normalize=False
+    )
     assert corrector.items(2.4 * made.new).shape == (60, 18)
     with pytest.raises(NNNormError, match=r"norms up to 2.6, but .* up to 2.5; fit it again"):
         corrector.items(2.6 * made.new)
@@ -244,6 +247,36 @@ def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector,
         ask(np.where(np.arange(60)[:, None] == 1, np.nan, made.new))
     with pytest.raises(NNNormError, match=f"{method} has no argument 'wieght'"):
         ask(made.new, wieght=0.5)
+
+
+def test_raw_rows_on_another_scale_are_refused_where_all_norms_are_equal(made):
+    corrector = Corrector.fit(10 * made.gallery, 20 * made.references, normalize=False)
+    assert corrector.queries(20 * made.queries).shape == (80, 18)
+    assert corrector.items(10 * made.new).shape == (60, 18)
+    with pytest.raises(NNNormError, match=r"queries has norms 1 to 1, but all references .* 20;"):
+        corrector.queries(made.queries)
+    with pytest.raises(NNNormError, match=r"items has norms 1 to 1, but all items of .* 10; scale"):
+        corrector.items(made.new)
+    with pytest.raises(NNNormError, match="items has norms 1 to 1"):
+        corrector.bias_of(made.new)
+
+
+def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
+    lengths = np.linspace(10, 20, len(made.references))[:, None]
+    corrector = Corrector.fit(made.gallery, lengths * made.references, NNN(6, 0.7), normalize=False)
+    with pytest.warns(nnnorm.NNNormWarning, match="the correction is on another scale"):
+        corrector.queries(made.queries)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        corrector.queries(made.queries, weight=0)
+        corrector.queries(15 * made.queries)
+
+
+@pytest.mark.parametrize("normalize", [None, False])
+def test_recent_queries_on_another_scale_than_the_bank_are_refused(made, normalize):
+    for references in (made.references, nnnorm.Bank.of(made.references)):
+        with pytest.raises(NNNormError, match="recent has norms 20 to 20, but all references"):
+            Corrector.fit(made.gallery, references, recent=20 * made.queries, normalize=normalize)
 
 
 def test_a_corrector_that_normalises_takes_rows_of_any_norm(made):
@@ -418,11 +451,66 @@ def test_recent_queries_replace_a_foreign_bank_and_join_one_s_own(made):
     past = past[::5]
     recent, foreign = queries[::5][:64], -past
 
-    def n_used(references):
-        return len(Corrector.fit(gallery, references, recent=recent, duplicates="keep").references)
+    alone, both = (
+        Corrector.fit(gallery, references, recent=recent, duplicates="keep")
+        for references in (foreign, past)
+    )
+    assert len(alone.references) == 64
+    assert len(both.references) == 64 + len(past)
+    assert alone.bias.params["bank"] == "recent"
+    assert both.bias_of(gallery[:5]).params["bank"] == "both"
+    assert both.bias.params["bank_z"] < 3 < alone.bias.params["bank_z"]
+    assert "bank" not in Corrector.fit(gallery, past).bias.params
 
-    assert n_used(foreign) == 64
-    assert n_used(past) == 64 + len(past)
+
+def test_a_refit_takes_the_very_bank_of_the_fit(made):
+    bank = nnnorm.Bank.of(made.references, normalize=True)
+    for normalize in (None, True):
+        corrector = Corrector.fit(made.gallery, bank, normalize=normalize)
+        again = corrector.refit(bank, gallery=made.gallery)
+        assert again.fingerprint == corrector.fingerprint
+
+
+def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):
+    lengths = np.linspace(1, 2, len(made.references))[:, None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        corrector = Corrector.fit(made.gallery, lengths * made.references, normalize=False)
+        corrector.refit(lengths * made.references, gallery=made.gallery)
+
+
+def test_a_refit_keeps_the_copies_that_the_fit_kept(made, tmp_path):
+    log = np.repeat(made.references, 3, axis=0)
+    first = Corrector.fit(made.gallery, log, NNN(6, 0.7), duplicates="keep")
+    first.save(tmp_path / "corrector.safetensors")
+    for corrector in (first, Corrector.load(tmp_path / "corrector.safetensors")):
+        assert len(corrector.refit(log, gallery=made.gallery).references) == len(log)
+    dropped = first.refit(log, gallery=made.gallery, duplicates="drop")
+    assert len(dropped.references) < len(log)
+
+
+def test_a_refit_without_the_recent_queries_of_the_fit_is_warned_of(made):
+    first = Corrector.fit(made.gallery, made.references, recent=made.queries)
+    with pytest.warns(nnnorm.NNNormWarning, match="pass recent= to decide again"):
+        first.refit(made.references, gallery=made.gallery)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first.refit(made.references, gallery=made.gallery, recent=made.queries)
+
+
+def test_repeated_items_are_named_once(made):
+    twice = np.repeat(made.gallery, 2, axis=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Corrector.fit(twice, made.references, NNN(6, 0.7))
+    (only,) = caught
+    assert str(only.message).startswith("gallery has 100 different rows among 200")
+
+
+def test_references_that_are_the_gallery_are_refused(made):
+    with pytest.raises(NNNormError, match="references seem to be rows of gallery"):
+        Corrector.fit(made.gallery, made.gallery)
+    assert len(Corrector.fit(made.gallery, made.gallery, own_rows=True).bias) == 100
 
 
 # --- where numbers meet ---------------------------------------------------------------------------

@@ -46,6 +46,13 @@ def test_both_parts_are_named_and_survive_the_disk(hubs, tmp_path):
     assert "popularity_weight=0.05, n_clicks=12" in repr(both)
 
 
+def test_the_order_of_a_sum_makes_no_difference(hubs):
+    popularity = Popularity([3, 0, 9], weight=0.05)
+    np.testing.assert_array_equal((popularity + hubs).values, (hubs + popularity).values)
+    with pytest.raises(NNNormError, match="only a Popularity can be added to a bias"):
+        sum([hubs])
+
+
 def test_items_without_clicks_keep_the_values_of_the_corrector():
     gallery, _, past = make_embeddings(n_items=60, n_past=40, dim=16)
     corrector = Corrector.fit(gallery[:50], past)

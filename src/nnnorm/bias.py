@@ -181,6 +181,8 @@ class Bias:
             params={**self.params, **parts},
         )
 
+    __radd__ = __add__
+
     @property
     def correction(self) -> FloatArray:
         """``weight · values``, shape ``(n_gallery,)``: what is subtracted from every score."""

@@ -36,7 +36,7 @@ from nnnorm.copies import (
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.foreign import choose_references
+from nnnorm.foreign import choose_references, foreign_z
 from nnnorm.io import (
     Embeddings,
     Progress,
@@ -49,8 +49,7 @@ from nnnorm.io import (
 )
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
-from nnnorm.ranking import search
-from nnnorm.roles import check_roles
+from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -59,6 +58,8 @@ Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 _MAKER = "nnnorm fit --save-corrector"
 # Norms this close to 1 are unit norms that were rounded, as float16 does.
 _UNIT = 5e-3
+# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
+_EQUAL_NORMS = 0.01
 # Later items of raw embeddings may be longer than those of the gallery by this factor.
 _HEADROOM = 1.25
 # Bounds of the values hold exactly; this is for the rounding of float32.
@@ -74,6 +75,8 @@ _N_ASKED = 1024
 _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
+# Parameters of a bias that say what was made of the references, and so hold for later items too.
+_OF_THE_BANK = ("n_intents", "bank", "bank_z")
 
 
 @dataclass(frozen=True)
@@ -120,8 +123,10 @@ class Corrector:
         Whether all rows have unit norms, by themselves or because they are normalised.
     augmentation : Augmentation
         How `items` and `queries` are extended.
-    longest : float
-        Largest norm of an item that the radius of the augmentation has room for.
+    item_norms : (float, float)
+        Smallest and largest norm of the gallery.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank counted once; `refit` does the same.
     sample : ndarray, shape (n_sample, dim)
         Some items of the gallery, for `nnnorm drift`.
     center : ndarray, shape (dim,), or None
@@ -149,7 +154,8 @@ class Corrector:
     normalize: bool
     unit: bool
     augmentation: Augmentation
-    longest: float
+    item_norms: tuple[float, float]
+    duplicates: Duplicates
     sample: Rows
     center: FloatArray | None = None
     gallery_references: Rows | None = None
@@ -201,7 +207,8 @@ class Corrector:
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
             A few dozen queries of one's own, without labels, where the bank comes from elsewhere:
-            they decide whether the bank, the recent queries or both are used.
+            they decide whether they are used alone or with the bank. The `params` of the bias tell:
+            ``bank`` is "recent" or "both", and ``bank_z`` how far both are from one source.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
         duplicates, own_rows : optional
@@ -232,11 +239,12 @@ class Corrector:
         _check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
-        check_roles(items, past, own_rows=own_rows)
         used = use_references(references, past, duplicates, progress)
+        choice: dict[str, Any] = {}
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
-            used = _choose_bank(used, own, duplicates)
+            _check_norms(own, past.norm_range, "references")
+            used, choice = _choose_bank(used, own, duplicates)
         first = _keep(used.embeddings if isinstance(used, Intents) else used, items)
         second = None
         if gallery_references is not None:
@@ -253,7 +261,7 @@ class Corrector:
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
             duplicates="keep",  # what is left of them
-            own_rows=True,
+            own_rows=own_rows,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -263,10 +271,11 @@ class Corrector:
         if (n_intents := count_intents(used)) is not None:
             params = {**bias.params, "n_intents": n_intents}
             bias = replace(bias, n_references=count_references(used), params=params)
+        bias = replace(bias, params={**bias.params, **choice})
         settled = _settled(bias.method, bias.params)
         center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
-        longest = 1 + _UNIT if unit else _HEADROOM * items.norm_range[1]
+        norms = items.norm_range
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
         corrector = cls(
             method=settled,
@@ -275,8 +284,9 @@ class Corrector:
             bias=bias,
             normalize=items.normalized,
             unit=unit,
-            augmentation=_augment(banks, longest, center, bias),
-            longest=longest,
+            augmentation=_augment(banks, _longest(norms, unit), center, bias),
+            item_norms=norms,
+            duplicates=duplicates,
             sample=_halve(items.take(some)),
             center=center,
             gallery_references=second,
@@ -291,7 +301,7 @@ class Corrector:
         gallery: Source,
         recent: Source | None = None,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
+        duplicates: Duplicates | None = None,
         own_rows: bool = False,
         solver: Solver = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -309,7 +319,7 @@ class Corrector:
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
         recent, gallery_references, duplicates, own_rows, solver, memory_budget, progress : optional
-            As in `fit`; the second bank stays as it is if none is given.
+            As in `fit`; the second bank and `duplicates` stay as they are if none is given.
 
         Returns
         -------
@@ -326,6 +336,12 @@ class Corrector:
         (True, 40)
         """
         items = self.open(gallery, "gallery")
+        if recent is None and "bank" in self.bias.params:
+            warn(
+                "this corrector was fitted with recent queries that decided whether the bank is "
+                "used, and the refit has none, so the new bank is used whatever it is like; pass "
+                "recent= to decide again"
+            )
         new = Corrector.fit(
             items,
             references,
@@ -334,10 +350,11 @@ class Corrector:
             gallery_references=(
                 self.bank_of_items if gallery_references is None else gallery_references
             ),
-            duplicates=duplicates,
+            duplicates=self.duplicates if duplicates is None else duplicates,
             own_rows=own_rows,
             solver=solver,
-            normalize=self.normalize,
+            # A bank that is normalised suits unit rows too, which False would refuse.
+            normalize=True if self.normalize else None if self.unit else False,
             memory_budget=memory_budget,
             progress=progress,
         )
@@ -350,6 +367,11 @@ class Corrector:
     def dim(self) -> int:
         """Number of dimensions of the embeddings."""
         return int(self.references.shape[1])
+
+    @property
+    def longest(self) -> float:
+        """Largest norm of an item that the radius of the augmentation has room for."""
+        return _longest(self.item_norms, self.unit)
 
     @property
     def weight(self) -> float:
@@ -488,6 +510,7 @@ class Corrector:
         """
         opened = self.open(queries, "queries")
         used = self.weight if weight is None else check_weight(weight)
+        warn_of_scale(self.bias, opened, used)
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 
     def open(self, source: Source, name: str) -> Embeddings:
@@ -496,8 +519,8 @@ class Corrector:
         Parameters
         ----------
         source : array or path, shape (n_rows, dim)
-        name : str
-            For messages.
+        name : {"items", "gallery", "queries", "recent"}
+            The role: items are compared with the gallery of the fit, queries with the references.
 
         Returns
         -------
@@ -524,6 +547,10 @@ class Corrector:
                 "but all rows of this corrector do; normalise them, or fit the corrector with "
                 "normalize=True (--normalize)"
             )
+        if not self.unit and name in ("items", "gallery"):
+            _check_norms(rows, self.item_norms, "items")
+        elif not self.unit:
+            _check_norms(rows, self.bank.norm_range, "references")
         return rows
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
@@ -533,11 +560,11 @@ class Corrector:
         return self._sign(self.method.make_bias(statistics))
 
     def _sign(self, bias: Bias) -> Bias:
-        counted = {key: n for key, n in self.bias.params.items() if key == "n_intents"}
+        kept = {key: self.bias.params[key] for key in _OF_THE_BANK if key in self.bias.params}
         return replace(
             bias,
             n_references=self.bias.n_references,
-            params={**bias.params, **counted},
+            params={**bias.params, **kept},
             fingerprints={**bias.fingerprints, "corrector": self.fingerprint},
         )
 
@@ -574,6 +601,8 @@ class Corrector:
             "normalize": self.normalize,
             "unit": self.unit,
             "augmentation": asdict(self.augmentation),
+            "item_norms": list(self.item_norms),
+            "duplicates": self.duplicates,
             "longest": self.longest,
             "fingerprint": self.fingerprint,
             "bias": self.bias.to_dict(),
@@ -620,7 +649,8 @@ class Corrector:
                 normalize=about["normalize"],
                 unit=about["unit"],
                 augmentation=Augmentation(**about["augmentation"]),
-                longest=about["longest"],
+                item_norms=tuple(about["item_norms"]),
+                duplicates=about["duplicates"],
                 sample=arrays["sample"],
                 center=arrays.get("center"),
                 gallery_references=arrays.get("gallery_references"),
@@ -671,14 +701,18 @@ def _describe(method: Method) -> dict[str, Any]:
 # --- the bank and its bounds ---------------------------------------------------------------------
 
 
-def _choose_bank(used: References, recent: Embeddings, duplicates: Duplicates) -> References:
-    """The recent queries alone, or with the bank; copies among them count once."""
+def _choose_bank(
+    used: References, recent: Embeddings, duplicates: Duplicates
+) -> tuple[References, dict[str, Any]]:
+    """The recent queries alone, or with the bank, and which; copies among them count once."""
     bank = used.embeddings if isinstance(used, Intents) else used
-    chosen = choose_references(bank, recent)
+    z, chosen = foreign_z(bank, recent), choose_references(bank, recent)
     found = without_copies(chosen, duplicates)
-    if not isinstance(found, Intents) or chosen is recent:
-        return found
-    return replace(found, n_rows=count_references(used) + len(recent))
+    if chosen is recent:
+        return found, {"bank": "recent", "bank_z": z}
+    if isinstance(found, Intents):
+        found = replace(found, n_rows=count_references(used) + len(recent))
+    return found, {"bank": "both", "bank_z": None if math.isnan(z) else z}
 
 
 def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:
@@ -704,6 +738,22 @@ def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
 def _has_unit_norms(rows: Embeddings) -> bool:
     low, high = rows.norm_range
     return max(1 - low, high - 1) <= _UNIT
+
+
+def _check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None:
+    """Raise where the rows of the corrector have equal norms, and these do not share them."""
+    (low, high), (least, most) = rows.norm_range, norms
+    if most - least > _EQUAL_NORMS * most:
+        return  # raw inner products are meant
+    if low < (1 - _EQUAL_NORMS) * least or high > (1 + _EQUAL_NORMS) * most:
+        raise NNNormError(
+            f"{rows.name} has norms {low:.4g} to {high:.4g}, but all {what} of the corrector have "
+            f"about {most:.4g}; scale them alike, or fit with normalize=True (--normalize)"
+        )
+
+
+def _longest(norms: tuple[float, float], unit: bool) -> float:
+    return 1 + _UNIT if unit else _HEADROOM * norms[1]
 
 
 def _augment(

@@ -7,6 +7,7 @@ another model, and a bank that is the gallery itself all stand out. Bank and gal
 tell: the halves of a foreign bank agree with each other.
 """
 
+import math
 from typing import TypeAlias
 
 import numpy as np
@@ -46,7 +47,8 @@ def foreign_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> f
     Returns
     -------
     float
-        About 0 for one source, above 3 for two; 0 where there are too few rows to tell.
+        About 0 for one source, above 3 for two; NaN where there are too few different rows to
+        tell, which is above nothing.
 
     Examples
     --------
@@ -64,7 +66,7 @@ def foreign_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> f
         drawn, asked = (_draw(rows, rng) for rows in (references, recent))
         size = min(len(drawn), len(asked))
         if size < _LEAST_SAMPLE:
-            return 0.0
+            return math.nan
         both = np.concatenate([drawn[:size], asked[:size]])
         scores = both @ both.T
         np.fill_diagonal(scores, -np.inf)

@@ -161,7 +161,7 @@ def search(
     """
     asked, items = _open_pair(queries, gallery, bias, normalize)
     weight = _check_bias(bias, items, weight, asked)
-    _warn_of_scale(bias, asked, weight)
+    warn_of_scale(bias, asked, weight)
     names = items.ids if ids is None else check_ids(ids, len(items), name=items.name)
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
         raise NNNormError(
@@ -209,7 +209,7 @@ def score_matrix(
     """
     asked, items = _open_pair(queries, gallery, bias, normalize)
     weight = _check_bias(bias, items, weight, asked)
-    _warn_of_scale(bias, asked, weight)
+    warn_of_scale(bias, asked, weight)
     raw = asked.rows(0, len(asked)) @ items.rows(0, len(items)).T
     return raw if bias is None else _correct(raw, bias, weight)
 
@@ -330,8 +330,15 @@ def _open_pair(
     return asked, items
 
 
-def _warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn where the bias is on another scale than the scores of these queries."""
+def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
+    """Warn where the bias is on another scale than the scores of these queries.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> bias = Bias(np.array([0.9, 0.5]), 0.75, "nnn", reference_norms=(1.0, 1.0))
+    >>> warn_of_scale(bias, open_embeddings(np.eye(2)), weight=0.75)
+    """
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])

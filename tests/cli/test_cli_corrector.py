@@ -71,7 +71,22 @@ def test_extend_prints_a_table_or_json(files):
 
 def test_recent_queries_may_replace_the_bank(files):
     result = run(*FIT[:-2], "--recent", "foreign.npy", "--json")
-    assert json.loads(result.stdout)["n_references"] == 100
+    about = json.loads(result.stdout)
+    assert (about["n_references"], about["params"]["bank"]) == (100, "recent")
+    assert about["params"]["bank_z"] > 3
+    assert "corrector" not in about["fingerprints"]
+
+
+@pytest.mark.parametrize(
+    ("recent", "words"),
+    [
+        ("foreign", "the recent queries alone, as the references are not like them (z = "),
+        ("own", "the recent queries and the references, which are like them (z = "),
+    ],
+)
+def test_fit_says_what_the_recent_queries_decided(files, recent, words):
+    assert words in " ".join(run(*FIT, "--recent", f"{recent}.npy").stdout.split())
+    assert words in " ".join(run("info", "corrector.safetensors").stdout.split())
 
 
 @pytest.mark.parametrize(("queries", "code"), [("own", 0), ("foreign", 4)])

@@ -97,6 +97,57 @@ def test_every_method_and_norm_can_be_judged(shapes, method, normalize):
     assert drift.verdict == "refit now"
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        NNN(center=False),
+        NNN(rule="first"),
+        NNN(2, 0.5),
+        NNN(400, 0.5),
+        CSLS(5),
+        nnnorm.DN(0.5),
+        nnnorm.InvertedSoftmax(20.0),
+        nnnorm.DualSoftmax(20.0, 5.0),
+        nnnorm.Uncorrected(),
+    ],
+    ids=str,
+)
+def test_own_queries_are_fine_and_others_are_not_by_every_method(shapes, method, other):
+    second = {"gallery_references": shapes.gallery_references[:200]} if method.needs.beta else {}
+    if isinstance(method, nnnorm.InvertedSoftmax):
+        second = {}
+    corrector = Corrector.fit(shapes.gallery, shapes.references[::5], method, **second)
+    own = measure_drift(corrector, shapes.queries[::5][:300])
+    assert own.verdict == "fine"
+    assert measure_drift(corrector, other[:300]).verdict == "refit now"
+    if isinstance(method, nnnorm.Uncorrected):
+        assert own.agreement is None
+    else:
+        assert own.agreement > 0.7
+
+
+def test_copies_of_too_few_queries_are_refused(shapes, corrector):
+    copies = np.repeat(shapes.queries[:1], 300, axis=0)
+    with pytest.raises(NNNormError, match=r"too few different rows .* 1 among the 300 queries"):
+        measure_drift(corrector, copies)
+    many = np.repeat(shapes.queries[::5][:20], 15, axis=0)
+    with pytest.warns(NNNormWarning, match=r"\d+ different queries are few to tell a drift by"):
+        measure_drift(corrector, many)
+
+
+def test_queries_that_equal_items_can_be_judged(shapes):
+    corrector = Corrector.fit(shapes.gallery[:500], shapes.gallery[:500], own_rows=True)
+    assert measure_drift(corrector, shapes.gallery[:300]).z < 3
+
+
+def test_the_path_of_a_saved_corrector_will_do(shapes, corrector, tmp_path):
+    corrector.save(path := tmp_path / "corrector.safetensors")
+    queries = shapes.queries[::5][:64]
+    assert measure_drift(str(path), queries) == measure_drift(corrector, queries)
+    with pytest.raises(NNNormError, match="or the path of a saved one; got Bias"):
+        measure_drift(corrector.bias, queries)
+
+
 def test_queries_that_do_not_fit_are_refused(shapes, corrector):
     with pytest.raises(NNNormError, match="share dim; got 60 and 64"):
         measure_drift(corrector, shapes.queries[:, :60])

@@ -1,7 +1,7 @@
 """The main job on the command line: `fit`, `search`, `info` and `demo`."""
 
 import shlex
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -168,6 +168,9 @@ def fit(
             bias = corrector.bias
             if save_corrector is not None:
                 corrector.save(save_corrector)
+            else:  # no later items can come from a corrector that is not kept
+                prints = {k: v for k, v in bias.fingerprints.items() if k != "corrector"}
+                bias = replace(bias, fingerprints=prints)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
@@ -325,6 +328,8 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
         "settings": describe_setting(bias.method, bias.params, between=", ", equals=" = ") or None,
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
+    if "bank" in bias.params:
+        facts["bank"] = _describe_choice(bias.params["bank"], bias.params["bank_z"])
     if "popularity_weight" in bias.params:
         facts["popularity"] = (
             f"{bias.params['popularity_weight']:g}·log(1 + clicks), of "
@@ -351,6 +356,15 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     facts["corrector"] = bias.fingerprints.get("corrector")
     facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
     return title, facts
+
+
+def _describe_choice(bank: str, z: float | None) -> str:
+    if z is None:
+        return "the recent queries and the references; too few to tell whether they are alike"
+    shown = f"z = {z:.1f}".replace("-", "−")
+    if bank == "recent":
+        return f"the recent queries alone, as the references are not like them ({shown})"
+    return f"the recent queries and the references, which are like them ({shown})"
 
 
 def _spread(values: Any) -> dict[str, Any]:
@@ -447,8 +461,7 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
 def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
     corrector = Corrector.load(file)
     bias = corrector.bias
-    title, facts = facts_of_bias(bias, file)
-    bias = corrector.bias
+    _, facts = facts_of_bias(bias, file)
     size = describe_size(bias.n_references or len(corrector.references), len(corrector.references))
     title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"

@@ -59,7 +59,7 @@ def drift(
     debug: Debug = False,
 ) -> None:
     """Tell whether the bank is still like today's queries: exit code 0 fine, 3 soon, 4 now."""
-    found = study.measure_drift(Corrector.load(corrector), queries, gallery=gallery)
+    found = study.measure_drift(corrector, queries, gallery=gallery)
     if as_json:
         print_json(found.to_dict())
     else:

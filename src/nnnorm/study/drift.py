@@ -6,6 +6,8 @@ give, over what it would be without the noise of a few queries. *Hubs*: the shar
 hubs, uncorrected, corrected, and corrected after a refit. The first two make the verdict.
 """
 
+import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.copies import Intents, without_copies
+from nnnorm.copies import SAME_INTENT, Intents, without_copies
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormWarning, explain_arguments, warn
+from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z
 from nnnorm.io import Embeddings, Source, open_embeddings
-from nnnorm.methods import NNN
+from nnnorm.methods import NNN, Method
 from nnnorm.ranking import search
 from nnnorm.study.hubness import count_occurrences, measure_hubness
 
 Verdict = Literal["fine", "refit soon", "refit now"]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
 Hits: TypeAlias = npt.NDArray[np.int64]
 
 # For a cron job: 1 and 2 are taken by errors and wrong usage.
@@ -39,6 +42,8 @@ _SOON_Z = 1.5
 _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
 # The agreement of fewer queries, or of values this unreliable, is noise.
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
+# References per item for methods that average some: what the automatic rule takes at least.
+_LEAST_AVERAGED = 8
 # With 16 queries z misses a quarter of all foreign banks, with 32 one in twenty.
 _FEW_QUERIES = 32
 # Of a longer log so many queries are used, evenly spaced: more would not change a verdict.
@@ -61,8 +66,8 @@ class Drift:
     mean_shift : float
         Distance between the means of queries and bank, over the spread of the bank.
     agreement : float or None
-        Between the values of the corrector and those that the queries give; 1 if they are from one
-        source. None where there are too few queries to tell.
+        Between the values of the corrector and those that the queries give by the same method; 1 if
+        they are from one source. None where there are too few queries to tell.
     hub_share, hub_share_uncorrected, hub_share_refitted : float or None
         Share of the hits of today's queries that go to items with at least twice the mean number of
         hits: with this corrector, without a correction, and after a refit with these queries
@@ -105,15 +110,20 @@ class Drift:
 
 @explain_arguments
 def measure_drift(
-    corrector: Corrector, queries: Source, *, gallery: Source | None = None, seed: int = 0
+    corrector: Corrector | str | os.PathLike[str],
+    queries: Source,
+    *,
+    gallery: Source | None = None,
+    seed: int = 0,
 ) -> Drift:
     """Measure whether a corrector still suits the queries of today.
 
     Parameters
     ----------
-    corrector : Corrector
+    corrector : Corrector or path
     queries : array or path, shape (n_queries, dim)
         Recent queries, without labels; 64 or more. Those that were among the references say little.
+        Copies of one query count once, and fewer than four different ones are refused.
     gallery : array or path, shape (n_gallery, dim), optional
         The items as they are now; by default the sample that the corrector keeps.
     seed : int
@@ -133,13 +143,12 @@ def measure_drift(
     >>> measure_drift(corrector, -shapes.queries[::5]).verdict
     'refit now'
     """
+    corrector = _open_corrector(corrector)
     asked = _some(corrector.open(queries, "queries"))
     items = _open_items(corrector, gallery)
-    if len(asked) < _FEW_QUERIES:
-        warn(f"{len(asked)} queries are few to tell a drift by; give {_FEW_QUERIES} or more")
-    z = foreign_z(corrector.bank, asked, seed=seed)
+    z = _measure_z(corrector, asked, seed)
     old = _bias_of(corrector, items)
-    agreement = _agreement(old, items, asked)
+    agreement = _agreement(corrector, old, items, asked)
     uncorrected, corrected = (_hits(asked, items, bias) for bias in (None, old))
     refitted = _hits_refitted(corrector, asked, items, seed)
     counts = [
@@ -180,17 +189,64 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
     return ("refit soon" if reasons else "fine"), tuple(reasons)
 
 
-def _agreement(old: Bias, items: Embeddings, queries: Embeddings) -> float | None:
+def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
+    """z, or an error where it can't be measured: no verdict would be "fine" without it."""
+    bank = corrector.bank
+    z = foreign_z(bank, queries, seed=seed)
+    counts = []
+    for rows in (queries, bank):
+        with _quiet():
+            counts.append(len(without_copies(rows)))
+    n_queries, n_references = counts
+    if math.isnan(z):
+        raise NNNormError(
+            f"too few different rows to tell a drift by: {n_queries:,} among the {len(queries):,} "
+            f"queries and {n_references:,} among the {len(bank):,} references (rows closer than a "
+            f"cosine of {SAME_INTENT} count as one); give {_FEW_QUERIES} or more"
+        )
+    if n_queries < _FEW_QUERIES:
+        what = "queries" if n_queries == len(queries) else "different queries"
+        warn(f"{n_queries} {what} are few to tell a drift by; give {_FEW_QUERIES} or more")
+    return z
+
+
+def _agreement(
+    corrector: Corrector, old: Bias, items: Embeddings, queries: Embeddings
+) -> float | None:
     """Correlation of both values, over that which the noise of the queries' own leaves."""
-    if len(queries) < _LEAST_AGREEING:
+    if len(queries) < _LEAST_AGREEING or old.values.std() == 0:
         return None
+    method = _like(corrector, len(queries))
     with _quiet():
-        new = NNN().fit(items, queries)
-    reliability = float(new.params["reliability"])
-    if reliability < _LEAST_RELIABLE or old.values.std() == 0:
+        new = _refit(corrector, method, queries, items)
+        reliability = new.params.get("reliability")
+        if reliability is None:
+            both = (np.arange(start, len(queries), 2) for start in (0, 1))
+            halves = (_refit(corrector, method, queries.subset(half), items) for half in both)
+            r = max(0.0, _correlation(*(half.values for half in halves)))
+            reliability = 2 * r / (1 + r)
+    if reliability < _LEAST_RELIABLE:
         return None
-    r = np.corrcoef(old.values, new.values)[0, 1]
+    r = _correlation(old.values, new.values)
     return float(np.clip(r / np.sqrt(reliability), -1, 1))
+
+
+def _like(corrector: Corrector, n_queries: int) -> Method:
+    """The method whose values from so few queries are like those of the corrector."""
+    method = corrector.asked
+    if not method.uses_means:
+        return method
+    reference_k: Any = "auto"
+    if method.needs.reference_k is not None:  # the same share of the bank
+        share = method.needs.reference_k / len(corrector.bank)
+        reference_k = max(_LEAST_AVERAGED, round(share * n_queries))
+    return NNN(reference_k, center=corrector.center is not None)
+
+
+def _correlation(first: FloatArray, second: FloatArray) -> float:
+    if first.std() == 0 or second.std() == 0:
+        return 0.0
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _hits(queries: Embeddings, items: Embeddings, bias: Bias | None) -> Hits:
@@ -208,18 +264,19 @@ def _hits_refitted(
     for known, asked in (halves, halves[::-1]):
         bank = choose_references(corrector.bank, queries.subset(known))
         with _quiet():
-            bias = _refit(corrector, bank, items)
+            bias = _refit(corrector, corrector.asked, bank, items)
         hits[asked] = _hits(queries.subset(asked), items, bias)
     return hits
 
 
-def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
-    method, used = corrector.asked, without_copies(bank)
+def _refit(corrector: Corrector, method: Method, bank: Embeddings, items: Embeddings) -> Bias:
+    """The bias that a bank gives; by the automatic rule where it has fewer references than k."""
+    used = without_copies(bank, corrector.duplicates)
     if (method.needs.reference_k or 0) > len(used):
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "refused" else None
     rows = used.embeddings if isinstance(used, Intents) else used
-    return method.fit(items, rows, gallery_references=second, duplicates="keep")
+    return method.fit(items, rows, gallery_references=second, duplicates="keep", own_rows=True)
 
 
 def _bias_of(corrector: Corrector, items: Embeddings) -> Bias:
@@ -240,6 +297,17 @@ def _some(queries: Embeddings) -> Embeddings:
     if len(queries) <= _MOST_QUERIES:
         return queries
     return queries.subset(np.linspace(0, len(queries) - 1, _MOST_QUERIES).astype(np.int64))
+
+
+def _open_corrector(corrector: Any) -> Corrector:
+    if isinstance(corrector, Corrector):
+        return corrector
+    if not isinstance(corrector, (str, os.PathLike)):
+        raise NNNormError(
+            "corrector must be a Corrector, or the path of a saved one; got "
+            f"{type(corrector).__name__}"
+        )
+    return Corrector.load(corrector)
 
 
 def _open_items(corrector: Corrector, gallery: Source | None) -> Embeddings:
