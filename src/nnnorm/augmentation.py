@@ -163,6 +163,7 @@ def augment_gallery(
     target : {"ip", "cosine", "l2"}
         Metric of the index. "ip" adds one coordinate, ``[r, m]``; the others add one more, which
         makes all stored norms equal, so that cosine, L2 and inner product give the same order.
+        That norm is chosen by this gallery: rows of several calls fit together with "ip" only.
     center : bool
         Store ``m − mean(m)``. Scores are then higher by ``weight·mean(m)``, the same for all items.
     scale : float

@@ -210,7 +210,7 @@ def tabulate_drift(drift: Drift) -> Table:
     ]
     if drift.agreement is not None:
         agreement = f"{drift.agreement:.2f}".replace("-", "−")
-        rows.append(("biases of today's queries agree with the corrector's", agreement))
+        rows.append(("biases of today's queries agree with the bank's", agreement))
     for label, share in (
         ("hits on hubs without a correction", drift.hub_share_uncorrected),
         ("hits on hubs with this corrector", drift.hub_share),

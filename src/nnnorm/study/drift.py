@@ -1,9 +1,10 @@
 """Drift: whether the bank of a corrector is still like the queries of today.
 
 Three things are measured. *z*: how far bank and queries are from mixing as one source does
-(`foreign`). *Agreement*: the correlation of the corrector's values with those that today's queries
-give, over what it would be without the noise of a few queries. *Hubs*: the share of hits that go to
-hubs, uncorrected, corrected, and corrected after a refit. The first two make the verdict.
+(`foreign`). *Agreement*: the correlation of the values that the bank gives with those that today's
+queries give, over what it would be without the noise of a few queries. *Hubs*: the share of hits
+that go to hubs, uncorrected, corrected, and corrected after a refit. The first two make the
+verdict.
 """
 
 import math
@@ -23,12 +24,11 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z
 from nnnorm.io import Embeddings, Source, open_embeddings
-from nnnorm.methods import NNN, Method
+from nnnorm.methods import NNN
 from nnnorm.ranking import search
 from nnnorm.study.hubness import count_occurrences, measure_hubness
 
 Verdict = Literal["fine", "refit soon", "refit now"]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Hits: TypeAlias = npt.NDArray[np.int64]
 
 # For a cron job: 1 and 2 are taken by errors and wrong usage.
@@ -42,8 +42,6 @@ _SOON_Z = 1.5
 _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
 # The agreement of fewer queries, or of values this unreliable, is noise.
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
-# References per item for methods that average some: what the automatic rule takes at least.
-_LEAST_AVERAGED = 8
 # With 16 queries z misses a quarter of all foreign banks, with 32 one in twenty.
 _FEW_QUERIES = 32
 # Of a longer log so many queries are used, evenly spaced: more would not change a verdict.
@@ -66,8 +64,8 @@ class Drift:
     mean_shift : float
         Distance between the means of queries and bank, over the spread of the bank.
     agreement : float or None
-        Between the values of the corrector and those that the queries give by the same method; 1 if
-        they are from one source. None where there are too few queries to tell.
+        Between the values that the bank and the queries give by the automatic rule; 1 if they are
+        from one source. None where there are too few queries to tell.
     hub_share, hub_share_uncorrected, hub_share_refitted : float or None
         Share of the hits of today's queries that go to items with at least twice the mean number of
         hits: with this corrector, without a correction, and after a refit with these queries
@@ -183,7 +181,7 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
             f"the queries do not mix with the bank as those of one source do (z {z:.1f})"
         )
     if agrees < _SOON_AGREEMENT:
-        reasons.append(f"their biases agree with those of the corrector to {agrees:.2f} only")
+        reasons.append(f"their biases agree with those of the bank to {agrees:.2f} only")
     if z > FOREIGN_Z or agrees < _NOW_AGREEMENT:
         return "refit now", tuple(reasons)
     return ("refit soon" if reasons else "fine"), tuple(reasons)
@@ -213,40 +211,22 @@ def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
 def _agreement(
     corrector: Corrector, old: Bias, items: Embeddings, queries: Embeddings
 ) -> float | None:
-    """Correlation of both values, over that which the noise of the queries' own leaves."""
-    if len(queries) < _LEAST_AGREEING or old.values.std() == 0:
+    """Correlation of the values that bank and queries give, without the noise of the queries' own.
+
+    Both are those of the automatic rule, whatever the method is: the values of different methods,
+    or of k that are far apart, need not agree.
+    """
+    if len(queries) < _LEAST_AGREEING:
         return None
-    method = _like(corrector, len(queries))
     with _quiet():
-        new = _refit(corrector, method, queries, items)
-        reliability = new.params.get("reliability")
-        if reliability is None:
-            both = (np.arange(start, len(queries), 2) for start in (0, 1))
-            halves = (_refit(corrector, method, queries.subset(half), items) for half in both)
-            r = max(0.0, _correlation(*(half.values for half in halves)))
-            reliability = 2 * r / (1 + r)
-    if reliability < _LEAST_RELIABLE:
+        if corrector.asked != NNN():
+            old = NNN().fit(items, corrector.bank, duplicates="keep", own_rows=True)
+        new = NNN().fit(items, queries, duplicates=corrector.duplicates, own_rows=True)
+    reliability = float(new.params["reliability"])
+    if reliability < _LEAST_RELIABLE or old.values.std() == 0:
         return None
-    r = _correlation(old.values, new.values)
+    r = np.corrcoef(old.values, new.values)[0, 1]
     return float(np.clip(r / np.sqrt(reliability), -1, 1))
-
-
-def _like(corrector: Corrector, n_queries: int) -> Method:
-    """The method whose values from so few queries are like those of the corrector."""
-    method = corrector.asked
-    if not method.uses_means:
-        return method
-    reference_k: Any = "auto"
-    if method.needs.reference_k is not None:  # the same share of the bank
-        share = method.needs.reference_k / len(corrector.bank)
-        reference_k = max(_LEAST_AVERAGED, round(share * n_queries))
-    return NNN(reference_k, center=corrector.center is not None)
-
-
-def _correlation(first: FloatArray, second: FloatArray) -> float:
-    if first.std() == 0 or second.std() == 0:
-        return 0.0
-    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _hits(queries: Embeddings, items: Embeddings, bias: Bias | None) -> Hits:
@@ -264,14 +244,13 @@ def _hits_refitted(
     for known, asked in (halves, halves[::-1]):
         bank = choose_references(corrector.bank, queries.subset(known))
         with _quiet():
-            bias = _refit(corrector, corrector.asked, bank, items)
+            bias = _refit(corrector, bank, items)
         hits[asked] = _hits(queries.subset(asked), items, bias)
     return hits
 
 
-def _refit(corrector: Corrector, method: Method, bank: Embeddings, items: Embeddings) -> Bias:
-    """The bias that a bank gives; by the automatic rule where it has fewer references than k."""
-    used = without_copies(bank, corrector.duplicates)
+def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
+    method, used = corrector.asked, without_copies(bank, corrector.duplicates)
     if (method.needs.reference_k or 0) > len(used):
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "refused" else None
