@@ -44,6 +44,31 @@ def test_a_bank_counts_intents_and_queries(log):
         bank.rows[0] = 0
 
 
+def test_a_bank_tells_a_random_part_of_its_intents_from_all_of_them(rng, tmp_path):
+    rows = np.repeat(rng.normal(size=(50, 32)), 2, axis=0)
+    whole, part = (Bank.of(rows, most=most, normalize=True) for most in (50, 49))
+    assert (whole.is_sample, part.is_sample) == (False, True)
+    assert repr(whole).startswith("Bank(50 intents from 100 queries")
+    assert repr(part).startswith("Bank(49 sampled intents from 100 queries")
+    part.save(tmp_path / "bank.safetensors")
+    assert Bank.load(tmp_path / "bank.safetensors").to_dict()["intents_sampled"]
+    gallery = rng.normal(size=(9, 32))
+    params = [nnnorm.NNN().fit(gallery, bank, normalize=True).params for bank in (whole, part)]
+    assert [some["n_intents"] for some in params] == [50, 49]
+    assert ["intents_sampled" in some for some in params] == [False, True]
+
+
+def test_queries_that_were_forgotten_are_no_references(rng, tmp_path):
+    rows = np.repeat(rng.normal(size=(50, 32)), 2, axis=0)
+    bank = Bank.of(rows, times=np.arange(100), normalize=True)
+    bank.forget(before=60)
+    bank.save(tmp_path / "bank.safetensors")
+    for kept in (bank, Bank.load(tmp_path / "bank.safetensors")):
+        assert (len(kept), kept.n_seen, kept.n_forgotten, kept.is_sample) == (20, 100, 60, False)
+        bias = nnnorm.NNN().fit(rng.normal(size=(9, 32)), kept, normalize=True)
+        assert (bias.n_references, bias.params["n_intents"]) == (40, 20)
+
+
 def test_a_bank_of_raw_rows_keeps_their_norms(rng):
     rows = (rng.normal(size=(20, 64)) * rng.uniform(1e-6, 1e6, size=(20, 1))).astype(np.float32)
     bank = Bank.of(rows, normalize=False)
@@ -72,6 +97,25 @@ def test_a_normalised_bank_and_a_raw_gallery_do_not_mix(log, rng):
         nnnorm.NNN().fit(10 * rng.normal(size=(50, 32)), bank)
     with pytest.raises(NNNormError, match="normalised already, but normalize is False"):
         nnnorm.NNN().fit(rng.normal(size=(50, 32)), bank, normalize=False)
+
+
+def test_a_bank_of_a_model_that_puts_all_texts_close_together_is_noticed(rng):
+    bank = Bank.of(10 + rng.normal(size=(500, 32)), normalize=True)
+    with pytest.warns(NNNormWarning, match="the 500 rows of references are 1 intents: .* keep"):
+        nnnorm.NNN(1, 0.5).fit(rng.normal(size=(9, 32)), bank, normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "words"),
+    [
+        ("keep", "a bank counts every intent once, so there are no duplicates to keep; leave out"),
+        ("some", "duplicates must be 'drop' or 'keep'; got 'some'"),
+    ],
+)
+def test_a_bank_has_no_duplicates_to_keep(log, rng, duplicates, words):
+    bank = Bank.of(log, normalize=True)
+    with pytest.raises(NNNormError, match=words):
+        nnnorm.NNN().fit(rng.normal(size=(9, 32)), bank, duplicates=duplicates, normalize=True)
 
 
 def test_all_studies_take_a_bank(log, rng):
@@ -159,6 +203,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.filterwarnings("ignore:the .* rows of references are .* intents")
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
@@ -253,10 +298,15 @@ def test_dates_of_all_kinds_are_the_same_dates(times):
         assert len(bank) == 2
 
 
-@pytest.mark.parametrize("half_life", ["2d", "48h", 172800, timedelta(days=2), "172800s"])
-def test_a_half_life_may_have_a_unit(half_life):
+@pytest.mark.parametrize("half_life", ["2d", "48h", timedelta(days=2), "172800s"])
+def test_a_half_life_of_dates_has_a_unit(half_life):
     bank = Bank.of(np.eye(3), times=["2026-05-01"] * 3, half_life=half_life)
     assert bank.to_dict()["half_life"] == 172800.0
+
+
+@pytest.mark.parametrize("half_life", [30, 30.0, "30"])
+def test_a_half_life_of_numbers_is_a_number(half_life):
+    assert Bank.of(np.eye(2), times=[1, 2], half_life=half_life).to_dict()["half_life"] == 30.0
 
 
 # --- logs ----------------------------------------------------------------------------------------
@@ -427,11 +477,16 @@ def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):
         ({"half_life": 3}, "half_life needs times"),
         ({"half_life": "soon", "times": [1, 1]}, "half_life must be above 0, .* got 'soon'"),
         ({"half_life": -1, "times": [1, 1]}, "half_life must be above 0"),
+        ({"half_life": 30, "times": ["2026-05-01"] * 2},
+         "half_life needs a unit where times are dates, such as 30d .* got 30"),
+        ({"half_life": "30d", "times": [1, 1]},
+         "half_life must be a number in the unit of the times, .* got '30d'"),
+        ({"half_life": timedelta(days=30), "times": [1, 1]}, "half_life must be a number in the"),
         ({"most": 0}, "most must be a whole number of at least 1; got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
         ({"weights": [1, 1]}, "of has no argument 'weights'"),
     ],
-)
+)  # fmt: skip
 def test_a_bank_with_bad_settings_is_refused(options, words):
     with pytest.raises(NNNormError, match=words):
         Bank.of(np.eye(2), **options)

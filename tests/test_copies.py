@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import nnnorm
 from nnnorm import NNNormError, NNNormWarning, copies, open_embeddings
 from nnnorm.copies import SAME_INTENT, Leaders, find_intents, round_rows, without_copies
+from nnnorm.report import tabulate_ablation, tabulate_comparison, tabulate_tuning
 
 
 def naive_leaders(rows, *, most, seed, times=None, counts=None, half_life=None):
@@ -176,6 +178,24 @@ def test_a_model_that_puts_all_texts_close_together_is_noticed(rng):
     rows = 10 + rng.normal(size=(500, 32))
     with pytest.warns(NNNormWarning, match="the 500 rows of references are 1 intents: .* keep"):
         without_copies(open_embeddings(rows, name="references", normalize=True))
+
+
+def test_a_random_part_of_the_intents_is_named_as_one(rng):
+    gallery, log = rng.normal(size=(30, 32)), rng.normal(size=(200, 32))
+    bank = nnnorm.Bank.of(log, most=30, normalize=True)
+    queries, truth = gallery + rng.normal(size=(30, 32)), np.arange(30)
+    asked = {"queries": queries, "truth": truth, "normalize": True}
+    task = nnnorm.Task(queries, gallery, truth)
+    tuning = nnnorm.tune(gallery, bank, **asked)
+    assert "200 references (30 sampled intents)" in tabulate_tuning(tuning).title
+    comparison = nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"])
+    assert "200 references (30 sampled intents)" in tabulate_comparison(comparison).title
+    ablation = nnnorm.ablate(gallery, log, **asked, validation=task, shares=[1.0])
+    assert not ablation.rows[0].intents_sampled
+    part = replace(ablation.rows[0], n_intents=30, intents_sampled=True)
+    ablation = replace(ablation, rows=(part,))
+    assert "of more than 8,192 a random part." in tabulate_ablation(ablation).notes[0]
+    assert all(found.to_dict()["intents_sampled"] for found in (tuning, comparison))
 
 
 def test_all_studies_count_intents(rng):

@@ -100,7 +100,7 @@ MAY_IMPORT = {
     "index": {"errors", "io", "scoring", "bias", "bank", "methods", "ranking", "augmentation"},
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
-    "integrations": {"errors", "ranking", "corrector"},
+    "integrations": {"errors", "bias", "ranking", "corrector"},
     "reproduce": {"errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "cli": {"version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"},

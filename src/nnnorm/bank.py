@@ -10,6 +10,7 @@ at all. A call that fails changes nothing.
 import os
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +24,10 @@ from nnnorm.copies import (
     Intents,
     Leaders,
     References,
+    check_duplicates,
+    describe_intents,
     round_rows,
+    warn_of_few_intents,
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments, warn
@@ -80,6 +84,7 @@ class Bank:
         half_life: float | None = None,
         seed: int = 0,
         n_seen: int = 0,
+        n_forgotten: int = 0,
         created: str = "",
     ) -> None:
         if not isinstance(leaders, Leaders):
@@ -87,7 +92,8 @@ class Bank:
                 "a bank is made by Bank.of(references), Bank.from_log(path) or Bank.load(path); "
                 f"got a {type(leaders).__name__}"
             )
-        self._leaders, self._n_seen, self._clock = leaders, n_seen, clock
+        self._leaders, self._clock = leaders, clock
+        self._n_seen, self._n_forgotten = n_seen, n_forgotten
         self._normalized, self._half_life, self._seed = normalized, half_life, seed
         self._created = created or _now()
         self._opened: Embeddings | None = None
@@ -117,9 +123,9 @@ class Bank:
         counts : sequence of int, optional
             How often each was asked.
         half_life : float, str or timedelta, optional
-            After this time without being asked, an intent is half as likely to be kept: in the
-            unit of the times, in seconds for dates, or as ``"30d"`` (also s, m, h and w). Matters
-            only where there are more than `most` intents.
+            After this time without being asked, an intent is half as likely to be kept: with dates
+            a timedelta or a text such as ``"30d"`` (also s, m, h and w), with times that are
+            numbers a number in their unit. Matters only where there are more than `most` intents.
         most : int
             Number of intents to keep; 8,192 by default.
         seed : int
@@ -140,10 +146,12 @@ class Bank:
         Bank(3 intents from 3 queries, dim 3, seen 2026-05-01)
         """
         opened = open_embeddings(references, name="references", normalize=normalize)
-        span = _check_half_life(half_life, times is not None)
+        parts = _parts_of(opened, times, counts)
+        first = next(parts)
+        span = _check_half_life(half_life, first.clock)
         leaders = _make_leaders(opened.dim, span, most, seed)
         bank = cls(leaders, normalized=opened.normalized, half_life=span, seed=seed)
-        bank._absorb(_parts_of(opened, times, counts), opened.name, len(opened), progress)
+        bank._absorb(chain([first], parts), opened.name, len(opened), progress)
         return bank
 
     @classmethod
@@ -181,14 +189,14 @@ class Bank:
         Examples
         --------
         >>> Bank.from_log("queries.parquet", time="asked_at", half_life="30d")  # doctest: +SKIP
-        Bank(8,192 intents from 1,000,000 queries, dim 512, seen 2026-01-01 to 2026-05-31)
+        Bank(8,192 sampled intents from 1,000,000 queries, dim 512, seen 2026-01-01 to 2026-05-31)
         """
-        span = _check_half_life(half_life, time is not None)
         parts = read_log(path, column=column, time=time, count=count)
         first = next(parts)
+        span = _check_half_life(half_life, first.clock)
         leaders = _make_leaders(first.rows.shape[1], span, most, seed)
         bank = cls(leaders, normalized=bool(normalize), half_life=span, seed=seed)
-        low, high = bank._absorb(_chain(first, parts), str(path), None, progress)
+        low, high = bank._absorb(chain([first], parts), str(path), None, progress)
         if normalize is None and high - low > _EQUAL_NORMS * high:
             warn(
                 f"rows of {path} have norms {low:.3g} to {high:.3g}, so the bank is for raw inner "
@@ -203,7 +211,8 @@ class Bank:
         return len(self._leaders)
 
     def __repr__(self) -> str:
-        facts = [f"{len(self):,} intents from {self.n_seen:,} queries", f"dim {self.dim}"]
+        intents = describe_intents(len(self), self.is_sample)
+        facts = [f"{intents} from {self.n_seen:,} queries", f"dim {self.dim}"]
         if self.normalized:
             facts.append("normalized")
         if self._clock is not None:
@@ -219,6 +228,16 @@ class Bank:
     def n_seen(self) -> int:
         """Number of queries that were added so far, copies and forgotten ones included."""
         return self._n_seen
+
+    @property
+    def n_forgotten(self) -> int:
+        """Number of queries whose intents `forget` dropped."""
+        return self._n_forgotten
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether there were more intents than are kept, so that these are a random part."""
+        return int(self.counts.sum()) < self.n_seen - self.n_forgotten
 
     @property
     def normalized(self) -> bool:
@@ -280,7 +299,9 @@ class Bank:
         seen = self._leaders.last_seen
         return {
             "n_intents": len(self),
+            "intents_sampled": self.is_sample,
             "n_seen": self.n_seen,
+            "n_forgotten": self.n_forgotten,
             "n_rows": self._leaders.n_rows,
             "dim": self.dim,
             "normalized": self.normalized,
@@ -378,6 +399,7 @@ class Bank:
                 f"before {before} would leave none of the {len(self):,} intents, which were seen "
                 f"{describe_times(self)}; give an earlier time"
             )
+        self._n_forgotten += int(self.counts[~is_kept].sum())
         self._leaders.keep(np.flatnonzero(is_kept))
         self._opened = None
 
@@ -467,7 +489,8 @@ class Bank:
             leaders = Leaders(about["dim"], most=about["most"], seed=seed, half_life=span)
             order = ("rows", "last_seen", "counts", "norms")
             leaders.restore(about["n_rows"], *(arrays[name] for name in order))
-            kept = {name: about[name] for name in ("normalized", "clock", "n_seen", "created")}
+            names = ("normalized", "clock", "n_seen", "n_forgotten", "created")
+            kept = {name: about[name] for name in names}
             return cls(leaders, half_life=span, seed=seed, **kept)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise damaged(path, "bank", _MAKER, error) from error
@@ -517,8 +540,17 @@ def use_references(
     7
     """
     if isinstance(bank := _read_bank(references), Bank):
+        check_duplicates(duplicates)
+        if duplicates == "keep":
+            raise NNNormError(
+                "a bank counts every intent once, so there are no duplicates to keep; leave out "
+                'duplicates, or give the queries themselves with duplicates="keep"'
+            )
         everything = np.arange(len(bank))
-        return Intents(opened, everything, bank.counts, bank.n_seen, opened.fingerprint)
+        n_queries = bank.n_seen - bank.n_forgotten
+        intents = Intents(opened, everything, bank.counts, n_queries, opened.fingerprint)
+        warn_of_few_intents(intents)
+        return intents
     return without_copies(opened, duplicates, progress)
 
 
@@ -553,25 +585,32 @@ def _make_leaders(dim: int, half_life: float | None, most: int, seed: int) -> Le
     return Leaders(dim, most=int(most), seed=int(seed), half_life=half_life)
 
 
-def _check_half_life(value: float | str | timedelta | None, has_times: bool) -> float | None:
+def _check_half_life(value: float | str | timedelta | None, clock: Clock | None) -> float | None:
     """The half-life in the unit of the times, seconds for dates."""
     if value is None:
         return None
-    if not has_times:
+    if clock is None:
         raise NNNormError("half_life needs times (--time); give both or none")
-    if isinstance(value, timedelta):
-        span = value.total_seconds()
-    else:
-        text = str(value).strip()
-        scale = _UNITS.get(text[-1:], 0.0)
-        try:
-            span = float(text[:-1]) * scale if scale else float(text)
-        except ValueError:
-            span = np.nan
+    text = f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value).strip()
+    scale = _UNITS.get(text[-1:])
+    try:
+        span = float(text if scale is None else text[:-1]) * (scale or 1.0)
+    except ValueError:
+        span = np.nan
     if not (np.isfinite(span) and span > 0):
         raise NNNormError(
-            f"half_life must be above 0, a number in the unit of the times or a text such as 30d; "
+            "half_life must be above 0, a text such as 30d for dates or a number in the unit of "
+            f"the times; got {value!r}"
+        )
+    if clock == "dates" and scale is None:
+        raise NNNormError(
+            f"half_life needs a unit where times are dates, such as {text}d ({', '.join(_UNITS)}); "
             f"got {value!r}"
+        )
+    if clock == "numbers" and scale is not None:
+        raise NNNormError(
+            "half_life must be a number in the unit of the times, as these are numbers and their "
+            f"unit is not known; got {value!r}"
         )
     return float(span)
 
@@ -612,11 +651,6 @@ def _check_same_clock(given: Clock | None, expected: Clock | None, name: str) ->
         f"{name} has {words[given]}, but the bank has {words[expected]}; time stamps must be of "
         "one kind"
     )
-
-
-def _chain(first: LogPart, rest: Iterator[LogPart]) -> Iterator[LogPart]:
-    yield first
-    yield from rest
 
 
 def _now() -> str:

@@ -72,7 +72,7 @@ class Intents:
         Number of rows that each stands for, itself included. Rows whose intent was left out because
         of the size limit are not counted.
     n_rows : int
-        Number of rows of the whole bank.
+        Number of rows of the whole bank; of a `Bank`, the queries that were not forgotten.
     fingerprint : str
         Of the whole bank.
     """
@@ -85,6 +85,11 @@ class Intents:
 
     def __len__(self) -> int:
         return len(self.embeddings)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether there were more intents, and these are a random part of them."""
+        return int(self.counts.sum()) < self.n_rows
 
 
 # What a method is fitted on: all rows of a bank, or one per intent.
@@ -144,19 +149,42 @@ def without_copies(
     >>> len(without_copies(rows)), len(without_copies(rows, "keep"))
     (4, 8)
     """
-    if duplicates not in ("drop", "keep"):
-        raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
+    check_duplicates(duplicates)
     if duplicates == "keep":
         return references
     intents = find_intents(references, progress=progress)
-    if len(intents) < min(_FEW_INTENTS, len(references) / 10):
-        warn(
-            f"the {len(references):,} rows of {references.name} are {len(intents):,} intents: all "
-            f"others are closer than a cosine of {SAME_INTENT} to one of these and count as copies;"
-            " if they are different queries of a model that puts all texts close together, pass "
-            'duplicates="keep" (--duplicates keep)'
-        )
+    warn_of_few_intents(intents)
     return intents
+
+
+def check_duplicates(duplicates: Duplicates) -> None:
+    """Raise for anything but "drop" and "keep".
+
+    Examples
+    --------
+    >>> check_duplicates("some")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: duplicates must be 'drop' or 'keep'; got 'some'
+    """
+    if duplicates not in ("drop", "keep"):
+        raise NNNormError(f"duplicates must be 'drop' or 'keep'; got {duplicates!r}")
+
+
+def warn_of_few_intents(intents: Intents) -> None:
+    """Warn where so much counts as copies that different queries may be among them.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> warn_of_few_intents(find_intents(open_embeddings(np.eye(4), name="references")))
+    """
+    if not intents.is_sample and len(intents) < min(_FEW_INTENTS, intents.n_rows / 10):
+        warn(
+            f"the {intents.n_rows:,} rows of {intents.embeddings.name} are {len(intents):,} "
+            f"intents: all others are closer than a cosine of {SAME_INTENT} to one of these and "
+            "count as copies; if they are different queries of a model that puts all texts close "
+            'together, fit on the queries themselves with duplicates="keep" (--duplicates keep)'
+        )
 
 
 def used_rows(references: References) -> Embeddings:
@@ -198,7 +226,48 @@ def count_references(references: References) -> int:
     return references.n_rows if isinstance(references, Intents) else len(references)
 
 
-def describe_size(n_references: int, n_intents: int | None) -> str:
+def is_sample(references: References) -> bool:
+    """Whether the rows are a random part of the intents, because there are more than are kept.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
+    >>> is_sample(find_intents(rows, most=3)), is_sample(without_copies(rows)), is_sample(rows)
+    (True, False, False)
+    """
+    return isinstance(references, Intents) and references.is_sample
+
+
+def count_params(references: References) -> dict[str, Any]:
+    """What the `params` of a bias say of the intents; nothing where every row is used.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
+    >>> count_params(without_copies(rows)), count_params(find_intents(rows, most=3))
+    ({'n_intents': 4}, {'n_intents': 3, 'intents_sampled': True})
+    """
+    if not isinstance(references, Intents):
+        return {}
+    return {"n_intents": len(references)} | (
+        {"intents_sampled": True} if references.is_sample else {}
+    )
+
+
+def describe_intents(n_intents: int, sampled: bool = False) -> str:
+    """A number of intents in words.
+
+    Examples
+    --------
+    >>> describe_intents(412), describe_intents(8192, sampled=True)
+    ('412 intents', '8,192 sampled intents')
+    """
+    return f"{n_intents:,} {'sampled ' if sampled else ''}intents"
+
+
+def describe_size(n_references: int, n_intents: int | None, sampled: bool = False) -> str:
     """The size of a bank in words, with the number of intents where that is another.
 
     Examples
@@ -206,8 +275,10 @@ def describe_size(n_references: int, n_intents: int | None) -> str:
     >>> describe_size(6000, 412), describe_size(57, 57)
     ('6,000 references (412 intents)', '57 references')
     """
-    intents = "" if n_intents in (None, n_references) else f" ({n_intents:,} intents)"
-    return f"{n_references:,} references{intents}"
+    size = f"{n_references:,} references"
+    if n_intents is None or n_intents == n_references:
+        return size
+    return f"{size} ({describe_intents(n_intents, sampled)})"
 
 
 def round_rows(rows: FloatArray) -> Half:

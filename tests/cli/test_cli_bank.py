@@ -94,8 +94,8 @@ def test_info_tells_what_a_bank_holds(files):
     about = build("--half-life", "30d", "--most", 20)
     for command in (("bank", "info"), ("info",)):
         text = run(*command, "bank.safetensors").stdout
-        assert "bank.safetensors: 20 intents from 400 queries" in text
-        assert "20, as many as are kept" in text
+        assert "bank.safetensors: 20 sampled intents from 400 queries" in text
+        assert "20, a random part: at most 20 are kept" in text
         assert "32 dimensions, normalised" in text
         assert "30 days" in text
         assert about["fingerprint"] in text
@@ -120,6 +120,13 @@ def test_a_bank_is_references_for_fit_and_the_studies(files, rng):
     assert run_json("diagnose", *asked, *bank)["after"] is not None
     rows = run_json("ablate", *asked, *bank, "--truth", "truth.npy", "--share", 1)["rows"]
     assert rows[0]["n_intents"] == n_intents
+
+
+def test_fit_names_a_random_part_of_the_intents_as_one(files):
+    build("--most", "10")
+    fit = ("fit", "--gallery", "gallery.npy", "--references", "bank.safetensors", "--normalize")
+    done = run(*fit, "-o", "bias.safetensors")
+    assert "from 400 past queries (10 sampled intents)" in done.stdout
 
 
 def test_fit_says_how_many_intents_there_are(files):

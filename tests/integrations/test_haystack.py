@@ -151,3 +151,9 @@ def test_what_is_no_corrector_is_refused(given, answer):
     for made in (DocumentCorrector, QueryCorrector):
         with pytest.raises(NNNormError, match=answer):
             made(given)
+
+
+@pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
+def test_a_weight_that_is_no_number_is_refused(case, weight):
+    with pytest.raises(NNNormError, match="weight must be"):
+        QueryCorrector(case.corrector, weight=weight)

@@ -92,3 +92,9 @@ def test_embeddings_of_another_width_are_refused(case):
 
     with pytest.raises(NNNormError, match="17 and 16"):
         CorrectedEmbeddings(Wider(), case.corrector).embed_documents(["text"])
+
+
+@pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
+def test_a_weight_that_is_no_number_is_refused(case, weight):
+    with pytest.raises(NNNormError, match="weight must be"):
+        CorrectedEmbeddings(Model(), case.corrector, weight=weight)

@@ -130,3 +130,9 @@ def test_what_is_no_corrector_is_refused(case):
         CorrectedEmbedding(Model(), None)
     with pytest.raises(NNNormError, match=r"corrector must be a Corrector, .*; got Model"):
         CorrectedEmbedding(case.corrector, Model())
+
+
+@pytest.mark.parametrize("weight", ["0.5", float("nan"), True])
+def test_a_weight_that_is_no_number_is_refused(case, weight):
+    with pytest.raises(NNNormError, match="weight must be"):
+        CorrectedEmbedding(Model(), case.corrector, weight=weight)

@@ -59,6 +59,16 @@ def test_candidates_are_ranked_by_their_places_in_the_list(case):
         ask(index, case, top_ranked=given)
 
 
+def test_a_repeated_id_does_not_move_the_documents_after_it(case):
+    index, once = CorrectedIndex(case.corrector), CorrectedIndex(case.corrector)
+    index.add_documents(embed_all(case.texts[:2]), ["d0", "d0"])
+    for some in (index, once):
+        some.add_documents(embed_all(case.texts[2:10]), IDS[2:10])
+    names = {n: f"q{n}" for n in range(len(case.queries))}
+    asked = {"top_ranked": dict.fromkeys(names.values(), IDS[2:10]), "query_idx_to_id": names}
+    assert ask(index, case, **asked) == ask(once, case, **asked)
+
+
 def test_a_function_is_fitted_to_each_corpus_anew(case, exact):
     fitted = []
 

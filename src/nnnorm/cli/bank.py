@@ -19,7 +19,7 @@ from nnnorm.cli.app import (
     print_json,
     show_progress,
 )
-from nnnorm.copies import MOST_INTENTS
+from nnnorm.copies import MOST_INTENTS, describe_intents
 from nnnorm.errors import NNNormError
 from nnnorm.io import TABLE_SUFFIXES
 
@@ -54,7 +54,10 @@ def build(
     count: Count = None,
     half_life: Annotated[
         str | None,
-        Option(help="Time after which an intent is half as likely to be kept, such as 30d."),
+        Option(
+            help="Time after which an intent is half as likely to be kept, such as 30d; where "
+            "times are numbers, a number in their unit."
+        ),
     ] = None,
     most: Annotated[int, Option(help="Number of intents to keep.", min=1)] = MOST_INTENTS,
     seed: Annotated[int, Option(help="Random seed of which intents are kept.", min=0)] = 0,
@@ -125,8 +128,8 @@ def describe_bank(bank: Bank, path: Path) -> tuple[str, dict[str, Any]]:
     """Title and facts of a bank for people; `to_dict` has everything for programs."""
     about = bank.to_dict()
     size = f"{len(bank):,}"
-    if len(bank) == about["most"]:
-        size += ", as many as are kept"
+    if bank.is_sample:
+        size += f", a random part: at most {about['most']:,} are kept"
     often = int(bank.counts.max())
     facts = {
         "intents": size,
@@ -137,7 +140,8 @@ def describe_bank(bank: Bank, path: Path) -> tuple[str, dict[str, Any]]:
         "fingerprint": about["fingerprint"],
         "made": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
-    return f"{path}: {len(bank):,} intents from {bank.n_seen:,} queries", facts
+    intents = describe_intents(len(bank), bank.is_sample)
+    return f"{path}: {intents} from {bank.n_seen:,} queries", facts
 
 
 def _describe_half_life(about: dict[str, Any]) -> str | None:

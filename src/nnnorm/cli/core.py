@@ -36,7 +36,7 @@ from nnnorm.cli.app import (
     show_steps,
 )
 from nnnorm.cli.bank import describe_bank
-from nnnorm.copies import describe_size
+from nnnorm.copies import describe_intents, describe_size
 from nnnorm.corrector import Corrector
 from nnnorm.io import kind_of_record, open_embeddings
 from nnnorm.means import Solver
@@ -321,7 +321,8 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
         title += f" from {bias.n_references:,} past queries"
         n_intents = bias.params.get("n_intents", bias.n_references)
         if n_intents != bias.n_references:
-            title += f" ({n_intents:,} intents)"
+            sampled = bias.params.get("intents_sampled", False)
+            title += f" ({describe_intents(n_intents, sampled)})"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": find_method(bias.method)[1].label,
@@ -462,7 +463,11 @@ def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     corrector = Corrector.load(file)
     bias = corrector.bias
     _, facts = facts_of_bias(bias, file)
-    size = describe_size(bias.n_references or len(corrector.references), len(corrector.references))
+    size = describe_size(
+        bias.n_references or len(corrector.references),
+        len(corrector.references),
+        bias.params.get("intents_sampled", False),
+    )
     title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"
     if not corrector.unit:

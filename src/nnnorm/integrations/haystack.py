@@ -11,7 +11,12 @@ from typing import Any
 
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import check_corrector, extend_items, extend_query
+from nnnorm.integrations.vectors import (
+    check_corrector,
+    check_query_weight,
+    extend_items,
+    extend_query,
+)
 
 require("haystack", "haystack")
 from haystack import Document, component, default_to_dict  # noqa: E402
@@ -92,7 +97,7 @@ class QueryCorrector:
         fingerprint: str | None = None,
     ) -> None:
         self.path, self.corrector = _open(corrector, fingerprint)
-        self.weight = weight
+        self.weight = check_query_weight(weight)
 
     @component.output_types(embedding=list[float])
     def run(self, embedding: list[float]) -> dict[str, list[float]]:

@@ -8,7 +8,12 @@ import asyncio
 
 from nnnorm.corrector import Corrector
 from nnnorm.errors import require
-from nnnorm.integrations.vectors import check_corrector, extend_items, extend_query
+from nnnorm.integrations.vectors import (
+    check_corrector,
+    check_query_weight,
+    extend_items,
+    extend_query,
+)
 
 require("langchain_core", "langchain")
 from langchain_core.embeddings import Embeddings  # noqa: E402
@@ -46,7 +51,7 @@ class CorrectedEmbeddings(Embeddings):
     ) -> None:
         self.embeddings = embeddings
         self.corrector = check_corrector(corrector)
-        self.weight = weight
+        self.weight = check_query_weight(weight)
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Embed texts that are stored."""

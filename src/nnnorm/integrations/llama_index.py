@@ -10,7 +10,13 @@ from typing import Any
 
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, require
-from nnnorm.integrations.vectors import Vector, check_corrector, extend_items, extend_query
+from nnnorm.integrations.vectors import (
+    Vector,
+    check_corrector,
+    check_query_weight,
+    extend_items,
+    extend_query,
+)
 
 require("llama_index.core", "llama-index")
 from llama_index.core.base.embeddings.base import BaseEmbedding  # noqa: E402
@@ -64,6 +70,7 @@ class CorrectedEmbedding(BaseEmbedding):
                 "embeddings_cache keeps one vector per text, but a text that is asked has another "
                 "vector than one that is stored; give the cache to the model inside"
             )
+        check_query_weight(weight)
         checked = {"corrector": check_corrector(corrector), "fingerprint": corrector.fingerprint}
         own = {"model_name": model.model_name, "embed_batch_size": model.embed_batch_size}
         super().__init__(model=model, weight=weight, **(own | settings | checked))

@@ -68,8 +68,8 @@ class CorrectedIndex:
             self._corrector = (
                 given if isinstance(given, Corrector) else check_corrector(given(rows))
             )
+        start = sum(map(len, self._parts))
         self._parts.append(self._corrector.items(rows))
-        start = len(self._rows)
         self._rows |= {own: start + n for n, own in enumerate(idxs)}
 
     def search(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 
@@ -29,6 +30,18 @@ def check_corrector(corrector: object) -> Corrector:
             f"{type(corrector).__name__}"
         )
     return corrector
+
+
+def check_query_weight(weight: float | None) -> float | None:
+    """Return a weight that replaces that of a corrector, None for no other; raise for a bad one.
+
+    Examples
+    --------
+    >>> check_query_weight("strong")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: weight must be a number; got 'strong'
+    """
+    return None if weight is None else check_weight(weight)
 
 
 def extend_items(corrector: Corrector, vectors: Sequence[Sequence[float]]) -> list[Vector]:

@@ -205,8 +205,9 @@ class Method(ABC):
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
         duplicates : {"drop", "keep"}
             "drop" counts every intent once: references whose cosine with an earlier one is above
-            0.88 are copies of it, and of more than 8,192 intents a random part is used. The number
-            of intents is in the `params` of the bias. "keep" uses every row, as the paper does.
+            0.88 are copies of it, and of more than 8,192 intents a random part is used. The
+            `params` of the bias have ``n_intents``, and ``intents_sampled`` where these are such a
+            part. "keep" uses every row, as the paper does.
         own_rows : bool
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
@@ -327,7 +328,6 @@ class Method(ABC):
         settled, chosen = self.settle(statistics)
         values = settled.values(statistics)
         about = statistics.about if self.uses_means else {}
-        counted = {"n_intents": statistics.n_references} if statistics.n_given else {}
         prints = dict(statistics.fingerprints)
         if self.gallery_bank == "refused":
             prints.pop("gallery_references", None)
@@ -335,7 +335,7 @@ class Method(ABC):
             values=np.asarray(values, dtype=np.float32),
             weight=settled.weight,
             method=self.name,
-            params={**settled.params, **chosen, **about, **counted},
+            params={**settled.params, **chosen, **about, **statistics.counted},
             gates=settled.gates(statistics),
             n_references=statistics.n_given or statistics.n_references,
             dim=statistics.dim,

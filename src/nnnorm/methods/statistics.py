@@ -9,13 +9,13 @@ Each is computed when it is first asked for, and kept. `Statistics.prepare` comp
 settings in one pass over each bank, so that a whole grid costs no more than one fit.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import Intents, References, describe_size, used_rows
+from nnnorm.copies import References, count_params, count_references, describe_size, used_rows
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
 from nnnorm.means import Solver, means_by
@@ -74,6 +74,8 @@ class Statistics:
         Smallest and largest norm of the references.
     n_given : int, optional
         Number of references that were given, where only one row per intent is used.
+    counted : mapping, optional
+        What the `params` of a bias say of the intents.
     center : ndarray, optional
         What is subtracted from the items where they are centred, shape ``(dim,)``; by default the
         mean of the gallery. For ready scores shape ``(n_references,)``: a score per reference.
@@ -99,6 +101,7 @@ class Statistics:
         fingerprints: dict[str, str] | None = None,
         reference_norms: tuple[float, float] | None = None,
         n_given: int | None = None,
+        counted: Mapping[str, Any] | None = None,
         center: npt.NDArray[np.float32] | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
@@ -110,6 +113,7 @@ class Statistics:
         self.dim, self.fingerprints = dim, fingerprints or {}
         self.reference_norms = reference_norms
         self.n_given = n_given
+        self.counted = dict(counted or {})
         self.about: dict[str, Any] = {}
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
@@ -128,9 +132,9 @@ class Statistics:
     ) -> "Statistics":
         """Statistics of the products of embeddings."""
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
-        if isinstance(references, Intents):
-            options["n_given"] = references.n_rows
-        rows = used_rows(references)
+        rows, counted = used_rows(references), count_params(references)
+        if counted:
+            options |= {"n_given": count_references(references), "counted": counted}
         bank_scores = None
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)

@@ -5,7 +5,7 @@ Recalls are shown in per cent, differences in points, with the interval in brack
 
 from collections.abc import Sequence
 
-from nnnorm.copies import describe_size
+from nnnorm.copies import MOST_INTENTS, describe_size
 from nnnorm.methods import describe_setting
 from nnnorm.report.table import Table
 from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Drift, Interval, Result, Tuning
@@ -50,9 +50,10 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     >>> tabulate_comparison(Comparison((), "max", 5000, 1000, 30455, 5000)).title
     'Methods on 5,000 test queries, 1,000 items, 30,455 references'
     """
+    intents = comparison.n_intents, comparison.intents_sampled
     title = (
         f"Methods on {comparison.n_queries:,} test queries, {comparison.n_gallery:,} items, "
-        f"{describe_size(comparison.n_references, comparison.n_intents)}"
+        f"{describe_size(comparison.n_references, *intents)}"
     )
     notes = [
         f"Each method tuned on {comparison.n_validation:,} validation queries "
@@ -94,7 +95,9 @@ def tabulate_ablation(ablation: Ablation) -> Table:
         "over no correction with 95 % paired intervals."
     )
     if any(row.n_intents not in (None, row.n_references) for row in ablation.rows):
-        note += " Used: references that are no copies of another."
+        note += " Used: references that are no copies of another"
+        has_samples = any(row.intents_sampled for row in ablation.rows)
+        note += f", of more than {MOST_INTENTS:,} a random part." if has_samples else "."
     doubtful = [
         f"{row.bank} {100 * row.share:.3g} % ({kind})"
         for row in ablation.rows
@@ -133,7 +136,7 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
     rows += [_cell_row(cell, "", tuning.uncorrected) for cell in others[:most]]
     title = (
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
-        f"{describe_size(tuning.n_references, tuning.n_intents)}"
+        f"{describe_size(tuning.n_references, tuning.n_intents, tuning.intents_sampled)}"
     )
     best = describe_setting(tuning.best.method, tuning.best.params)
     best = f"{tuning.best.method} {best}".strip()

@@ -20,6 +20,7 @@ from nnnorm.copies import (
     References,
     count_intents,
     count_references,
+    is_sample,
     without_copies,
 )
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
@@ -103,6 +104,8 @@ class Comparison:
     n_queries, n_gallery, n_references, n_validation : int
     n_intents : int or None
         Number of references that are no copies; None where all were used.
+    intents_sampled : bool
+        Whether there were more intents, and these are a random part of them.
     """
 
     results: tuple[Result, ...]
@@ -112,6 +115,7 @@ class Comparison:
     n_references: int
     n_validation: int
     n_intents: int | None = None
+    intents_sampled: bool = False
 
     def __repr__(self) -> str:
         names = ", ".join(result.method for result in self.results)
@@ -142,6 +146,8 @@ class AblationRow:
     tuned, automatic : Result
     n_intents : int or None
         Number of references that are no copies; None where all were used.
+    intents_sampled : bool
+        Whether there were more intents, and these are a random part of them.
     """
 
     bank: str
@@ -150,6 +156,7 @@ class AblationRow:
     tuned: Result
     automatic: Result
     n_intents: int | None = None
+    intents_sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,6 +299,7 @@ def compare(
         n_references=count_references(used),
         n_validation=len(held.queries),
         n_intents=count_intents(used),
+        intents_sampled=is_sample(used),
     )
 
 
@@ -379,7 +387,8 @@ def ablate(
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
             used = without_copies(bank, duplicates, progress)
             both = _report_bank(reporter, test, held, used, select, options)
-            rows.append(AblationRow(name, float(share), size, *both, count_intents(used)))
+            counts = count_intents(used), is_sample(used)
+            rows.append(AblationRow(name, float(share), size, *both, *counts))
     return Ablation(
         uncorrected=reporter.uncorrected,
         rows=tuple(rows),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References, count_intents, count_references
+from nnnorm.copies import Duplicates, References, count_intents, count_references, is_sample
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
@@ -94,6 +94,8 @@ class Tuning:
     n_queries, n_references : int
     n_intents : int or None
         Number of references that are no copies; None where all were used.
+    intents_sampled : bool
+        Whether there were more intents, and these are a random part of them.
     popularity : PopularityChoice or None
         With clicks: the weights that were tried on top of `best`.
     """
@@ -109,6 +111,7 @@ class Tuning:
     n_queries: int
     n_references: int
     n_intents: int | None = None
+    intents_sampled: bool = False
     popularity: PopularityChoice | None = None
 
     def __repr__(self) -> str:
@@ -138,6 +141,7 @@ class Tuning:
             "n_queries": self.n_queries,
             "n_references": self.n_references,
             "n_intents": self.n_intents,
+            "intents_sampled": self.intents_sampled,
             "popularity": self.popularity and self.popularity.to_dict(),
             "grid": [cell.to_dict() for cell in self.grid],
         }
@@ -295,6 +299,7 @@ def tune(
         n_queries=len(asked),
         n_references=count_references(used),
         n_intents=count_intents(used),
+        intents_sampled=is_sample(used),
         popularity=popularity,
     )
 
