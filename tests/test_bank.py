@@ -285,17 +285,45 @@ def test_an_intent_that_is_asked_again_is_young(rng):
         np.array(["2026-05-01", "2026-05-02", "2026-05-03"], dtype="datetime64[D]"),
         [datetime(2026, 5, day, tzinfo=timezone.utc) for day in (1, 2, 3)],
         [datetime(2026, 5, day) for day in (1, 2, 3)],
+        [20260501, 20260502, 20260503],
+        ["20260501", "20260502", "20260503"],
     ],
-    ids=["texts", "offsets", "datetime64", "aware", "naive"],
+    ids=["texts", "offsets", "datetime64", "aware", "naive", "numbers", "texts of numbers"],
 )
 def test_dates_of_all_kinds_are_the_same_dates(times):
     bank = Bank.of(np.eye(3), times=times)
     assert bank.last_seen.astype(str).tolist() == [
         f"2026-05-0{day}T00:00:00.000000" for day in (1, 2, 3)
     ]
-    for before in ("2026-05-02", datetime(2026, 5, 2), np.datetime64("2026-05-02")):
+    for before in ("2026-05-02", datetime(2026, 5, 2), np.datetime64("2026-05-02"), 20260502):
         bank.forget(before=before)
         assert len(bank) == 2
+
+
+@pytest.mark.parametrize("times", [[20260501, 20260532], [20260501, 20260501.5], [1, 20260501]])
+def test_numbers_that_are_not_all_days_are_numbers(times):
+    bank = Bank.of(np.eye(2), times=times)
+    assert bank.last_seen.tolist() == times
+    bank.forget(before=min(times))
+    bank.add(np.eye(2), times=[20260501] * 2)
+    assert bank.to_dict()["clock"] == "numbers"
+
+
+def test_times_in_seconds_are_shown_in_full():
+    bank = Bank.of(np.eye(2), times=[1777593600, 1777593601.5])
+    assert "seen 1777593600 to 1777593601.5" in repr(bank)
+    about = bank.to_dict()
+    assert (about["oldest_seen"], about["last_seen"]) == (1777593600.0, 1777593601.5)
+
+
+def test_rows_dated_in_the_future_are_warned_of(tmp_path):
+    now = datetime.now(timezone.utc)
+    bank = Bank.of(np.eye(2), times=[now, now + timedelta(hours=13)])
+    with pytest.warns(NNNormWarning, match="queries has rows dated in the future, up to 2150-01-"):
+        bank.add(np.eye(2), times=["2026-05-01", "2150-01-01"])
+    (tmp_path / "log.jsonl").write_text('{"embedding": [1.0, 0.0], "time": "2150-01-01"}')
+    with pytest.warns(NNNormWarning, match="log.jsonl has rows dated in the future"):
+        Bank.from_log(tmp_path / "log.jsonl", time="time")
 
 
 @pytest.mark.parametrize("half_life", ["2d", "48h", timedelta(days=2), "172800s"])

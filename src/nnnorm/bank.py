@@ -55,6 +55,8 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _MAKER = "nnnorm bank build"
 # Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
 _EQUAL_NORMS = 0.01
+# Times without an offset may be local ones, up to 14 hours before UTC.
+_CLOCKS_DIFFER = 86400.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -309,7 +311,7 @@ class Bank:
             "seed": self._seed,
             "half_life": self._half_life,
             "clock": self._clock,
-            "first_seen": None if self._clock is None else float(seen.min()),
+            "oldest_seen": None if self._clock is None else float(seen.min()),
             "last_seen": None if self._clock is None else float(seen.max()),
             "same_intent": SAME_INTENT,
             "fingerprint": self.fingerprint,
@@ -391,8 +393,8 @@ class Bank:
                 "this bank has no times, so nothing can be forgotten by age; build it with times "
                 "(--time)"
             )
-        limit, clock = read_time(before, "before")
-        self._check_clock(clock, "before")
+        limit, clock = read_time(before, "before", self._clock)
+        _check_same_clock(clock, self._clock, "before")
         is_kept = self._leaders.last_seen >= limit
         if not is_kept.any():
             raise NNNormError(
@@ -409,7 +411,7 @@ class Bank:
         """Add parts to a copy of the leaders, which takes their place once all went well."""
         leaders, n_new, clock = self._leaders.copy(), 0, self._clock
         is_new = leaders.n_rows == 0
-        low, high = np.inf, 0.0
+        low, high, latest = np.inf, 0.0, -np.inf
         for part in parts:
             if part.rows.shape[1] != self.dim:
                 raise NNNormError(
@@ -426,6 +428,8 @@ class Bank:
                 raise NNNormError(f"{name} row {row} is all zeros; a failed encoding? Remove it")
             low, high = min(low, float(norms.min())), max(high, float(norms.max()))
             leaders.add(round_rows(part.rows), part.times, part.counts, norms)
+            if part.times is not None:
+                latest = max(latest, float(part.times.max()))
             n_new += len(part.rows) if part.counts is None else int(part.counts.sum())
             if progress is not None:
                 done = part.start + len(part.rows)
@@ -434,10 +438,13 @@ class Bank:
             self._check_norms(low, high, name)
         self._leaders, self._n_seen, self._clock = leaders, self._n_seen + n_new, clock
         self._opened = None
+        if clock == "dates" and latest > datetime.now(timezone.utc).timestamp() + _CLOCKS_DIFFER:
+            day = str(np.datetime64(int(latest), "s"))[:10]
+            warn(
+                f"{name} has rows dated in the future, up to {day}; they count as the latest until "
+                "then, and forget does not drop them; correct their times"
+            )
         return low, high
-
-    def _check_clock(self, clock: Clock | None, name: str) -> None:
-        _check_same_clock(clock, self._clock, name)
 
     def _check_norms(self, low: float, high: float, name: str) -> None:
         """Raise where the bank has equal norms, and what is added does not share them."""
@@ -555,7 +562,7 @@ def use_references(
 
 
 def describe_times(bank: Bank) -> str:
-    """The first and last time at which intents of a bank were seen; empty without times.
+    """The oldest and latest of the times at which intents were last seen; empty without times.
 
     Examples
     --------
@@ -567,7 +574,7 @@ def describe_times(bank: Bank) -> str:
     if seen is None:
         return ""
     ends = [seen.min(), seen.max()]
-    shown = [f"{end:g}" if seen.dtype.kind == "f" else str(end)[:10] for end in ends]
+    shown = [f"{end:.15g}" if seen.dtype.kind == "f" else str(end)[:10] for end in ends]
     return " to ".join(dict.fromkeys(shown))
 
 

@@ -40,7 +40,8 @@ LogFile = Annotated[
 BankFile = Annotated[Path, Argument(help="A file made by `nnnorm bank build`.")]
 Column = Annotated[str, Option(help="Column of the log with the embeddings.")]
 Time = Annotated[
-    str | None, Option(help="Column of the log with the times: numbers, or ISO dates.")
+    str | None,
+    Option(help="Column of the log with the times: numbers, or dates (ISO, or 20260501)."),
 ]
 Count = Annotated[str | None, Option(help="Column of the log with the number of times asked.")]
 
@@ -147,7 +148,7 @@ def describe_bank(bank: Bank, path: Path) -> tuple[str, dict[str, Any]]:
 def _describe_half_life(about: dict[str, Any]) -> str | None:
     span = about["half_life"]
     if span is None or about["clock"] == "numbers":
-        return None if span is None else f"{span:g}, in the unit of the times"
+        return None if span is None else f"{span:.15g}, in the unit of the times"
     return f"{span / 86400:.3g} days"
 
 

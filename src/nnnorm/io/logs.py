@@ -2,7 +2,7 @@
 
 Parquet needs pyarrow; CSV and TSV hold an embedding as the text of a list, ``[0.1, 0.2]`` with or
 without commas, and JSONL as a list. Times are numbers, or dates (ISO 8601, UTC where there is no
-offset), and never both. Errors name the file and the row.
+offset; also 20260501, as a text or a number), and never both. Errors name the file and the row.
 """
 
 import os
@@ -111,6 +111,8 @@ def read_times(
 ) -> tuple[DoubleArray, Clock]:
     """Times as float64: numbers as they are, dates as seconds since 1970.
 
+    Numbers that are all days of the calendar, such as 20260501, are dates too.
+
     Parameters
     ----------
     values : array or sequence
@@ -141,9 +143,13 @@ def read_times(
         times[np.isnat(array)] = np.nan
     elif array.dtype.kind in "iuf":
         found, times = "numbers", array.astype(np.float64)
+        if clock != "numbers" and (days := _read_days(times)) is not None:
+            found, times = "dates", days
     else:
         pairs = [_read_moment(value, name, start + place) for place, value in enumerate(values)]
         times = np.array([moment for moment, _ in pairs], dtype=np.float64)
+        if all(kind == "numbers" for _, kind in pairs) and len(pairs):
+            return read_times(times, name, start, clock)
         found = clock or pairs[0][1]
         for place, (_, kind) in enumerate(pairs):
             if kind != found:
@@ -155,8 +161,8 @@ def read_times(
     return times, found
 
 
-def read_time(value: Any, name: str) -> tuple[float, Clock]:
-    """One time, as `read_times` reads them.
+def read_time(value: Any, name: str, clock: Clock | None = None) -> tuple[float, Clock]:
+    """One time, as `read_times` reads them; with other times that are numbers, 20260501 is one.
 
     Examples
     --------
@@ -164,8 +170,11 @@ def read_time(value: Any, name: str) -> tuple[float, Clock]:
     (86400.0, 'dates')
     """
     array = np.asarray([value]) if isinstance(value, np.datetime64) else [value]
-    times, clock = read_times(array, name)
-    return float(times[0]), clock
+    is_number = clock == "numbers" and not isinstance(value, (bool, np.datetime64))
+    if is_number and np.isfinite(_read_number(value)):
+        return _read_number(value), "numbers"
+    times, found = read_times(array, name)
+    return float(times[0]), found
 
 
 def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
@@ -254,6 +263,18 @@ def _read_moment(value: Any, name: str, row: int) -> tuple[float, Clock]:
         raise NNNormError(
             f"{name} must be numbers or dates such as 2026-05-01T12:00:00; row {row} has {value!r}"
         ) from None
+
+
+def _read_days(numbers: DoubleArray) -> DoubleArray | None:
+    """Seconds since 1970 of numbers such as 20260501; None unless all of them are such days."""
+    if not len(numbers) or not ((numbers >= 1900_01_01) & (numbers <= 2100_12_31)).all():
+        return None
+    different, places = np.unique(numbers, return_inverse=True)
+    try:
+        days = [datetime.strptime(f"{number:.15g}", "%Y%m%d") for number in different.tolist()]
+    except ValueError:
+        return None
+    return np.array([_seconds(day) for day in days])[places]
 
 
 def _seconds(moment: datetime) -> float:
