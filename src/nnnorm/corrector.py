@@ -31,8 +31,9 @@ from nnnorm.copies import (
     Duplicates,
     Intents,
     References,
-    count_intents,
+    count_params,
     count_references,
+    used_rows,
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments, warn
@@ -76,7 +77,7 @@ _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_intents", "bank", "bank_z")
+_OF_THE_BANK = ("n_intents", "intents_sampled", "bank", "bank_z")
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class Corrector:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             _check_norms(own, past.norm_range, "references")
             used, choice = _choose_bank(used, own, duplicates)
-        first = _keep(used.embeddings if isinstance(used, Intents) else used, items)
+        first = _keep(used_rows(used), items)
         second = None
         if gallery_references is not None:
             name = "gallery_references"
@@ -268,10 +269,11 @@ class Corrector:
             memory_budget=memory_budget,
             progress=progress,
         )
-        if (n_intents := count_intents(used)) is not None:
-            params = {**bias.params, "n_intents": n_intents}
-            bias = replace(bias, n_references=count_references(used), params=params)
-        bias = replace(bias, params={**bias.params, **choice})
+        bias = replace(
+            bias,
+            n_references=count_references(used),
+            params={**bias.params, **count_params(used), **choice},
+        )
         settled = _settled(bias.method, bias.params)
         center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
@@ -350,7 +352,8 @@ class Corrector:
             gallery_references=(
                 self.bank_of_items if gallery_references is None else gallery_references
             ),
-            duplicates=self.duplicates if duplicates is None else duplicates,
+            # A bank has no copies to keep.
+            duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
             own_rows=own_rows,
             solver=solver,
             # A bank that is normalised suits unit rows too, which False would refuse.
@@ -705,7 +708,7 @@ def _choose_bank(
     used: References, recent: Embeddings, duplicates: Duplicates
 ) -> tuple[References, dict[str, Any]]:
     """The recent queries alone, or with the bank, and which; copies among them count once."""
-    bank = used.embeddings if isinstance(used, Intents) else used
+    bank = used_rows(used)
     z, chosen = foreign_z(bank, recent), choose_references(bank, recent)
     found = without_copies(chosen, duplicates)
     if chosen is recent:

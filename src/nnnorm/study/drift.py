@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.copies import SAME_INTENT, Intents, without_copies
+from nnnorm.copies import SAME_INTENT, used_rows, without_copies
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z
@@ -254,8 +254,9 @@ def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
     if (method.needs.reference_k or 0) > len(used):
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "refused" else None
-    rows = used.embeddings if isinstance(used, Intents) else used
-    return method.fit(items, rows, gallery_references=second, duplicates="keep", own_rows=True)
+    return method.fit(
+        items, used_rows(used), gallery_references=second, duplicates="keep", own_rows=True
+    )
 
 
 def _bias_of(corrector: Corrector, items: Embeddings) -> Bias:
