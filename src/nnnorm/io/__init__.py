@@ -23,7 +23,7 @@ from nnnorm.io.embeddings import (
     measure_rows,
     open_embeddings,
 )
-from nnnorm.io.files import check_writable, make_folder, write_whole
+from nnnorm.io.files import check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
 from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.io.progress import Done, Progress

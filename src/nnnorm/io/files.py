@@ -6,6 +6,7 @@ Targets that are not regular files (folders, devices, pipes) are refused before 
 """
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable
@@ -13,6 +14,38 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnnorm.errors import NNNormError
+
+# Most file systems bound a name at 255 bytes; the rest is for what is added, such as a suffix.
+_LONGEST_NAME = 200
+# Control characters, lone surrogates, and what Windows refuses.
+_NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
+
+
+def safe_name(name: object, otherwise: str = "unnamed") -> str:
+    r"""Reduce a name that comes from data to a file name without any folder.
+
+    Every file name that is not the caller's own passes through here, so that no data can choose a
+    place outside of the folder that is written to.
+
+    Parameters
+    ----------
+    name : object
+        Usually a str, but data may hold anything.
+    otherwise : str
+        The name where nothing is left.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> safe_name("flickr30k"), safe_name("../../etc/cron.d/job"), safe_name("C:\\x\\y"), safe_name("..")
+    ('flickr30k', 'job', 'y', 'unnamed')
+    """
+    last = re.split(r"[/\\]", str(name).rstrip("/\\"))[-1]
+    kept = _NOT_IN_A_NAME.sub("_", last).encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return kept.lstrip(". ").rstrip(". ") or otherwise
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
