@@ -29,6 +29,7 @@ from nnnorm.index.store import (
     check_kind,
     check_positive,
 )
+from nnnorm.index.urls import show_url
 from nnnorm.io import check_writable, write_whole
 
 Labels: TypeAlias = npt.NDArray[np.int64]
@@ -96,7 +97,7 @@ class LocalStore(Store):
 
     @property
     def name(self) -> str:
-        return f"{self.engine} {self._path or 'in memory'}"
+        return f"{self.engine} {show_url(self._path or 'in memory')}"
 
     def facts(self) -> Facts | None:
         if self._index is None and (self._path is None or not self._path.exists()):

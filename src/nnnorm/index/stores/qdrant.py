@@ -44,7 +44,7 @@ class QdrantStore(PointStore):
         environment variable ``QDRANT_API_KEY``.
     """
 
-    engine, product = "qdrant", "Qdrant"
+    engine, product, key_variable = "qdrant", "Qdrant", "QDRANT_API_KEY"
     options_type = QdrantOptions
     options: QdrantOptions
 
@@ -163,7 +163,7 @@ class QdrantStore(PointStore):
         if not self.is_server:
             folder = os.path.abspath(self.address)
             return _FOLDERS.take(folder, lambda: client(path=self.address))
-        key = os.environ.get("QDRANT_API_KEY")
+        key = os.environ.get(self.key_variable)
         return client(url=self.address, api_key=key, check_compatibility=False, timeout=60)
 
     def _disconnect(self, client: Any) -> None:

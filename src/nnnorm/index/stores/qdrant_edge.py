@@ -53,7 +53,7 @@ class QdrantEdgeStore(PointStore):
 
     @property
     def name(self) -> str:
-        return f"{self.engine} {self.address}"
+        return f"{self.engine} {self.where}"
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         edge = require("qdrant_edge", "qdrant-edge")
