@@ -33,6 +33,7 @@ from nnnorm.io import (
     LogPart,
     Progress,
     Source,
+    check_entries,
     damaged,
     load_record,
     measure_rows,
@@ -49,6 +50,18 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _MAKER = "nnnorm bank build"
+_KINDS = {
+    "n_seen": int,
+    "n_rows": int,
+    "dim": int,
+    "normalized": bool,
+    "most": int | None,
+    "seed": int,
+    "half_life": float | None,
+    "clock": str | None,
+    "fingerprint": str,
+    "created": str,
+}
 # Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
 _EQUAL_NORMS = 0.01
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -458,6 +471,7 @@ class Bank:
         """
         arrays, about = load_record(path, "bank", _MAKER)
         try:
+            check_entries(about, _KINDS)
             seed, span = about["seed"], about["half_life"]
             leaders = Leaders(about["dim"], most=about["most"], seed=seed, half_life=span)
             order = ("rows", "last_seen", "counts", "norms")

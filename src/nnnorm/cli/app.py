@@ -30,6 +30,7 @@ from nnnorm.io import (
     make_folder,
     open_embeddings,
     read_json,
+    read_npy,
     write_whole,
 )
 from nnnorm.methods import METHOD_NAMES, find_method
@@ -249,8 +250,6 @@ def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
 
 def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
-    import numpy as np
-
     if path is None:
         return None
     kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
@@ -264,9 +263,9 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         return ids
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
+            return read_npy(path)
         return path.read_text(encoding="utf-8-sig").splitlines()
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError) as error:
         raise NNNormError(
             f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
         ) from error
