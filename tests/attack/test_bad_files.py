@@ -124,6 +124,22 @@ def test_an_archive_larger_than_the_memory_is_refused_before_it_is_read(tmp_path
         open_embeddings(tmp_path / "bomb.npz")
 
 
+@pytest.mark.parametrize(("n_rows", "dim"), [(3000, 100), (1, 300_000)])
+def test_a_parquet_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch, n_rows, dim):
+    """A few zeros in run lengths announce gigabytes; here it is the memory that is small."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    flat = pyarrow.array(np.zeros(n_rows * dim, dtype=np.float32))
+    rows = pyarrow.FixedSizeListArray.from_arrays(flat, dim)
+    path = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"embedding": rows}), path)
+    assert path.stat().st_size < n_rows * dim
+    monkeypatch.setattr("nnnorm.io.arrays._available_memory", lambda: n_rows * dim)
+    with pytest.raises(NNNormError, match=r"announces .* more than the"):
+        open_embeddings(path)
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_pipes_and_devices_are_refused_as_inputs(tmp_path, gallery):
     made = [tmp_path / f"pipe{suffix}" for suffix in (".npy", ".npz", ".parquet", ".safetensors")]

@@ -21,7 +21,14 @@ from typer.core import TyperGroup
 
 from nnnorm.bank import Bank
 from nnnorm.copies import Duplicates
-from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
+from nnnorm.errors import (
+    MissingExtraError,
+    NNNormError,
+    NNNormWarning,
+    first_line,
+    keep_interrupts,
+    require,
+)
 from nnnorm.io import (
     Embeddings,
     Metric,
@@ -43,7 +50,7 @@ class _Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
 
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), keep_interrupts():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
         except BrokenPipeError:

@@ -397,9 +397,9 @@ def _check_tiny(opened: Embeddings) -> None:
     _, high = opened.norm_range
     if high < _LEAST_NORM:
         raise NNNormError(
-            f"rows of {opened.name} have norms of {high:.3g} at most, too small for float32 products "
-            "(all scores would be about 0); scale the embeddings up, or pass normalize=True "
-            "(--normalize)"
+            f"rows of {opened.name} have norms of {high:.3g} at most, too small for float32 "
+            "products (all scores would be about 0); scale the embeddings up, or pass "
+            "normalize=True (--normalize)"
         )
 
 

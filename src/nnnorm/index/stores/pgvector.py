@@ -48,8 +48,8 @@ class PgvectorOptions(TableOptions):
     kind: Literal["flat", "hnsw"] = option(
         "flat", "Index of a new table: none, so that every search is exact, or a graph."
     )
-    links: int = links()
-    ef_construction: int = ef_construction()
+    links: int = links(at_most=100)
+    ef_construction: int = ef_construction(at_most=1000)
     ef: int = ef(100)
     id: str = option("", "Column of the ids; by default the primary key.")
     embedding: str = option("", "Column of the vectors; by default the only one.")

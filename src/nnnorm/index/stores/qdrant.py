@@ -28,7 +28,9 @@ class QdrantOptions(ServerOptions):
     kind: Literal["hnsw", "flat"] = option(
         "hnsw", "Search of a server: through its graph, or a scan of every point, as in a folder."
     )
-    links: int = option(16, "Links per point in the graph of a new collection (HNSW's m).")
+    links: int = option(
+        16, "Links per point in the graph of a new collection (HNSW's m).", at_most=512
+    )
     ef_construction: int = ef_construction()
     ef: int = ef()
     vector: str = option("", "Name of the vector, in a collection with named ones.")

@@ -27,7 +27,7 @@ class QdrantEdgeOptions(Options):
     kind: Literal["hnsw", "flat"] = option(
         "hnsw", "Search: through the graph, once there is one, or a scan of every point."
     )
-    links: int = option(16, "Links per point in the graph of a new shard (HNSW's m).")
+    links: int = option(16, "Links per point in the graph of a new shard (HNSW's m).", at_most=512)
     ef_construction: int = ef_construction()
     ef: int = ef()
     vector: str = option("", "Name of the vector, in a shard with named ones.")
