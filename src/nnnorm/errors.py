@@ -168,6 +168,8 @@ def keep_interrupts() -> Iterator[None]:
     """
     try:
         yield
+    except NNNormError:  # one sentence already, which may say how to continue
+        raise
     except Exception as error:
         if _is_interrupt(error):
             raise KeyboardInterrupt from error
@@ -181,7 +183,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
         said = isinstance(error, RuntimeError) and str(error).startswith(_INTERRUPTED)
         if said or isinstance(error, KeyboardInterrupt):
             return True
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

@@ -24,6 +24,7 @@ def run(*arguments):
     """Run a command; it must end with one sentence and without a traceback."""
     result = CliRunner().invoke(app, [str(one) for one in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "unexpected" not in result.output, result.output
     return result
 
 
@@ -269,3 +270,17 @@ def test_a_pipe_on_the_command_line_ends_in_time(tmp_path):
     done = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
+
+
+def test_an_error_that_was_not_foreseen_is_one_sentence_and_a_traceback_with_debug(
+    gallery, monkeypatch
+):
+    def broken(*_, **__):
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr("nnnorm.cli.core.open_embeddings", broken)
+    result = CliRunner().invoke(app, ["info", str(gallery)])
+    assert result.exit_code == 1
+    assert "unexpected AttributeError (no such thing)" in result.output
+    result = CliRunner().invoke(app, ["info", str(gallery), "--debug"])
+    assert isinstance(result.exception, AttributeError)

@@ -188,6 +188,17 @@ def test_other_errors_stay_what_they_are():
         raise RuntimeError("out of space")
 
 
+def test_a_sentence_about_an_interrupt_stays():
+    def act():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise NNNormError("interrupted; the same command continues where it stopped") from None
+
+    with pytest.raises(NNNormError, match="continues where it stopped"), keep_interrupts():
+        act()
+
+
 def test_an_interrupt_that_numpy_turned_into_another_error_is_one_again(tmp_path):
     def write(file):
         try:

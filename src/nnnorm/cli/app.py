@@ -43,9 +43,18 @@ from nnnorm.io import (
 from nnnorm.methods import METHOD_NAMES, find_method
 from nnnorm.ranking import Ranking
 
+# Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
+# which is not exported by every version of Typer.
+_NOT_OURS: tuple[type[BaseException], ...] = (
+    BrokenPipeError,
+    typer.Exit,
+    typer.Abort,
+    typer.BadParameter.__mro__[2],
+)
+
 
 class _Group(TyperGroup):
-    """Turns our errors into one sentence on stderr and exit code 1."""
+    """Turns every error into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
 
@@ -53,16 +62,9 @@ class _Group(TyperGroup):
             with warnings.catch_warnings(), keep_interrupts():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # the reader went away: not ours to explain
-        except (
-            NNNormError,
-            MissingExtraError,
-            MemoryError,
-            OSError,
-            UnicodeEncodeError,
-            KeyboardInterrupt,
-        ) as error:
+        except _NOT_OURS:
+            raise  # the reader went away, or Typer explains it: not ours to explain
+        except (Exception, KeyboardInterrupt) as error:
             if ctx.obj == "debug":
                 raise
             message = str(error)
@@ -75,6 +77,11 @@ class _Group(TyperGroup):
             elif isinstance(error, UnicodeEncodeError):
                 message = (
                     f"this terminal can't show a character ({first_line(error)}); set PYTHONUTF8=1"
+                )
+            elif not isinstance(error, (NNNormError, MissingExtraError)):
+                message = (
+                    f"unexpected {type(error).__name__} ({first_line(error)}); this is a fault of "
+                    "nnnorm or of a library below it: run it again with --debug, and report it"
                 )
             typer.echo(f"Error: {message}", err=True)
             raise typer.Exit(1) from error
