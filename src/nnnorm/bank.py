@@ -37,6 +37,7 @@ from nnnorm.io import (
     LogPart,
     Progress,
     Source,
+    check_entries,
     damaged,
     load_record,
     measure_rows,
@@ -53,6 +54,18 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _MAKER = "nnnorm bank build"
+_KINDS = {
+    "n_seen": int,
+    "n_rows": int,
+    "dim": int,
+    "normalized": bool,
+    "most": int | None,
+    "seed": int,
+    "half_life": float | None,
+    "clock": str | None,
+    "fingerprint": str,
+    "created": str,
+}
 # Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
 _EQUAL_NORMS = 0.01
 # Times without an offset may be local ones, up to 14 hours before UTC.
@@ -492,6 +505,7 @@ class Bank:
         """
         arrays, about = load_record(path, "bank", _MAKER)
         try:
+            check_entries(about, _KINDS)
             seed, span = about["seed"], about["half_life"]
             leaders = Leaders(about["dim"], most=about["most"], seed=seed, half_life=span)
             order = ("rows", "last_seen", "counts", "norms")

@@ -17,11 +17,26 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import Embeddings, damaged, load_record, save_record
+from nnnorm.io import Embeddings, check_entries, damaged, load_record, save_record
 from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+# Beyond this, a score minus the correction may be infinite in float32.
+_LARGEST_CORRECTION = 1e37
+_KINDS = {
+    "weight": float,
+    "method": str,
+    "params": dict,
+    "n_references": int | None,
+    "dim": int | None,
+    "fingerprints": dict,
+    "n_active": list,
+    "version": str,
+    "created": str,
+    "reference_norms": list | None,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +125,7 @@ class Bias:
                 )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "weight", check_weight(self.weight))
+        check_correction(self.weight, values)
         for name in ("params", "fingerprints"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if not self.version:
@@ -294,7 +310,9 @@ class Bias:
         arrays, about = load_record(path, "bias", "nnnorm fit")
         try:
             return cls.from_dict(arrays, about)
-        except (KeyError, TypeError) as error:
+        except NNNormError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise damaged(path, "bias", "nnnorm fit", error) from error
 
     @classmethod
@@ -308,6 +326,9 @@ class Bias:
         >>> Bias.from_dict({"values": bias.values}, bias.to_dict()).weight
         0.5
         """
+        check_entries(about, _KINDS)
+        check_entries(about["fingerprints"], dict.fromkeys(about["fingerprints"], str))
+        check_entries(about["params"], {"reference_k": int | None, "n_intents": int | None})
         gates = tuple(
             Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))
@@ -315,6 +336,9 @@ class Bias:
         names = ("weight", "method", "params", "n_references", "dim", "fingerprints")
         kept = {name: about[name] for name in (*names, "version", "created")}
         norms = about.get("reference_norms")  # files of older versions have none
+        if norms is not None:
+            low, high = norms
+            check_entries({"low": low, "high": high}, {"low": float, "high": float})
         kept["reference_norms"] = norms and tuple(norms)
         return cls(values=arrays["values"], gates=gates, **kept)
 
@@ -337,6 +361,23 @@ def check_weight(weight: float, name: str = "weight") -> float:
     if abs(weight) > 1e6:
         raise NNNormError(f"{name} must be between -1e6 and 1e6; got {weight:g}")
     return float(weight)
+
+
+def check_correction(weight: float, values: npt.ArrayLike) -> None:
+    """Raise unless ``weight · values`` stays far enough within float32 to be subtracted.
+
+    Examples
+    --------
+    >>> check_correction(1e6, np.float32([1e35]))
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: weight times bias reaches 1e+41, beyond float32; ...
+    """
+    largest = abs(weight) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
+    if largest > _LARGEST_CORRECTION:
+        raise NNNormError(
+            f"weight times bias reaches {largest:.3g}, beyond float32; use a smaller weight, or "
+            "fit the bias on embeddings of usual size"
+        )
 
 
 def _check_finite(what: str, values: FloatArray) -> None:

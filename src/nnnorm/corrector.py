@@ -42,6 +42,7 @@ from nnnorm.io import (
     Embeddings,
     Progress,
     Source,
+    check_entries,
     check_same_norms,
     damaged,
     load_record,
@@ -57,6 +58,16 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
 _MAKER = "nnnorm fit --save-corrector"
+_KINDS = {
+    "method": dict,
+    "asked": dict,
+    "normalize": bool,
+    "unit": bool,
+    "augmentation": dict,
+    "longest": float,
+    "fingerprint": str,
+    "bias": dict,
+}
 # Norms this close to 1 are unit norms that were rounded, as float16 does.
 _UNIT = 5e-3
 # Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
@@ -644,6 +655,7 @@ class Corrector:
         """
         arrays, about = load_record(path, "corrector", _MAKER)
         try:
+            check_entries(about, _KINDS)
             corrector = cls(
                 method=make_method(about["method"]["name"], **about["method"]["params"]),
                 asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
@@ -659,7 +671,9 @@ class Corrector:
                 gallery_references=arrays.get("gallery_references"),
             )
             fingerprint = about["fingerprint"]
-        except (KeyError, TypeError) as error:
+        except NNNormError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise damaged(path, "corrector", _MAKER, error) from error
         if corrector.fingerprint != fingerprint:
             raise NNNormError(

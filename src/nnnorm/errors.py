@@ -11,12 +11,16 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+# How usearch and DuckDB report a Ctrl-C.
+_INTERRUPTED = ("Operation has been terminated", "Query interrupted", "INTERRUPT Error")
 
 # What other libraries call our arguments; the first that a function has is the one that is meant.
 _OTHER_NAMES = {
@@ -147,6 +151,40 @@ def first_line(error: BaseException) -> str:
     ('cut short', 'EOFError')
     """
     return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+@contextmanager
+def keep_interrupts() -> Iterator[None]:
+    """Raise a Ctrl-C as `KeyboardInterrupt` where a library turned it into an error of its own.
+
+    Examples
+    --------
+    >>> try:
+    ...     with keep_interrupts():
+    ...         raise RuntimeError("Query interrupted")
+    ... except KeyboardInterrupt:
+    ...     print("stopped")
+    stopped
+    """
+    try:
+        yield
+    except NNNormError:  # one sentence already, which may say how to continue
+        raise
+    except Exception as error:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        said = isinstance(error, RuntimeError) and str(error).startswith(_INTERRUPTED)
+        if said or isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def require(module: str, extra: str) -> Any:

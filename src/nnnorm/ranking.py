@@ -4,15 +4,15 @@ Gates (QBNorm, DualDIS) are decided here, per query, on the raw scores.
 """
 
 import os
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.errors import NNNormError, explain_arguments, first_line, warn
 from nnnorm.io import (
     Embeddings,
@@ -23,6 +23,7 @@ from nnnorm.io import (
     check_same_dim,
     check_same_norms,
     open_embeddings,
+    read_npz,
     write_whole,
 )
 from nnnorm.methods import published_product
@@ -73,6 +74,8 @@ class Ranking:
         >>> Ranking.load(path).indices.tolist()
         [[0], [1]]
         """
+        if Path(path).suffix != ".npz":  # what the name says is what is in the file
+            raise NNNormError(f"a ranking is saved as .npz; got {path}: choose another ending")
         arrays: dict[str, npt.NDArray[Any]] = {"scores": self.scores, "indices": self.indices}
         if self.ids is not None:
             arrays["ids"] = self.ids
@@ -91,15 +94,16 @@ class Ranking:
         if not os.path.isfile(path):
             raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
         try:
-            with np.load(path, allow_pickle=False) as archive:
-                scores, indices = archive["scores"], archive["indices"]
-                ids = archive["ids"] if "ids" in archive.files else None
+            arrays = read_npz(path, lambda names: names)
+            scores, indices, ids = arrays["scores"], arrays["indices"], arrays.get("ids")
             if scores.ndim != 2 or scores.shape != indices.shape:
                 raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
             if ids is not None and ids.shape != indices.shape:
                 raise ValueError(f"ids {ids.shape} and indices {indices.shape}")
             return cls(scores, indices, ids)
-        except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except NNNormError:
+            raise
+        except Exception as error:  # numpy, zipfile and zlib each raise their own kind here
             raise NNNormError(
                 f"{path} can't be read as a ranking ({first_line(error)}); "
                 "is it cut short, or another kind of file?"
@@ -380,4 +384,6 @@ def _check_bias(
             "the published DualDIS is a product of factors and takes no weight; leave it out, "
             "or fit with gate='safe'"
         )
-    return check_weight(weight)
+    used = check_weight(weight)
+    check_correction(used, bias.values)
+    return used

@@ -114,5 +114,31 @@ def test_a_missing_weight_is_refused_by_name_instead_of_filled_at_random(minilm,
 
 def test_a_broken_folder_is_refused(tmp_path):
     (tmp_path / "modules.json").write_text("[")
-    with pytest.raises(NNNormError, match="can't be loaded by sentence-transformers"):
+    with pytest.raises(NNNormError, match="can't be read as JSON"):
         load_encoder(tmp_path, device="cpu")
+
+
+def test_code_that_comes_with_a_model_is_never_run(minilm, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(minilm.name, folder)
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append({"idx": 9, "name": "9", "path": "", "type": "evil.Module"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "evil.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(NNNormError, match=r"'evil\.Module' with code of its own"):
+        SentenceEncoder(str(folder), device="cpu")
+
+
+def test_remote_code_is_refused_by_name(minilm, monkeypatch):
+    import sentence_transformers
+
+    given = {}
+    real = sentence_transformers.SentenceTransformer
+
+    def spy(*args, **options):
+        given.update(options)
+        return real(*args, **options)
+
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", spy)
+    SentenceEncoder(minilm.name, device="cpu")
+    assert given["trust_remote_code"] is False

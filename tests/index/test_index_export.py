@@ -245,7 +245,7 @@ def test_new_ids_of_another_kind_are_refused(url, data):
 def test_an_option_is_read_as_what_it_is(data, tmp_path):
     with build_index(f"sqlite:{tmp_path}/a.db?table=2024", data.gallery, data.bias) as index:
         assert "table 2024 of" in index.store.name
-    with pytest.raises(nnnorm.NNNormError, match="ef must be a whole number from 1; got 'wide'"):
+    with pytest.raises(nnnorm.NNNormError, match=r"ef must be a whole number .*; got 'wide'"):
         build_index("faiss:?kind=hnsw&ef=wide", data.gallery, data.bias)
 
 

@@ -236,7 +236,7 @@ def test_a_second_file_that_belongs_to_another_index_is_refused(tmp_path):
         data = make_data(size, 5, 8, unit=True)
         build_index(FaissStore(tmp_path / f"{name}.faiss"), data.gallery, data.bias).close()
     (tmp_path / "a.faiss.nnnorm").write_bytes((tmp_path / "b.faiss.nnnorm").read_bytes())
-    with pytest.raises(nnnorm.NNNormError, match=r"does not belong to .*a\.faiss: it describes 30"):
+    with pytest.raises(nnnorm.NNNormError, match=r"a\.faiss is not the file that was saved with"):
         open_index(FaissStore(tmp_path / "a.faiss"))
     (tmp_path / "a.faiss.nnnorm").write_bytes(b"short")
     with pytest.raises(nnnorm.NNNormError, match=r"a\.faiss\.nnnorm can't be read"):

@@ -48,9 +48,9 @@ def test_the_page_of_an_engine_lists_its_options(scheme):
     ("url", "sentence"),
     [
         ("faiss:a?kind=tree", "kind must be one of flat, ivf, hnsw, sq, pq; got 'tree'"),
-        ("faiss:a?ef=0", "ef must be a whole number from 1; got 0"),
-        ("faiss:a?ef=many", "ef must be a whole number from 1; got 'many'"),
-        ("faiss:a?probes=-1", "probes must be a whole number from 0; got -1"),
+        ("faiss:a?ef=0", "ef must be a whole number from 1 to 1048576; got 0"),
+        ("faiss:a?ef=many", "ef must be a whole number from 1 to 1048576; got 'many'"),
+        ("faiss:a?probes=-1", "probes must be a whole number from 0 to 1048576; got -1"),
         ("qdrant://box/a?https=perhaps", "https must be true or false; got 'perhaps'"),
         ("faiss:a?kinds=hnsw", "faiss has no option 'kinds'; did you mean 'kind'?"),
         ("sqlite:a?colour=red", "sqlite-vec has no option 'colour'; it has table"),
@@ -65,7 +65,9 @@ def test_a_wrong_option_of_a_url_is_one_sentence(url, sentence):
 def test_a_wrong_option_in_python_is_the_same_sentence():
     with pytest.raises(TypeError, match="faiss has no option 'kinds'; did you mean 'kind'"):
         FaissStore("a", kinds="hnsw")
-    with pytest.raises(nnnorm.NNNormError, match="ef must be a whole number from 1; got True"):
+    with pytest.raises(
+        nnnorm.NNNormError, match="ef must be a whole number from 1 to 1048576; got True"
+    ):
         FaissStore("a", ef=True)
     with pytest.raises(nnnorm.NNNormError, match="table must be text; got 7"):
         PgvectorStore("", table=7)

@@ -1089,7 +1089,10 @@ def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path, suffix, w
 def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(npz_bytes())
-    with mock.patch.object(np, "load", side_effect=MemoryError), pytest.raises(MemoryError):
+    with (
+        mock.patch.object(np.lib.format, "read_magic", side_effect=MemoryError),
+        pytest.raises(MemoryError),
+    ):
         open_embeddings(path)
 
 

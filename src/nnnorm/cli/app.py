@@ -21,7 +21,14 @@ from typer.core import TyperGroup
 
 from nnnorm.bank import Bank
 from nnnorm.copies import Duplicates
-from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line, require
+from nnnorm.errors import (
+    MissingExtraError,
+    NNNormError,
+    NNNormWarning,
+    first_line,
+    keep_interrupts,
+    require,
+)
 from nnnorm.io import (
     Embeddings,
     Metric,
@@ -30,31 +37,34 @@ from nnnorm.io import (
     make_folder,
     open_embeddings,
     read_json,
+    read_npy,
     write_whole,
 )
 from nnnorm.methods import METHOD_NAMES, find_method
 from nnnorm.ranking import Ranking
 
+# Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
+# which is not exported by every version of Typer.
+_NOT_OURS: tuple[type[BaseException], ...] = (
+    BrokenPipeError,
+    typer.Exit,
+    typer.Abort,
+    typer.BadParameter.__mro__[2],
+)
+
 
 class _Group(TyperGroup):
-    """Turns our errors into one sentence on stderr and exit code 1."""
+    """Turns every error into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
 
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), keep_interrupts():
                 _show_warnings_as_notes()
                 return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # the reader went away: not ours to explain
-        except (
-            NNNormError,
-            MissingExtraError,
-            MemoryError,
-            OSError,
-            UnicodeEncodeError,
-            KeyboardInterrupt,
-        ) as error:
+        except _NOT_OURS:
+            raise  # the reader went away, or Typer explains it: not ours to explain
+        except (Exception, KeyboardInterrupt) as error:
             if ctx.obj == "debug":
                 raise
             message = str(error)
@@ -67,6 +77,11 @@ class _Group(TyperGroup):
             elif isinstance(error, UnicodeEncodeError):
                 message = (
                     f"this terminal can't show a character ({first_line(error)}); set PYTHONUTF8=1"
+                )
+            elif not isinstance(error, (NNNormError, MissingExtraError)):
+                message = (
+                    f"unexpected {type(error).__name__} ({first_line(error)}); this is a fault of "
+                    "nnnorm or of a library below it: run it again with --debug, and report it"
                 )
             typer.echo(f"Error: {message}", err=True)
             raise typer.Exit(1) from error
@@ -249,8 +264,6 @@ def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
 
 def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
-    import numpy as np
-
     if path is None:
         return None
     kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
@@ -264,9 +277,9 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         return ids
     try:
         if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
+            return read_npy(path)
         return path.read_text(encoding="utf-8-sig").splitlines()
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError) as error:
         raise NNNormError(
             f"{path} can't be read as {what} ({first_line(error)}); expected {expected}"
         ) from error

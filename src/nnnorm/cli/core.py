@@ -38,7 +38,7 @@ from nnnorm.cli.app import (
 from nnnorm.cli.bank import describe_bank
 from nnnorm.copies import describe_intents, describe_size
 from nnnorm.corrector import Corrector
-from nnnorm.io import kind_of_record, open_embeddings
+from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.means import Solver
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -415,10 +415,6 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
 
 
 def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    from zipfile import is_zipfile
-
-    import numpy as np
-
     if file.suffix == ".safetensors" and kind_of_record(file) == "bank":
         bank = Bank.load(file)
         title, facts = describe_bank(bank, file)
@@ -429,9 +425,8 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         bias = Bias.load(file)
         title, facts = facts_of_bias(bias, file)
         return title, {**bias.to_dict(), **_spread(bias.values)}, facts
-    if file.suffix == ".npz" and is_zipfile(file):
-        with np.load(file, allow_pickle=False) as archive:
-            names = set(archive)
+    if file.suffix == ".npz":
+        names = _names_in(file)
         if {"scores", "indices"} <= names:
             n_queries, k = Ranking.load(file).indices.shape
             title = f"{file}: the {k} best items of {n_queries:,} queries"
@@ -457,6 +452,18 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         "fingerprint": opened.fingerprint,
     }
     return title, about, facts
+
+
+def _names_in(file: Path) -> set[str]:
+    """Names of the arrays of a .npz file; none where it can't be read, which is said elsewhere."""
+    from zipfile import BadZipFile, ZipFile
+
+    check_regular(file)
+    try:
+        with ZipFile(file) as archive:
+            return {name.removesuffix(".npy") for name in archive.namelist()}
+    except (OSError, ValueError, BadZipFile, NotImplementedError):
+        return set()
 
 
 def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:

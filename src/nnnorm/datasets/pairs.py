@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import check_writable, read_json, write_whole
+from nnnorm.io import check_writable, read_json, safe_name, write_whole
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.pairs/1"
@@ -29,7 +29,8 @@ class Pairs:
     Attributes
     ----------
     name : str
-        Prefix of file names, such as ``"coco"`` or ``"flickr30k"``.
+        Prefix of file names, such as ``"coco"`` or ``"flickr30k"``. It usually comes from the data,
+        so it is reduced to a name without any folder.
     images : tuple of str
         Paths.
     captions : tuple of str
@@ -53,6 +54,7 @@ class Pairs:
     splits: Mapping[str, IntArray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "name", safe_name(self.name, "pairs"))
         if not self.images or not self.captions:
             raise NNNormError(
                 f"{self.name} must have images and captions; got {len(self.images)} and "

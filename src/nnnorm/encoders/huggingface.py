@@ -222,6 +222,7 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
     advice = "is the folder whole, and do its weights belong to its config.json?"
     # Sizes are checked below: the error of the library does not name the tensors.
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    options["trust_remote_code"] = False
     with explain_loading(failed, advice), quiet_loading():
         kind = getattr(transformers, architecture)
         loaded, info = kind.from_pretrained(model, revision=revision, **options)

@@ -22,6 +22,7 @@ from nnnorm.encoders.weights import (
     quiet_loading,
 )
 from nnnorm.errors import NNNormError, require
+from nnnorm.io import read_json
 
 
 class SentenceEncoder(Encoder):
@@ -49,6 +50,9 @@ class SentenceEncoder(Encoder):
         failed = f"model {model} can't be loaded by sentence-transformers"
         advice = "expected a folder with modules.json, or a name on the hub"
         options: Any = {"revision": revision, "local_files_only": is_folder}
+        options["trust_remote_code"] = False  # code that comes with a model is never run
+        if is_folder:
+            _check_modules(Path(model))
         with explain_loading(failed, advice), quiet_loading():
             self._model = library.SentenceTransformer(model, device=pick_device(device), **options)
         if is_folder:
@@ -100,6 +104,21 @@ class SentenceEncoder(Encoder):
         return np.asarray(rows, dtype=np.float32)
 
 
+def _check_modules(folder: Path) -> None:
+    """Refuse modules whose code is in the folder, which the library would import and run."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return  # the library says what it expects
+    listed = read_json(path, "the modules of a sentence-transformers model")
+    for module in listed if isinstance(listed, list) else ():
+        kind = str(module.get("type")) if isinstance(module, dict) else ""
+        if not kind.startswith("sentence_transformers."):
+            raise NNNormError(
+                f"model {folder} has a module {kind[:60]!r} with code of its own, which is never "
+                "run; use a model made of the modules of sentence-transformers"
+            )
+
+
 def _check_weights(module: Any, folder: Path) -> None:
     """Raise if weights are missing, which the library replaces by random numbers."""
     inner: Any = getattr(module, "auto_model", None) or getattr(module, "model", None)
@@ -109,7 +128,9 @@ def _check_weights(module: Any, folder: Path) -> None:
         return
     try:
         with quiet_loading():
-            _, info = type(inner).from_pretrained(place, output_loading_info=True)
+            _, info = type(inner).from_pretrained(
+                place, output_loading_info=True, trust_remote_code=False
+            )
     except (OSError, ValueError):  # an adapter or another format, which the library has loaded
         return
     # BERT's pooler is for other tasks; these models have their own pooling.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.augmentation import check_storable
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
 from nnnorm.index.ranking import IndexRanking, rank, rerank
@@ -105,6 +105,7 @@ class CorrectedIndex:
         if most is not None and k > most:
             raise NNNormError(f"{self.store.engine} returns at most {most} hits; got k={k}")
         used = self.recipe.weight if weight is None else check_weight(weight)
+        check_correction(used, [self.recipe.lowest, self.recipe.highest])
         rows = asked.rows(0, len(asked))
         if self.recipe.way == "rerank":
             limit = max(int(k), min(max_fetch, most or max_fetch))

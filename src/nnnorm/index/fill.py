@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.errors import NNNormError, NNNormWarning, keep_interrupts
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import BATCH, Facts, FloatArray, Ids, Items, Metadata, Sample, Store
 from nnnorm.io import Embeddings, Progress
@@ -75,7 +75,8 @@ def fill_store(
         for batch in batches:
             missing = ~store.present(batch.ids) if resumed else np.ones(len(batch), dtype=bool)
             if missing.any():
-                store.add(recipe.pack(batch.take(missing)))
+                with keep_interrupts():
+                    store.add(recipe.pack(batch.take(missing)))
             done += len(batch)
             if progress is not None:
                 progress(done, sample.n_items)
@@ -85,8 +86,9 @@ def fill_store(
             store.save()
         raise
     whole = replace(recipe, state="whole")
-    store.write_note(whole.to_dict())
-    store.save()
+    with keep_interrupts():
+        store.write_note(whole.to_dict())
+        store.save()
     return whole
 
 

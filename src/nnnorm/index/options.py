@@ -6,6 +6,8 @@ store's docstring and the table on its page in ``docs/engines/`` all come from t
 
 import difflib
 import operator
+import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -15,8 +17,16 @@ from nnnorm.errors import ArgumentError, NNNormError
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def option(default: Any, text: str, *, at_least: int = 0) -> Any:
-    """Declare one option: its default, one sentence about it, and a number's smallest value.
+# A whole number in a URL; longer ones are refused as text.
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+# Larger numbers of links, cells or threads make engines fail or exhaust memory.
+_LARGEST = 2**20
+
+
+def option(default: Any, text: str, *, at_least: int = 0, at_most: int = _LARGEST) -> Any:
+    """Declare one option: its default, one sentence about it, and the range of a number.
+
+    Engines crash on numbers that they do not expect, so they never see one outside of it.
 
     Examples
     --------
@@ -25,12 +35,12 @@ def option(default: Any, text: str, *, at_least: int = 0) -> Any:
     ...     height: int = option(3, "Number of boards.", at_least=1)
     >>> Shelf(height=0)
     Traceback (most recent call last):
-    nnnorm.errors.NNNormError: the option height must be a whole number from 1; got 0
+    nnnorm.errors.NNNormError: the option height must be a whole number from 1 to 1048576; got 0
     """
-    return field(default=default, metadata={"text": text, "at_least": at_least})
+    return field(default=default, metadata={"text": text, "range": (at_least, at_most)})
 
 
-def links(default: int = 16) -> Any:
+def links(default: int = 16, *, at_most: int = 512) -> Any:
     """Declare the number of links per item of a graph.
 
     Examples
@@ -38,10 +48,11 @@ def links(default: int = 16) -> Any:
     >>> links(32).default
     32
     """
-    return option(default, "Links per item in the graph of a new index (HNSW's M).", at_least=2)
+    text = "Links per item in the graph of a new index (HNSW's M)."
+    return option(default, text, at_least=2, at_most=at_most)
 
 
-def ef_construction(default: int = 100) -> Any:
+def ef_construction(default: int = 100, *, at_most: int = 100_000) -> Any:
     """Declare the breadth of the search while a graph is built.
 
     Examples
@@ -50,7 +61,18 @@ def ef_construction(default: int = 100) -> Any:
     100
     """
     text = "Candidates considered for each new item while the graph is built."
-    return option(default, text, at_least=1)
+    return option(default, text, at_least=1, at_most=at_most)
+
+
+def threads(text: str) -> Any:
+    """Declare the number of threads, where 0 means all cores.
+
+    Examples
+    --------
+    >>> threads("Threads of a search.").default
+    0
+    """
+    return option(0, text, at_most=1024)
 
 
 def ef(default: int = 128) -> Any:
@@ -71,7 +93,7 @@ class Options:
     def __post_init__(self) -> None:
         kinds = get_type_hints(type(self))
         for one in fields(self):
-            _check(one.name, getattr(self, one.name), kinds[one.name], one.metadata["at_least"])
+            _check(one.name, getattr(self, one.name), kinds[one.name], one.metadata["range"])
 
 
 @dataclass(frozen=True)
@@ -141,7 +163,7 @@ def parse_options(kind: type[Options], texts: Mapping[str, str]) -> dict[str, An
     for name, text in texts.items():
         if kinds.get(name) is bool:
             parsed[name] = _BOOLEANS.get(text.lower(), text)
-        elif kinds.get(name) is int and text.lstrip("-").isdecimal():
+        elif kinds.get(name) is int and _WHOLE.fullmatch(text):
             parsed[name] = int(text)
     return parsed
 
@@ -159,7 +181,7 @@ def options_table(kind: type[Options]) -> str:
     kinds = get_type_hints(kind)
     lines = ["| option | values | default | meaning |", "|---|---|---|---|"]
     for one in fields(kind):
-        values = _values(kinds[one.name], one.metadata["at_least"])
+        values = _values(kinds[one.name], one.metadata["range"])
         default = "" if one.default == "" else f"`{str(one.default).lower()}`"
         lines.append(f"| `{one.name}` | {values} | {default} | {one.metadata['text']} |")
     return "\n".join(lines)
@@ -186,27 +208,29 @@ def describe_parameters(kind: type[Options]) -> str:
     return "\n".join(lines)
 
 
-def _values(kind: Any, at_least: int) -> str:
+def _values(kind: Any, bounds: tuple[int, int]) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if kind is int:
-        return f"whole number from {at_least}"
+        return "whole number from {} to {}".format(*bounds)
     return "`true`, `false`" if kind is bool else "text"
 
 
-def _check(name: str, value: Any, kind: Any, at_least: int) -> None:
+def _check(name: str, value: Any, kind: Any, bounds: tuple[int, int]) -> None:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             choices = ", ".join(get_args(kind))
             raise NNNormError(f"the option {name} must be one of {choices}; got {value!r}")
     elif kind is int:
         try:
-            is_wrong = isinstance(value, bool) or operator.index(value) < at_least
+            is_wrong = isinstance(value, bool) or not (
+                bounds[0] <= operator.index(value) <= bounds[1]
+            )
         except TypeError:
             is_wrong = True
         if is_wrong:
             raise NNNormError(
-                f"the option {name} must be a whole number from {at_least}; got {value!r}"
+                f"the option {name} must be a {_values(kind, bounds)}; got {reprlib.repr(value)}"
             )
     elif kind is bool and not isinstance(value, bool):
         raise NNNormError(f"the option {name} must be true or false; got {value!r}")

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, warn
 from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
-from nnnorm.io import Embeddings
+from nnnorm.io import Embeddings, check_entries
 from nnnorm.methods import find_method
 
 _FORMAT = "nnnorm.index/1"
@@ -120,6 +120,12 @@ class Recipe:
                 "was it built by another version of nnnorm?"
             )
         known = {field.name: note[field.name] for field in fields(cls) if field.name in note}
+        try:
+            check_entries(known, get_type_hints(cls))
+        except TypeError as error:
+            raise NNNormError(
+                f"the note of {name} is damaged ({error}); build the collection again"
+            ) from error
         try:
             return cls(**known)
         except TypeError as error:

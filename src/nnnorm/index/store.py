@@ -337,7 +337,7 @@ def read_json_note(text: Any) -> dict[str, Any] | None:
     if isinstance(text, (str, bytes)):
         try:
             text = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     is_ours = isinstance(text, dict) and str(text.get("format")).startswith("nnnorm.")
     return text if is_ours else None

@@ -1,11 +1,13 @@
 """The engines, and how a URL names one: ``engine:place?option=value``.
 
 ``faiss:photos.faiss?kind=hnsw``, ``sqlite:///data/photos.db?table=photos``. The place is a path, or
-a server and a collection; the options are those of the engine's options dataclass.
+a server and a collection; the options are those of the engine's options dataclass. A URL may hold
+a password: messages show it through `show_url` only.
 """
 
 import importlib
-from urllib.parse import parse_qsl
+import re
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.options import parse_options
@@ -25,6 +27,86 @@ ENGINES = {
     "milvus": ("nnnorm.index.stores.milvus", "MilvusStore"),
     "pgvector": ("nnnorm.index.stores.pgvector", "PgvectorStore"),
 }
+
+
+# What stands before the // of the address of a server; elsewhere a path may hold an @.
+_SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
+# User and password; up to the last @, since a password may hold one.
+_USER = re.compile(r"//\S*@")
+_SECRET = re.compile(r"(?i)(\w*(?:pass|token|secret|key)\w*\s*=\s*)('[^']*'|[^\s&]+)")
+
+
+def show_url(url: object) -> str:
+    """Write a URL or an address without user, password and keys, for messages and facts.
+
+    Examples
+    --------
+    >>> show_url("qdrant://me:secret@box:6333/photos")
+    'qdrant://…@box:6333/photos'
+    >>> show_url("host=box password='my secret'")
+    'host=box password=…'
+    """
+    return _SECRET.sub(r"\1…", _USER.sub("//…@", str(url)))
+
+
+def hide_secrets(text: str, address: str, *others: str | None) -> str:
+    """Remove the password of an address, and other secrets, from what an engine's library says.
+
+    Examples
+    --------
+    >>> hide_secrets("no such user me:se/cret", "http://me:se%2Fcret@box:6333")
+    'no such user me:…'
+    """
+    found = _USER.search(address)
+    _, _, password = (found.group()[2:-1] if found else "").partition(":")
+    for secret in (password, unquote(password), *others):
+        if secret:
+            text = text.replace(secret, "…")
+    return show_url(text)
+
+
+def check_server(address: str) -> None:
+    """Raise unless the address of a server has a host, and a port that is a number.
+
+    Examples
+    --------
+    >>> check_server("http://box:http")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: http://box:http is not the address of a server ...
+    """
+    try:
+        parts = urlsplit(address)
+        if parts.hostname and (parts.port is None or parts.port > 0):
+            return
+        reason = "it names no host" if not parts.hostname else "its port is 0"
+    except ValueError:  # it quotes the port, which may be a part of a password
+        reason = "its host or port can't be read"
+    raise NNNormError(
+        f"{show_url(address)} is not the address of a server ({reason}); expected //host:port, "
+        "with a port from 1 to 65535"
+    )
+
+
+def check_user(engine: str, address: str, query: str = "") -> None:
+    """Refuse a password with a raw / or ?, which would be taken for the rest of the URL.
+
+    Examples
+    --------
+    >>> check_user("pgvector", "//me:se/cret@box/shop")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: the address of pgvector has an @ after its host; ...
+    """
+    before, slashes, rest = address.partition("//")
+    if not slashes or before not in _SERVERS:
+        return
+    host, _, path = rest.partition("/")
+    has_password = "@" not in host and ":" in host and not host.rpartition(":")[2].isdecimal()
+    in_names = any("@" in part.partition("=")[0] for part in query.split("&"))
+    if "@" in path or in_names or (has_password and "@" in query):
+        raise NNNormError(
+            f"the address of {engine} has an @ after its host; percent-encode a / or ? of a "
+            "password (%2F, %3F), and give the name of a collection as an option"
+        )
 
 
 def load_engine(scheme: str) -> type[Store]:
@@ -70,12 +152,28 @@ def open_store(url: "str | Store") -> Store:
         )
     scheme, separator, rest = url.partition(":")
     if not separator or scheme not in ENGINES:
-        what = f"there is no engine {scheme!r}" if separator else f"{url!r} names no engine"
+        shown = show_url(url)
+        what = f"there is no engine {scheme!r}" if separator else f"{shown!r} names no engine"
         raise NNNormError(
             f"{what}; expected a URL such as faiss:photos.faiss, with one of {', '.join(ENGINES)}"
         )
     place, _, query = rest.partition("?")
     if place.startswith("///"):  # scheme:///absolute/path
         place = place[2:]
+    check_user(scheme, place, query)
     kind = load_engine(scheme)
-    return kind(place, **parse_options(kind.options_type, dict(parse_qsl(query))))
+    return kind(place, **parse_options(kind.options_type, _read_query(scheme, query)))
+
+
+def _read_query(scheme: str, query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if not value:
+            raise NNNormError(
+                f"the option {name!r} of the {scheme} URL has no value; expected {name}=…, or "
+                "leave it out"
+            )
+        if name in options:
+            raise NNNormError(f"the {scheme} URL has the option {name!r} twice; give it once")
+        options[name] = value
+    return options

@@ -13,7 +13,7 @@ records        arrays and a description in one file
 progress       how far long work has come
 """
 
-from nnnorm.io.arrays import find_shards
+from nnnorm.io.arrays import find_shards, read_npy, read_npz
 from nnnorm.io.embeddings import (
     Embeddings,
     Metric,
@@ -23,12 +23,12 @@ from nnnorm.io.embeddings import (
     measure_rows,
     open_embeddings,
 )
-from nnnorm.io.files import check_writable, make_folder, write_whole
+from nnnorm.io.files import check_regular, check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
 from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
-from nnnorm.io.records import damaged, kind_of_record, load_record, save_record
+from nnnorm.io.records import check_entries, damaged, kind_of_record, load_record, save_record
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
     read_column,

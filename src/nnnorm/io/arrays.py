@@ -4,17 +4,21 @@ Only readability is checked here; form and values are checked in `embeddings.py`
 `ready_scores.py`. `.npy` files are memory-mapped; nothing is ever unpickled.
 """
 
+import math
 import os
 import re
 import stat
 import zipfile
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, warn
+from nnnorm.io.files import check_regular
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -22,6 +26,9 @@ _SUFFIXES = (".npy", ".npz", ".parquet")
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
+_READ_BYTES = 2**24
+# Folders of `nnnorm encode` that are not finished.
+_UNFINISHED = (".partial", ".starting")
 
 
 class Found(NamedTuple):
@@ -106,6 +113,8 @@ def _advise(source: Any, array: npt.NDArray[Any]) -> str:
             "the table has columns that are not numbers; pass those of the embedding alone, such "
             "as frame[columns].to_numpy(), or numpy.stack(frame['embedding']) for lists"
         )
+    if array.ndim == 1 and len(array) and np.ndim(array[0]) == 1:
+        return "a column of lists or arrays; pass numpy.stack(column)"
     return f"a {type(source).__name__} of Python objects; pass an array of floats"
 
 
@@ -127,6 +136,7 @@ def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
 
 
 def _list_files(path: Path, name: str) -> list[Path]:
+    check_regular(path, name)
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
         files = find_shards(path, name) if is_folder else [path]
@@ -152,6 +162,7 @@ def _list_files(path: Path, name: str) -> list[Path]:
 
 
 def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
+    check_regular(path, f"{name}: {path}")
     if path.is_dir():
         raise NNNormError(f"{name}: {path} is a folder; expected a file")
     try:
@@ -177,17 +188,117 @@ def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | Non
 
 
 def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
-    with zipfile.ZipFile(path):  # np.load would take other files for a .npy or for a pickle
-        pass
-    with np.load(path, allow_pickle=False) as archive:
-        names = list(archive)
-        wanted = [n for n in ("embedding", "embeddings") if n in names] or names
+    def choose(names: list[str]) -> list[str]:
+        wanted = [one for one in names if one in ("embedding", "embeddings")] or names
         if len(wanted) != 1:
             raise NNNormError(
                 f"{name} must hold one array, or one named 'embedding'; "
                 f"got {len(names)}: {', '.join(names) or 'none'}"
             )
-        return np.asarray(archive[wanted[0]])
+        return wanted
+
+    (array,) = read_npz(path, choose, name).values()
+    return array
+
+
+def read_npz(
+    path: str | os.PathLike[str],
+    choose: Callable[[list[str]], Sequence[str]],
+    name: str | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Read arrays of a `.npz` file; `choose` names them, given all names.
+
+    Every array is bounded by what its entry in the archive announces and by the memory there is,
+    before it is read.
+
+    Examples
+    --------
+    >>> np.savez("two.npz", a=np.zeros(3), b=np.ones(2))
+    >>> read_npz("two.npz", lambda names: ["b"])["b"].tolist()
+    [1.0, 1.0]
+    """
+    check_regular(path, name)
+    with zipfile.ZipFile(path) as archive:
+        entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+        arrays = {}
+        for key in choose(list(entries)):
+            check_memory(entries[key].file_size, str(name or path))
+            with archive.open(entries[key]) as file:
+                arrays[key] = _read_stream(file, entries[key].file_size)
+        return arrays
+
+
+def _read_stream(file: IO[bytes], n_bytes: int) -> npt.NDArray[Any]:
+    """Read an array whose header must agree with the size of its file."""
+    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call,unused-ignore]
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(version)
+    if read_header is None:
+        raise ValueError(f"version {version} of the .npy format is not known")
+    shape, is_fortran, dtype = read_header(file)  # type: ignore[no-untyped-call,unused-ignore]
+    if dtype.hasobject:
+        raise ValueError("object arrays")
+    announced = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or announced > n_bytes:
+        raise ValueError(f"{announced} bytes announced, {n_bytes} there")
+    content = np.empty(announced, dtype=np.uint8)
+    view, n_read = content.data, 0
+    while more := file.readinto(view[n_read : n_read + _READ_BYTES]):  # type: ignore[attr-defined]
+        n_read += more
+    if n_read != announced:
+        raise ValueError(f"{announced} bytes announced, {n_read} there")
+    array: npt.NDArray[Any] = content.view(dtype) if announced else np.empty(0, dtype=dtype)
+    return array.reshape(shape, order="F" if is_fortran else "C")
+
+
+def read_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
+    """Read a `.npy` file whole; a `ValueError` or `OSError` says why it can't be read.
+
+    Examples
+    --------
+    >>> np.save("one.npy", np.arange(3))
+    >>> read_npy("one.npy").tolist()
+    [0, 1, 2]
+    """
+    check_regular(path)
+    try:
+        mapped = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,unused-ignore]
+        return np.array(mapped)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # numpy parses the header with ast and tokenize
+        raise ValueError(first_line(error)) from error
+
+
+def check_memory(n_bytes: int, name: str) -> None:
+    """Raise unless an array of this size fits in the memory that is available.
+
+    Examples
+    --------
+    >>> check_memory(2**60, "gallery.npz")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: gallery.npz announces 1,152,921,504.6 GB, more than the ... ...
+    """
+    there = _available_memory()
+    if there is not None and n_bytes > there:
+        raise NNNormError(
+            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
+            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
+            "files, which are not loaded"
+        )
+
+
+def _available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; None where the system does not tell."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
+    except (OSError, TypeError):
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return None
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:
@@ -202,6 +313,11 @@ def find_shards(folder: Path, name: str) -> list[Path]:
     >>> [path.stem for path in find_shards(folder, "gallery")]
     ['part_8', 'part_9', 'part_10']
     """
+    if folder.suffix in _UNFINISHED:
+        raise NNNormError(
+            f"{name} is a folder of unfinished embeddings; finish it with nnnorm encode --resume, "
+            f"which then names it {folder.stem}"
+        )
     shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
     if not shards:
         found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
@@ -221,9 +337,10 @@ def find_shards(folder: Path, name: str) -> list[Path]:
             "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
         )
     numbers = [number for number, _ in shards]
-    missing = sorted(set(range(numbers[0], numbers[-1] + 1)) - set(numbers))
-    if missing or len(set(numbers)) != len(numbers):
-        what = f"number {missing[0]} is missing" if missing else "a number occurs twice"
+    # Only the first gap: numbers such as dates may be far apart.
+    missing = next((a + 1 for a, b in pairwise(numbers) if b > a + 1), None)
+    if missing is not None or len(set(numbers)) != len(numbers):
+        what = "a number occurs twice" if missing is None else f"number {missing} is missing"
         raise NNNormError(
             f"{name}: the {len(shards)} shards must be numbered without gaps, but {what}; "
             "rows would be shifted against their metadata"

@@ -24,6 +24,8 @@ _NO_ROLE = "embeddings"
 _UNIT_NORM_TOLERANCE = 5e-3
 # Norms that differ by more than this share of the largest suggest that cosine was meant.
 _EQUAL_NORMS = 0.01
+# Products of two such sides come near the smallest float32, or vanish.
+_LEAST_NORM = 1e-15
 
 
 class _Measured:
@@ -278,8 +280,10 @@ def open_embeddings(
         opened = _open(source, _NO_ROLE if name is None else name, fingerprint)
         if normalize:
             opened = opened._view(opened._role, True)
-        elif normalize is None and metric == "ip":
-            _warn_of_norms(opened)
+        else:
+            _check_tiny(opened)
+            if normalize is None and metric == "ip":
+                _warn_of_norms(opened)
     if metric == "cosine" and not opened.normalized:
         low, high = opened.norm_range
         if max(1 - low, high - 1) > _UNIT_NORM_TOLERANCE:
@@ -398,6 +402,16 @@ def _open(source: Source, name: str, fingerprint: bool) -> Embeddings:
     opened = Embeddings(found.parts, name=name, path=found.path, ids=found.ids)
     opened._measure(fingerprint=fingerprint)
     return opened
+
+
+def _check_tiny(opened: Embeddings) -> None:
+    _, high = opened.norm_range
+    if high < _LEAST_NORM:
+        raise NNNormError(
+            f"rows of {opened.name} have norms of {high:.3g} at most, too small for float32 "
+            "products (all scores would be about 0); scale the embeddings up, or pass "
+            "normalize=True (--normalize)"
+        )
 
 
 def _warn_of_norms(opened: Embeddings) -> None:

@@ -5,14 +5,52 @@ is on disk. An error, a full disk or Ctrl-C leaves the old file (or no file), ne
 Targets that are not regular files (folders, devices, pipes) are refused before anything is written.
 """
 
+import contextlib
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, keep_interrupts
+
+# Most file systems bound a name at 255 bytes; the rest is for what is added, such as a suffix.
+_LONGEST_NAME = 200
+_YOUNG_SECONDS = 5
+# Folders that were searched for leftovers already; once per process is enough.
+_TIDIED: set[Path] = set()
+# Control characters, lone surrogates, and what Windows refuses.
+_NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
+
+
+def safe_name(name: object, otherwise: str = "unnamed") -> str:
+    r"""Reduce a name that comes from data to a file name without any folder.
+
+    Every file name that is not the caller's own passes through here, so that no data can choose a
+    place outside of the folder that is written to.
+
+    Parameters
+    ----------
+    name : object
+        Usually a str, but data may hold anything.
+    otherwise : str
+        The name where nothing is left.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> safe_name("flickr30k"), safe_name("../../etc/cron.d/job"), safe_name("..")
+    ('flickr30k', 'job', 'unnamed')
+    """
+    last = re.split(r"[/\\]", str(name).rstrip("/\\"))[-1]
+    kept = _NOT_IN_A_NAME.sub("_", last).encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return kept.lstrip(". ").rstrip(". ") or otherwise
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
@@ -47,6 +85,54 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
             f"cannot write {path}: no permission to write in {folder}; choose another folder"
         )
     return target
+
+
+def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
+    """Raise for what is there but is no regular file: a pipe or a device may never end.
+
+    Examples
+    --------
+    >>> check_regular("/dev/zero")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: /dev/zero is a device, a pipe or a socket; expected a file on disk
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:  # no permission, links in a circle, not a path at all
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NNNormError(f"{name or path}: can't be opened ({reason}); check the path") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NNNormError(
+            f"{name or path} is a device, a pipe or a socket; expected a file on disk"
+        )
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Mark a file as in use until it is closed or its process ends; False where it is already."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # another system, or a file system without locks
+        return False
+    return True
+
+
+def _remove_strays(folder: Path) -> None:
+    """Remove temporary files of killed processes; those of running ones are locked."""
+    if folder in _TIDIED:
+        return
+    _TIDIED.add(folder)
+    for stray in folder.glob(".nnnorm-*.tmp"):
+        # What was created a moment ago may not be locked yet.
+        with contextlib.suppress(OSError):
+            if stray.is_symlink() or time.time() - stray.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            with open(stray, "rb") as file:
+                if _lock(file):
+                    stray.unlink()
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -91,8 +177,10 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
     target = check_writable(path)
     # Not derived from the name of the target, which may have the maximum length already.
     temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
+    _remove_strays(target.parent)
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb") as file, keep_interrupts():
+            _lock(file)
             write(file)
             file.flush()
             os.fsync(file.fileno())

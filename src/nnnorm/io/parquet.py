@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.io.arrays import Ids
+from nnnorm.io.arrays import Ids, check_memory
 
 _COLUMN, _IDS = "embedding", "id"
 # 8 MB of embeddings of 512 dimensions in float16.
 _BATCH_ROWS = 8192
+_LEAST_BYTES = 2  # of a value: float16
 
 
 def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
@@ -44,6 +45,7 @@ def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids 
     (array([[...]], dtype=float32), array([17, 4, ...]))
     """
     with _open_parquet(path, name) as (pyarrow, file):
+        _check_size(file, (_COLUMN, _IDS), name)
         return _read_column(pyarrow, file, name), _read_ids(pyarrow, file)
 
 
@@ -57,6 +59,7 @@ def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict
     """
     with _open_parquet(path, str(path)) as (_, file):
         chosen = list(choose(file.schema_arrow.names))
+        _check_size(file, chosen, str(path))
         table = file.read(columns=chosen)
         return {column: table.column(column).to_pylist() for column in chosen}
 
@@ -88,6 +91,17 @@ def read_batches(
     with _open_parquet(path, str(path)) as (pyarrow, file):
         for batch, rows in _embedding_batches(pyarrow, file, column, str(path), others):
             yield rows, {name: _as_values(pyarrow, batch.column(name)) for name in others}
+
+
+def _check_size(file: Any, columns: Sequence[str], name: str) -> None:
+    """Raise where columns announce more than fits in memory, however well it is packed."""
+    n_values = n_bytes = 0
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] in columns:
+                n_values += column.num_values
+                n_bytes += column.total_uncompressed_size
+    check_memory(max(_LEAST_BYTES * n_values, n_bytes), name)
 
 
 def _as_values(pyarrow: Any, column: Any) -> Any:
@@ -140,6 +154,7 @@ def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
     start = 0
     for _, rows in _embedding_batches(pyarrow, file, _COLUMN, name):
         if whole is None:
+            check_memory(n_rows * rows.nbytes // len(rows), name)
             whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
         whole[start : start + len(rows)] = rows
         start += len(rows)

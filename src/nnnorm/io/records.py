@@ -8,13 +8,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.io.files import write_whole
+from nnnorm.io.files import check_regular, write_whole
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -32,6 +33,8 @@ def save_record(
     """
     from safetensors.numpy import save
 
+    if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
+        raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another ending")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)
     metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": _digest(dense, text)}
@@ -74,7 +77,7 @@ def load_record(
         about = json.loads(metadata[kind])
         if not isinstance(about, dict):
             raise TypeError(type(about).__name__)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, kind, maker, error) from error
     digest = _digest(arrays, metadata[kind])
     if metadata.get("digest", digest) != digest:  # biases of earlier versions have none
@@ -97,6 +100,42 @@ def kind_of_record(path: str | os.PathLike[str]) -> str | None:
         return None
     package, _, kind = metadata.get("format", "").partition(".")
     return kind.partition("/")[0] if package == "nnnorm" else None
+
+
+def check_entries(about: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raise a `TypeError` that names the first entry of a description that is of another type.
+
+    Parameters
+    ----------
+    about : mapping
+        Parsed JSON. Entries that are not in `kinds` are not looked at.
+    kinds : mapping
+        Name to type: ``int``, ``float`` (any finite number), ``bool``, ``str``, ``list``, ``dict``,
+        a `Literal`, or one of them ``| None``.
+
+    Examples
+    --------
+    >>> check_entries({"weight": "much"}, {"weight": float})
+    Traceback (most recent call last):
+    TypeError: weight is 'much', not of the type float
+    """
+    for name, kind in kinds.items():
+        if name in about and not _is_of(about[name], kind):
+            shown = getattr(kind, "__name__", None) if isinstance(kind, type) else None
+            raise TypeError(f"{name} is {str(about[name])[:40]!r}, not of the type {shown or kind}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if get_args(kind):  # a union
+        return any(_is_of(value, one) for one in get_args(kind))
+    if kind is float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and abs(value) < 1e300
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, kind)
 
 
 def damaged(
@@ -127,6 +166,7 @@ def _read(
 ) -> tuple[dict[str, str], Arrays]:
     from safetensors import SafetensorError, safe_open
 
+    check_regular(path)
     if os.path.isdir(path):
         raise NNNormError(f"{path} is a folder; expected a {kind} file (.safetensors)")
     if not os.path.exists(path):

@@ -379,8 +379,8 @@ def check_number(what: str, value: float) -> None:
         raise NNNormError(f"{what} must be a number; got {value!r}")
 
 
-def check_count(what: str, value: int) -> None:
-    """Raise unless the value is a whole number of at least 1.
+def check_count(what: str, value: int, at_most: int | None = None) -> None:
+    """Raise unless the value is a whole number of at least 1, and at most `at_most` if given.
 
     Examples
     --------
@@ -388,6 +388,8 @@ def check_count(what: str, value: int) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise NNNormError(f"{what} must be a whole number of at least 1; got {value!r}")
+    if at_most is not None and value > at_most:
+        raise NNNormError(f"{what} must be at most {at_most:,}; got {value!r}")
 
 
 def _plain(value: Any) -> Any:

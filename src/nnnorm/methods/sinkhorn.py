@@ -11,6 +11,9 @@ from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_
 from nnnorm.methods.statistics import Statistics
 from nnnorm.methods.transport import transport_biases
 
+# The marginals agree to float32 after some hundred iterations.
+_MOST_ITERATIONS = 10_000
+
 
 @record
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Sinkhorn(Method):
                 "tau must be between 1e-6 and 100 (beyond that float32 loses the bias); "
                 f"got {self.tau}"
             )
-        check_count("iterations", self.iterations)
+        check_count("iterations", self.iterations, _MOST_ITERATIONS)
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``−τ·log u`` of the gallery's rows."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.io import read_json
+from nnnorm.io import read_json, read_npy
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -195,13 +195,21 @@ def read_truth(path: str | os.PathLike[str]) -> Any:
     file = Path(path)
     if not file.is_file():
         raise NNNormError(f"there is no truth file {path}; check the path")
+    if file.suffix not in (".npy", ".json"):
+        raise NNNormError(
+            f"a truth file must end in .npy or .json; got {path}. Read a table yourself, for "
+            "instance with pandas.read_csv, and save its column of item numbers with numpy.save"
+        )
     try:
-        if file.suffix == ".json":
-            return read_json(file, "a truth with a list per query")
-        return np.load(file, allow_pickle=False)
+        if file.suffix == ".npy":
+            return read_npy(file)
+        lists = read_json(file, "a truth with a list per query")
+        if not isinstance(lists, list):
+            raise ValueError(f"it holds {type(lists).__name__}, not a list")
+        return lists
     except NNNormError:
         raise
-    except (ValueError, EOFError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise NNNormError(
             f"{path} can't be read as a truth ({first_line(error)}); expected .npy with whole "
             "numbers, or .json with a list per query"

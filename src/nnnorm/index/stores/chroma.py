@@ -6,10 +6,12 @@ called with new ones. Documents are kept as metadata under Chroma's own key.
 """
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, links
@@ -193,9 +195,14 @@ class ChromaStore(DatabaseStore):
         chromadb = require("chromadb", "chroma")
         if not self.is_server:
             return chromadb.PersistentClient(self.address)
-        scheme, _, address = self.address.partition("://")
-        host, _, port = address.partition(":")
-        return chromadb.HttpClient(host, port=int(port or 8000), ssl=scheme == "https")
+        parts = urlsplit(self.address)
+        headers = {}
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        return chromadb.HttpClient(
+            parts.hostname, port=parts.port or 8000, ssl=parts.scheme == "https", headers=headers
+        )
 
     def _errors(self) -> tuple[type[Exception], ...]:
         errors = require("chromadb.errors", "chroma")

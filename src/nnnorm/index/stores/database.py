@@ -5,6 +5,7 @@ note about the correction is JSON wherever the engine keeps remarks about a coll
 """
 
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.options import ServerOptions
 from nnnorm.index.store import Ids, Items, Place, Store, check_kind, read_json_note
+from nnnorm.index.urls import check_server, check_user, hide_secrets, show_url
 
 _T = TypeVar("_T")
 # Columns of a collection that nnnorm creates: the bias, and the metadata as JSON.
@@ -32,19 +34,25 @@ class DatabaseStore(Store):
         Name of the engine in its own documentation, for messages.
     noun : {"collection", "table"}
         What the engine calls a collection; the option that names it.
+    key_variable : str
+        The environment variable with the key of a server, or nothing.
     """
 
     product: ClassVar[str]
     noun: ClassVar[str] = "collection"
+    key_variable: ClassVar[str] = ""
 
     def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         self.address, name = str(place), ""
+        check_user(self.engine, self.address)
         if isinstance(self.options, ServerOptions) and self.address.startswith("//"):
             host, _, name = self.address[2:].partition("/")
             self.address = f"http{'s' if self.options.https else ''}://{host}"
         self.collection: str = getattr(self.options, self.noun, "") or name or "items"
         self.is_server = self.address.startswith(("http://", "https://"))
+        if self.is_server:
+            check_server(self.address)
         self._client: Any = None
 
     # --- what an engine adds ---
@@ -78,7 +86,7 @@ class DatabaseStore(Store):
     @property
     def where(self) -> str:
         """Address, file or folder in messages."""
-        return self.address or "in memory"
+        return show_url(self.address) or "in memory"
 
     @property
     def name(self) -> str:
@@ -91,7 +99,7 @@ class DatabaseStore(Store):
             try:
                 self._client = self._connect()
             except self._errors() as error:
-                raise self._unreachable(error) from error
+                raise self._unreachable(error) from self._cause(error)
         return self._client
 
     def close(self) -> None:
@@ -137,11 +145,19 @@ class DatabaseStore(Store):
         """What the engine's error says, in one line."""
         return first_line(error)
 
+    def _hide(self, text: str) -> str:
+        return hide_secrets(text, self.address, os.environ.get(self.key_variable))
+
+    def _cause(self, error: Exception) -> Exception | None:
+        """The error as a cause; None where it holds a secret, which a traceback would show."""
+        return error if self._hide(str(error)) == str(error) else None
+
     def _translate(self, error: Exception) -> NNNormError:
-        return NNNormError(f"{self.name}: {self.product} says: {self._quote(error)}")
+        said = self._hide(self._quote(error))
+        return NNNormError(f"{self.name}: {self.product} says: {said}")
 
     def _unreachable(self, error: Exception) -> NNNormError:
-        said = self._quote(error)
+        said = self._hide(self._quote(error))
         if self.is_server:
             return NNNormError(
                 f"{self.product} can't be reached at {self.where} ({said}); check the address, and "
@@ -160,7 +176,7 @@ class DatabaseStore(Store):
         except NNNormError:
             raise
         except self._errors() as error:
-            raise self._translate(error) from error
+            raise self._translate(error) from self._cause(error)
 
 
 def make_plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

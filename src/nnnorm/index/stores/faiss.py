@@ -29,7 +29,7 @@ class FaissOptions(Options):
     ef: int = ef()
     cells: int = option(0, "Number of inverted lists of `ivf`; 0 means 4·√n.")
     probes: int = option(0, "Inverted lists of `ivf` probed per query; 0 means an eighth of them.")
-    part: int = option(2, "Numbers per byte of `pq`.", at_least=1)
+    part: int = option(2, "Numbers per byte of `pq`.", at_least=1, at_most=256)
     refine: int = option(
         0,
         "For `sq` and `pq`: fetch this many times k by the codes and score those by float32 "
@@ -76,6 +76,10 @@ class FaissStore(LocalStore):
         elif self._kind == "ivf":
             n_items = sample.n_items
             cells = self.options.cells or max(1, min(int(4 * n_items**0.5), n_items // 39))
+            if cells > max(n_items, 256):
+                raise NNNormError(
+                    f"the option cells must be at most the number of items, {n_items}; got {cells}"
+                )
             quantizer = faiss.IndexFlat(total, by)
             bare = faiss.IndexIVFFlat(quantizer, total, cells, by)
             bare.cp.min_points_per_centroid = 1

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.options import Options, ef, ef_construction, links, option
+from nnnorm.index.options import Options, ef, ef_construction, links, option, threads
 from nnnorm.index.store import FloatArray, Sample, StoreMetric
 from nnnorm.index.stores.local import Labels, LocalStore
 
@@ -23,7 +23,7 @@ class HnswlibOptions(Options):
     links: int = links(32)
     ef_construction: int = ef_construction()
     ef: int = ef()
-    threads: int = option(0, "Number of threads; 0 uses all cores, 1 builds reproducibly.")
+    threads: int = threads("Number of threads; 0 uses all cores, 1 builds reproducibly.")
     dim: int = option(0, "Dimension of a file that nnnorm did not write.")
     metric: Literal["ip", "cosine", "l2"] = option(
         "ip", "Metric of a file that nnnorm did not write."

@@ -5,11 +5,12 @@ go into a second file beside theirs, ``photos.faiss.nnnorm``. Integer ids are th
 so that other programs find them in the engine's own file.
 """
 
+import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +30,18 @@ from nnnorm.index.store import (
     check_kind,
     check_positive,
 )
-from nnnorm.io import check_writable, write_whole
+from nnnorm.index.urls import show_url
+from nnnorm.io import check_entries, check_regular, check_writable, write_whole
 
 Labels: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.sidecar/1"
+_SIDECAR_KINDS = {
+    "note": dict | None,
+    "settings": dict,
+    "names": list | None,
+    "metadata": list | None,
+}
+_SETTINGS_KINDS = {"padding": int, "dim": int, "metric": StoreMetric, "deleted": list}
 
 
 class LocalStore(Store):
@@ -96,7 +105,7 @@ class LocalStore(Store):
 
     @property
     def name(self) -> str:
-        return f"{self.engine} {self._path or 'in memory'}"
+        return f"{self.engine} {show_url(self._path or 'in memory')}"
 
     def facts(self) -> Facts | None:
         if self._index is None and (self._path is None or not self._path.exists()):
@@ -187,13 +196,20 @@ class LocalStore(Store):
 
         path = self._path
         self._forget_labels(self._live - set(self._labels().tolist()))
-        write_whole(path, lambda file: self._dump(Path(file.name)))
+        checksums: list[str] = []
+
+        def write(file: BinaryIO) -> None:
+            self._dump(Path(file.name))
+            checksums.append(_checksum(Path(file.name)))
+
+        write_whole(path, write)
         labels = np.array(sorted(self._live), dtype=np.int64)
         tensors: dict[str, npt.NDArray[Any]] = {"labels": labels}
         if self._values:
             tensors["values"] = self._values_of(labels)
         metadata = {
             "format": _FORMAT,
+            "checksum": checksums[0],
             "note": json.dumps(self._note),
             "settings": json.dumps(self._settings),
             "names": json.dumps([self._names[label] for label in labels.tolist()])
@@ -234,12 +250,13 @@ class LocalStore(Store):
             return
         if self._path is None or not self._path.exists():
             raise NNNormError(f"there is no {self.name}; build it first")
+        check_regular(self._path)
         beside = self._sidecar(self._path)
         kept = self._read_sidecar(beside) if beside.exists() else None
         try:
             self._index = self._load(self._path)
             self._live = set(self._labels().tolist())
-        except (RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             if isinstance(error, NNNormError):
                 raise
@@ -265,10 +282,16 @@ class LocalStore(Store):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if about.get("format") != _FORMAT:
                 raise ValueError(f"its format is {about.get('format')!r}, not {_FORMAT!r}")
-            labels = tensors["labels"].tolist()
-            self._note = json.loads(about["note"])
-            self._settings = json.loads(about["settings"])
-            names, metadata = json.loads(about["names"]), json.loads(about["metadata"])
+            labels = _read_labels(tensors["labels"])
+            parsed = {name: json.loads(about[name]) for name in _SIDECAR_KINDS}
+            check_entries(parsed, _SIDECAR_KINDS)
+            check_entries(parsed["settings"], _SETTINGS_KINDS)
+            self._note, self._settings = parsed["note"], parsed["settings"]
+            names, metadata = parsed["names"], parsed["metadata"]
+            if not all(isinstance(name, str) for name in names or ()):
+                raise TypeError("a name is no text")
+            if not all(isinstance(entry, dict) for entry in metadata or ()):
+                raise TypeError("the metadata of an item are no mapping")
             if names is not None:
                 self._names = dict(zip(labels, names, strict=True))
                 self._labels_of = dict(zip(names, labels, strict=True))
@@ -276,12 +299,20 @@ class LocalStore(Store):
                 self._metadata = dict(zip(labels, metadata, strict=True))
             if "values" in tensors:
                 self._values = dict(zip(labels, tensors["values"].tolist(), strict=True))
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            # Engines trust their files, and may crash on a damaged one.
+            is_whole = about.get("checksum") in (None, _checksum(self._path))
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
             self.close()
             raise NNNormError(
                 f"{path} can't be read ({first_line(error)}); restore it together with "
                 f"{self._path}, or build the index again"
             ) from error
+        if not is_whole:
+            self.close()
+            raise NNNormError(
+                f"{self._path} is not the file that was saved with {path}: it is damaged, or "
+                "another program changed it; restore both together, or build the index again"
+            )
         return set(labels)
 
     def _new_labels(self, items: Items) -> Labels:
@@ -319,3 +350,20 @@ class LocalStore(Store):
         keys, kept = self._sorted
         places = np.searchsorted(keys, labels).clip(max=len(keys) - 1)
         return np.where(keys[places] == labels, kept[places], np.float32(0))
+
+
+def _checksum(path: Path | None) -> str:
+    """Return the BLAKE2 digest of a file."""
+    digest = hashlib.blake2b(digest_size=16)
+    if path is not None:
+        with open(path, "rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_labels(labels: npt.NDArray[Any]) -> list[int]:
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"labels of type {labels.dtype} and shape {labels.shape}")
+    listed: list[int] = labels.tolist()
+    return listed

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, links, option
@@ -61,7 +62,7 @@ class MilvusStore(DatabaseStore):
         server is read from the environment variable ``MILVUS_TOKEN``.
     """
 
-    engine, product = "milvus", "Milvus"
+    engine, product, key_variable = "milvus", "Milvus", "MILVUS_TOKEN"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     largest_k = 16384
     options_type = MilvusOptions
@@ -72,7 +73,7 @@ class MilvusStore(DatabaseStore):
         if not self.is_server and not self.address.endswith(".db"):
             raise NNNormError(
                 "the place of Milvus must be a file that ends in .db, or the address of a server "
-                f"(http://localhost:19530); got {self.address!r}"
+                f"(http://localhost:19530); got {self.where!r}"
             )
         self.is_graph = self.options.kind == "hnsw"
 
@@ -249,7 +250,12 @@ class MilvusStore(DatabaseStore):
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
         if self.is_server:
-            return client(self.address, token=os.environ.get("MILVUS_TOKEN", ""))
+            parts = urlsplit(self.address)
+            token = os.environ.get(self.key_variable, "")
+            if parts.username is not None:  # pymilvus does not read them from an address
+                token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            host = parts.netloc.rpartition("@")[2]
+            return client(f"{parts.scheme}://{host}", token=token)
         # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
         quiet = {"grpc.keepalive_permit_without_calls": False}
         return client(self.address, grpc_options=quiet)

@@ -28,6 +28,7 @@ from nnnorm.index.store import (
     quote_name,
 )
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
+from nnnorm.index.urls import show_url
 
 _OPERATORS: dict[StoreMetric, str] = {"ip": "<#>", "cosine": "<=>", "l2": "<->"}
 _CLASSES: dict[str, StoreMetric] = {
@@ -47,8 +48,8 @@ class PgvectorOptions(TableOptions):
     kind: Literal["flat", "hnsw"] = option(
         "flat", "Index of a new table: none, so that every search is exact, or a graph."
     )
-    links: int = links()
-    ef_construction: int = ef_construction()
+    links: int = links(at_most=100)
+    ef_construction: int = ef_construction(at_most=1000)
     ef: int = ef(100)
     id: str = option("", "Column of the ids; by default the primary key.")
     embedding: str = option("", "Column of the vectors; by default the only one.")
@@ -92,7 +93,7 @@ class PgvectorStore(DatabaseStore):
 
     @property
     def where(self) -> str:
-        known = require("psycopg.conninfo", "pgvector").conninfo_to_dict(self.address)
+        known = self._read_address()
         shown = "/".join(str(known[key]) for key in ("host", "dbname") if known.get(key))
         return shown or "the default server"
 
@@ -280,10 +281,21 @@ class PgvectorStore(DatabaseStore):
 
     def _connect(self) -> Any:
         psycopg = require("psycopg", "pgvector")
-        given = psycopg.conninfo.conninfo_to_dict(self.address)
-        timeout = {} if "connect_timeout" in given else {"connect_timeout": 10}
+        timeout = {} if "connect_timeout" in self._read_address() else {"connect_timeout": 10}
         self._beam, self._known = 0, None
         return psycopg.connect(self.address, autocommit=True, **timeout)
+
+    def _read_address(self) -> dict[str, Any]:
+        psycopg = require("psycopg", "pgvector")
+        try:
+            known: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(self.address)
+        except (psycopg.Error, ValueError):  # it quotes the address, with its password
+            raise NNNormError(
+                f"{show_url(self.address)!r} can't be read as the address of a PostgreSQL server; "
+                "expected //user@host:port/database, with special characters of a password "
+                "percent-encoded (%2F for /)"
+            ) from None
+        return known
 
     def _errors(self) -> tuple[type[Exception], ...]:
         return (require("psycopg", "pgvector").Error,)

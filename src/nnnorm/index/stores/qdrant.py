@@ -28,7 +28,9 @@ class QdrantOptions(ServerOptions):
     kind: Literal["hnsw", "flat"] = option(
         "hnsw", "Search of a server: through its graph, or a scan of every point, as in a folder."
     )
-    links: int = option(16, "Links per point in the graph of a new collection (HNSW's m).")
+    links: int = option(
+        16, "Links per point in the graph of a new collection (HNSW's m).", at_most=512
+    )
     ef_construction: int = ef_construction()
     ef: int = ef()
     vector: str = option("", "Name of the vector, in a collection with named ones.")
@@ -44,7 +46,7 @@ class QdrantStore(PointStore):
         environment variable ``QDRANT_API_KEY``.
     """
 
-    engine, product = "qdrant", "Qdrant"
+    engine, product, key_variable = "qdrant", "Qdrant", "QDRANT_API_KEY"
     options_type = QdrantOptions
     options: QdrantOptions
 
@@ -163,7 +165,7 @@ class QdrantStore(PointStore):
         if not self.is_server:
             folder = os.path.abspath(self.address)
             return _FOLDERS.take(folder, lambda: client(path=self.address))
-        key = os.environ.get("QDRANT_API_KEY")
+        key = os.environ.get(self.key_variable)
         return client(url=self.address, api_key=key, check_compatibility=False, timeout=60)
 
     def _disconnect(self, client: Any) -> None:

@@ -27,7 +27,7 @@ class QdrantEdgeOptions(Options):
     kind: Literal["hnsw", "flat"] = option(
         "hnsw", "Search: through the graph, once there is one, or a scan of every point."
     )
-    links: int = option(16, "Links per point in the graph of a new shard (HNSW's m).")
+    links: int = option(16, "Links per point in the graph of a new shard (HNSW's m).", at_most=512)
     ef_construction: int = ef_construction()
     ef: int = ef()
     vector: str = option("", "Name of the vector, in a shard with named ones.")
@@ -53,7 +53,7 @@ class QdrantEdgeStore(PointStore):
 
     @property
     def name(self) -> str:
-        return f"{self.engine} {self.address}"
+        return f"{self.engine} {self.where}"
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         edge = require("qdrant_edge", "qdrant-edge")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.options import Options, ef, ef_construction, links, option
+from nnnorm.index.options import Options, ef, ef_construction, links, option, threads
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
 from nnnorm.index.stores.local import Labels, LocalStore
 
@@ -29,7 +29,7 @@ class UsearchOptions(Options):
     links: int = links(32)
     ef_construction: int = ef_construction(128)
     ef: int = ef()
-    threads: int = option(0, "Threads of a search; 0 uses all cores. Items are added by one.")
+    threads: int = threads("Threads of a search; 0 uses all cores. Items are added by one.")
 
 
 class UsearchStore(LocalStore):

@@ -1,0 +1,306 @@
+"""Files that lie: each gets one sentence, in bounded time and memory, and no silent answer."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import nnnorm
+from nnnorm import Bias, NNNormError, open_embeddings
+from nnnorm.cli import app
+from nnnorm.io import read_json
+from nnnorm.ranking import Ranking
+from nnnorm.study import read_truth
+
+DEEP = "[" * 100_000
+
+
+def run(*arguments):
+    """Run a command; it must end with one sentence and without a traceback."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "this is a fault of" not in result.output, result.output
+    return result
+
+
+@pytest.fixture
+def gallery(tmp_path):
+    np.save(tmp_path / "gallery.npy", np.eye(4, dtype=np.float32))
+    return tmp_path / "gallery.npy"
+
+
+# --- silent answers ---
+
+
+@pytest.mark.parametrize("text", ["null", "{}", "7", '"x"'])
+def test_a_truth_that_is_no_list_is_refused(tmp_path, gallery, text):
+    (tmp_path / "truth.json").write_text(text)
+    with pytest.raises(NNNormError, match="not a list"):
+        read_truth(tmp_path / "truth.json")
+    options = ["--gallery", gallery, "--queries", gallery, "--truth", tmp_path / "truth.json"]
+    assert run("evaluate", *options).exit_code != 0
+
+
+def test_a_truth_in_a_table_is_answered_with_what_to_do(tmp_path):
+    (tmp_path / "truth.csv").write_text("query,item\n0,1\n")
+    with pytest.raises(NNNormError, match=r"must end in \.npy or \.json") as told:
+        read_truth(tmp_path / "truth.csv")
+    assert "pickle" not in str(told.value)
+
+
+def test_a_column_of_lists_is_answered_with_stack():
+    column = np.empty(2, dtype=object)
+    column[:] = [[1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(NNNormError, match=r"numpy\.stack"):
+        open_embeddings(column)
+
+
+def test_embeddings_whose_products_vanish_are_refused_unless_normalised():
+    rows = 1e-25 * np.eye(3)
+    with pytest.raises(NNNormError, match="too small for float32"):
+        open_embeddings(rows)
+    with pytest.raises(NNNormError, match="too small for float32"):
+        open_embeddings(rows, normalize=False)
+    assert open_embeddings(rows, normalize=True).rows(0, 1).tolist() == [[1.0, 0.0, 0.0]]
+    assert open_embeddings(1e-12 * np.eye(3)).shape == (3, 3)
+
+
+@pytest.mark.parametrize("suffix", [".partial", ".starting"])
+def test_unfinished_embeddings_are_no_gallery(tmp_path, suffix):
+    folder = tmp_path / f"img_emb{suffix}"
+    folder.mkdir()
+    np.save(folder / "img_emb_00000.npy", np.eye(2))
+    with pytest.raises(NNNormError, match=r"unfinished embeddings.*--resume"):
+        open_embeddings(folder)
+
+
+@pytest.mark.parametrize("name", ["bias.pkl", "bias.npz", "bias"])
+def test_a_file_is_what_its_name_says(tmp_path, name):
+    with pytest.raises(NNNormError, match=r"saved as \.safetensors"):
+        Bias(np.array([0.1]), 1.0, "nnn").save(tmp_path / name)
+    with pytest.raises(NNNormError, match=r"saved as \.npz"):
+        nnnorm.search(np.eye(2), np.eye(2), k=1).save(tmp_path / f"{name}.pkl")
+    assert not list(tmp_path.iterdir())
+
+
+# --- memory and time ---
+
+
+def test_shards_named_by_dates_cost_no_memory(tmp_path):
+    for number in ("20240101", "20991231235959"):
+        np.save(tmp_path / f"part_{number}.npy", np.eye(2))
+    with pytest.raises(NNNormError, match="number 20240102 is missing"):
+        open_embeddings(tmp_path)
+
+
+def write_bomb(path, shape, *, n_zeros):
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("embedding.npy", "w") as file,
+    ):
+        about = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, about)
+        file.write(bytes(n_zeros))
+
+
+def test_an_archive_that_announces_more_than_it_holds_is_refused(tmp_path):
+    write_bomb(tmp_path / "bomb.npz", (10**9, 10**3), n_zeros=1000)
+    with pytest.raises(NNNormError, match="bytes announced"):
+        open_embeddings(tmp_path / "bomb.npz")
+
+
+def test_an_archive_larger_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    write_bomb(tmp_path / "bomb.npz", (1000, 1000), n_zeros=4_000_000)
+    assert (tmp_path / "bomb.npz").stat().st_size < 10_000
+    monkeypatch.setattr("nnnorm.io.arrays._available_memory", lambda: 1_000_000)
+    with pytest.raises(NNNormError, match=r"announces .* more than the"):
+        open_embeddings(tmp_path / "bomb.npz")
+
+
+@pytest.mark.parametrize(("n_rows", "dim"), [(3000, 100), (1, 300_000)])
+def test_a_parquet_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch, n_rows, dim):
+    """A few zeros in run lengths announce gigabytes; here it is the memory that is small."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    flat = pyarrow.array(np.zeros(n_rows * dim, dtype=np.float32))
+    rows = pyarrow.FixedSizeListArray.from_arrays(flat, dim)
+    path = tmp_path / "bomb.parquet"
+    parquet.write_table(pyarrow.table({"embedding": rows}), path)
+    assert path.stat().st_size < n_rows * dim
+    monkeypatch.setattr("nnnorm.io.arrays._available_memory", lambda: n_rows * dim)
+    with pytest.raises(NNNormError, match=r"announces .* more than the"):
+        open_embeddings(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_and_devices_are_refused_as_inputs(tmp_path, gallery):
+    made = [tmp_path / f"pipe{suffix}" for suffix in (".npy", ".npz", ".parquet", ".safetensors")]
+    for path in made:
+        os.mkfifo(path)
+    (tmp_path / "zero.npy").symlink_to("/dev/zero")
+    (tmp_path / "full.safetensors").symlink_to("/dev/full")
+    for path in (*made, tmp_path / "zero.npy", tmp_path / "full.safetensors"):
+        for read in (open_embeddings, Bias.load, read_truth, Ranking.load):
+            with pytest.raises(NNNormError):
+                read(path)
+        assert run("info", path).exit_code != 0
+
+
+def test_a_pipe_in_a_folder_of_shards_is_refused(tmp_path):
+    np.save(tmp_path / "part_0.npy", np.eye(2))
+    os.mkfifo(tmp_path / "part_1.npy")
+    with pytest.raises(NNNormError, match="pipe"):
+        open_embeddings(tmp_path)
+
+
+# --- tracebacks ---
+
+
+@pytest.mark.parametrize("n_bytes", [4, 30, 100, 200])
+@pytest.mark.parametrize("name", ["x.npz", "x.npy", "truth.npy"])
+def test_damaged_archives_get_one_sentence(tmp_path, gallery, name, n_bytes):
+    np.savez(tmp_path / "whole.npz", scores=np.eye(3), indices=np.eye(3, dtype=np.int64))
+    content = bytearray((tmp_path / "whole.npz").read_bytes())
+    path = tmp_path / name
+    for damaged in (content[:n_bytes], content[:n_bytes] + bytes(8) + content[n_bytes + 8 :]):
+        path.write_bytes(damaged)
+        run("info", path)
+        if name == "truth.npy":
+            with pytest.raises(NNNormError, match="can't be read as a truth"):
+                read_truth(path)
+
+
+def test_an_encrypted_or_strangely_packed_archive_gets_one_sentence(tmp_path):
+    np.savez(tmp_path / "x.npz", scores=np.eye(3), indices=np.eye(3, dtype=np.int64))
+    content = bytearray((tmp_path / "x.npz").read_bytes())
+    for place, value in ((6, 1), (8, 99)):  # flags and packing of every entry
+        changed = bytearray(content)
+        for mark, shift in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
+            entry = changed.find(mark)
+            while entry >= 0:
+                changed[entry + place + shift] = value
+                entry = changed.find(mark, entry + 4)
+        (tmp_path / "x.npz").write_bytes(changed)
+        assert run("info", tmp_path / "x.npz").exit_code != 0
+
+
+def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
+    (tmp_path / "deep.json").write_text(DEEP)
+    with pytest.raises(NNNormError, match="can't be read as JSON"):
+        read_json(tmp_path / "deep.json", "a list")
+    from safetensors.numpy import save_file
+
+    save_file(
+        {"values": np.zeros(4, dtype=np.float32)},
+        tmp_path / "deep.safetensors",
+        {"format": "nnnorm.bias/1", "bias": DEEP},
+    )
+    with pytest.raises(NNNormError, match="damaged bias"):
+        Bias.load(tmp_path / "deep.safetensors")
+
+
+WRONG = [None, True, 7, 1e999, "x", [], [1], {}, {"a": [1]}, DEEP[:50], -1]
+
+
+@pytest.mark.parametrize(
+    "key",
+    nnnorm.Bias([0.5], 1.0, "nnn").to_dict(),
+)
+def test_a_bias_with_a_wrong_type_inside_gets_one_sentence_or_still_serves(tmp_path, gallery, key):
+    from safetensors.numpy import save_file
+
+    bias = nnnorm.NNN().fit(np.eye(4), np.random.default_rng(0).normal(size=(9, 4)))
+    path = tmp_path / "bias.safetensors"
+    for wrong in WRONG:
+        about = {**bias.to_dict(), key: wrong}
+        metadata = {"format": "nnnorm.bias/1", "bias": json.dumps(about)}
+        save_file({"values": bias.values}, path, metadata)
+        run("info", path)
+        run("search", "--gallery", gallery, "--queries", gallery, "--bias", path, "-k", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bank", "corrector"])
+def test_banks_and_correctors_with_wrong_types_inside_get_one_sentence_or_still_serve(
+    tmp_path, kind
+):
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    rows = np.random.default_rng(0).normal(size=(60, 4))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    path = tmp_path / f"{kind}.safetensors"
+    made = nnnorm.Bank.of(rows) if kind == "bank" else nnnorm.Corrector.fit(rows[:20], rows[20:])
+    made.save(path)
+    with safe_open(path, framework="numpy") as file:
+        about = json.loads(file.metadata()[kind])
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for key in about:
+        for wrong in WRONG:
+            metadata = {"format": f"nnnorm.{kind}/1", kind: json.dumps({**about, key: wrong})}
+            save_file(arrays, path, metadata)
+            run("info", path)
+
+
+@pytest.mark.parametrize("values", [np.zeros((2, 2)), np.zeros(0), np.array([True] * 4)])
+def test_bias_values_of_a_wrong_form_get_one_sentence(tmp_path, values):
+    from safetensors.numpy import save_file
+
+    bias = Bias(np.zeros(4), 1.0, "nnn")
+    path = tmp_path / "bias.safetensors"
+    metadata = {"format": "nnnorm.bias/1", "bias": json.dumps(bias.to_dict())}
+    save_file({"values": values}, path, metadata)
+    run("info", path)
+
+
+def test_links_in_a_circle_get_one_sentence(tmp_path):
+    for suffix in ("npy", "safetensors", "json", "npz"):
+        path = tmp_path / f"loop.{suffix}"
+        path.symlink_to(path)
+        for act in (open_embeddings, Bias.load, read_truth, Ranking.load):
+            with pytest.raises(NNNormError):
+                act(path)
+        run("info", path)
+        run("fit", "--gallery", path, "--references", path, "-o", path)
+
+
+def test_a_weight_times_a_bias_beyond_float32_is_refused():
+    with pytest.raises(NNNormError, match="float32"):
+        Bias(np.array([1e36, 0.0]), 1e5, "nnn")
+    bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
+    with pytest.raises(NNNormError, match="float32"):
+        nnnorm.search(np.eye(2), np.eye(2), bias, k=1, weight=1e5)
+
+
+def test_sinkhorn_has_a_bound_on_its_iterations():
+    with pytest.raises(NNNormError, match="at most"):
+        nnnorm.Sinkhorn(iterations=10**12)
+
+
+@pytest.mark.slow
+def test_a_pipe_on_the_command_line_ends_in_time(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npy")
+    command = [sys.executable, "-m", "nnnorm", "info", str(tmp_path / "pipe.npy")]
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_that_was_not_foreseen_is_one_sentence_and_a_traceback_with_debug(
+    gallery, monkeypatch
+):
+    def broken(*_, **__):
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr("nnnorm.cli.core.open_embeddings", broken)
+    result = CliRunner().invoke(app, ["info", str(gallery)])
+    assert result.exit_code == 1
+    assert "unexpected AttributeError (no such thing)" in result.output
+    result = CliRunner().invoke(app, ["info", str(gallery), "--debug"])
+    assert isinstance(result.exception, AttributeError)
