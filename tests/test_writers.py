@@ -56,7 +56,7 @@ _WRITERS = {
     "datasets.scenes.write_png": "caller",
     "datasets.visogender.save_visogender": "constant",
     "demo.run._plot": "constant",
-    "demo.run.run_demo": "constant",
+    "demo.run._run": "constant",
     "encoders.shards.Plan.run": "constant",
     "encoders.shards.Plan._fill": "constant",
     "encoders.shards._begin": "constant",

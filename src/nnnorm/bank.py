@@ -56,6 +56,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 _MAKER = "nnnorm bank build"
 _KINDS = {
     "n_seen": int,
+    "n_forgotten": int,
     "n_rows": int,
     "dim": int,
     "normalized": bool,

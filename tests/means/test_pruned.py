@@ -8,6 +8,7 @@ import pytest
 import nnnorm
 import nnnorm.means.grouping as grouping
 import nnnorm.means.pruned as pruned
+from nnnorm.io import Embeddings
 from nnnorm.means.bounds import bounding_vectors, bounds_by_width, joint_moments, principal_basis
 from nnnorm.means.grouping import group_similar
 from nnnorm.means.pruned import pruned_means
@@ -82,10 +83,16 @@ def make(data, *, normalize=False):
     rows, columns = data(rng, N_ITEMS), data(rng, N_REFERENCES)
     if data in (tiny, next_to_nothing):
         columns *= 1e23 if data is tiny else 1e43  # so that products are not zero in float32
+    if data in (tiny, next_to_nothing):  # which `open_embeddings` refuses
+        return Products(as_embeddings(rows), as_embeddings(columns))
     return Products(
         nnnorm.open_embeddings(rows, normalize=normalize),
         nnnorm.open_embeddings(columns, normalize=normalize),
     )
+
+
+def as_embeddings(rows):
+    return Embeddings([rows.astype(np.float32)], name="rows")
 
 
 def lengths(scores):
@@ -371,7 +378,7 @@ def test_every_item_is_in_the_order_once_and_similar_items_are_neighbours(
 ):
     rng = np.random.default_rng(0)
     scores = make(clustered, normalize=True)
-    rows = nnnorm.open_embeddings(scores.rows.rows(0, N_ITEMS) * np.float32(scale))
+    rows = as_embeddings(scores.rows.rows(0, N_ITEMS) * np.float32(scale))
     basis = principal_basis(joint_moments(scores.rows, scores.columns, rng))
     monkeypatch.setattr(grouping, "_PART_SIZE", part_size)
     order = group_similar(rows, basis[:, :32], group_size=24, memory_budget=budget)
