@@ -57,6 +57,7 @@ _WRITERS = {
     "datasets.visogender.save_visogender": "constant",
     "demo.run._plot": "constant",
     "demo.run._run": "constant",
+    "demo.run.run_demo": "constant",
     "encoders.shards.Plan.run": "constant",
     "encoders.shards.Plan._fill": "constant",
     "encoders.shards._begin": "constant",
