@@ -30,7 +30,7 @@ Strip: TypeAlias = Callable[[IntArray, threading.Event], FloatArray]
 
 # Rows per strip, and how much faster the winner must be to end the race there. The whole product
 # is less efficient on short strips, which the first margins allow for.
-_ROUNDS = ((96, 1.75), (192, 1.4), (384, 1.15), (768, 1.15), (768, 1.0))
+_ROUNDS = ((96, 1.5), (192, 1.3), (384, 1.15), (768, 1.15), (768, 1.0))
 # The race begins with the longest strip that is at most one part in this many of the rows.
 _FIRST_SHARE = 32
 
