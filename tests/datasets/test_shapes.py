@@ -159,9 +159,8 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     bias = NNN().fit(shapes.gallery, shapes.references)
     done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
     most = [count_occurrences(found.top1, 1000).max() for found in (raw, done)]
-    assert most[0] >= 30
-    assert most[1] <= 27
-    assert done.recall(1) > raw.recall(1) + 0.007
+    assert most == pytest.approx([34, 27], abs=1)
+    assert 100 * (done.recall(1) - raw.recall(1)) == pytest.approx(1.02, abs=0.1)
 
 
 def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
@@ -171,7 +170,7 @@ def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
     assert 100 * among == pytest.approx(3.4, abs=0.1)
     bias = NNN().fit(shapes.gallery, shapes.references[kept])
     done = evaluate(shapes.queries, shapes.gallery, bias, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(22.4, abs=0.2)
+    assert 100 * done.recall(1) == pytest.approx(22.32, abs=0.1)
 
 
 def test_the_bank_out_of_distribution_does_harm_under_the_first_rule_and_none_under_the_second(
@@ -180,7 +179,7 @@ def test_the_bank_out_of_distribution_does_harm_under_the_first_rule_and_none_un
     raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
     first = NNN(rule="first").fit(shapes.gallery, shapes.other_references, duplicates="keep")
     done = evaluate(shapes.queries, shapes.gallery, first, truth=shapes.truth)
-    assert 100 * done.recall(1) == pytest.approx(15.9, abs=0.5)
+    assert 100 * done.recall(1) == pytest.approx(15.92, abs=0.1)
     with pytest.warns(NNNormWarning, match="cover only a part of the gallery"):
         second = NNN().fit(shapes.gallery, shapes.other_references)
     done = evaluate(shapes.queries, shapes.gallery, second, truth=shapes.truth)
