@@ -150,6 +150,7 @@ def fit(
     items = inputs.open(gallery, "gallery")
     bank = inputs.open_references(references)
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
+    own = inputs.open(recent, "recent") if recent else None
     with show_progress("Scoring the gallery against the references") as progress:
         options: Any = {
             "gallery_references": second,
@@ -160,24 +161,18 @@ def fit(
             "memory_budget": memory_budget * 2**20,
             "progress": progress,
         }
-        if save_corrector is None and recent is None:
+        if save_corrector is None and own is None:
             bias = chosen.fit(items, bank, **options)
         else:
-            own = inputs.open(recent, "recent") if recent else None
             corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
-            bias = corrector.bias
-            if save_corrector is not None:
-                corrector.save(save_corrector)
-            else:  # no later items can come from a corrector that is not kept
-                prints = {k: v for k, v in bias.fingerprints.items() if k != "corrector"}
-                bias = replace(bias, fingerprints=prints)
+            bias = _keep(corrector, save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
-    about = {**bias.to_dict(), **_spread(bias.values), "output": str(output)}
-    about["corrector"] = str(save_corrector) if save_corrector else None
     if as_json:
-        print_json(about)
+        kept = str(save_corrector) if save_corrector else None
+        about = {**bias.to_dict(), **_spread(bias.values), "output": str(output)}
+        print_json({**about, "corrector": kept})
         return
     print_facts(*facts_of_bias(bias, output))
     if save_corrector is not None:
@@ -191,6 +186,16 @@ def fit(
         f"--bias {shlex.quote(str(output))}{inputs.repeat()}",
         err=True,
     )
+
+
+def _keep(corrector: Corrector, path: Path | None) -> Bias:
+    """Save a corrector, and return its bias, which names only a corrector that is kept."""
+    if path is not None:
+        corrector.save(path)
+        return corrector.bias
+    bias = corrector.bias
+    prints = {role: value for role, value in bias.fingerprints.items() if role != "corrector"}
+    return replace(bias, fingerprints=prints)
 
 
 @command("search --gallery photos.npy --queries queries.npy --bias bias.safetensors -k 10")

@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -96,11 +96,14 @@ class Found:
         squared distance. ``-inf`` where nothing was found.
     values : ndarray, same shape, float32, optional
         Bias of the items, where it is stored beside the vectors.
+    metadata : list of lists of dict, optional
+        Metadata of the items, per query, where a store returns them.
     """
 
     ids: Ids
     scores: FloatArray
     values: FloatArray | None = None
+    metadata: list[list[dict[str, Any]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,11 @@ class Engine(ABC):
         Whether numbers are stored in few bits; the bias is then scaled.
     keeps_vectors : bool
         Whether a cosine collection returns vectors bit for bit rather than their direction.
+    filters : str
+        What the filter of a search is in this engine, such as "a condition in SQL"; empty where
+        there is none.
+    rewrites_values : bool
+        Whether `set_values` replaces the bias of all items at once, for other readers too.
     largest_k : int or None
         Largest number of hits per query. An instance may set its own value of any of these.
     """
@@ -141,6 +149,8 @@ class Engine(ABC):
     is_graph: bool = False
     is_quantized: bool = False
     keeps_vectors: bool = True
+    filters: str = ""
+    rewrites_values: bool = False
     largest_k: int | None = None
 
 
@@ -203,11 +213,32 @@ class Store(Engine):
     def delete(self, ids: Ids) -> None:
         """Delete items by id; `present` has shown that all of them exist."""
 
-    @abstractmethod
-    def search(self, queries: FloatArray, k: int) -> Found:
-        """Find the k nearest of each query ``(n_queries, width)``; fewer where there are fewer."""
+    def upsert(self, items: Items) -> None:
+        """Add items, and replace those whose ids are there already, for readers at once."""
+        there = self.present(items.ids)
+        if there.any():
+            self.delete(items.ids[there])
+        self.add(items)
 
-    def search_column(self, queries: FloatArray, k: int, weight: float) -> Found:
+    def set_values(
+        self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
+    ) -> None:
+        """Replace the bias values of items and the note, all at once or not at all.
+
+        For stores with `rewrites_values`, and collections whose bias stands beside the vectors.
+        """
+        raise NotImplementedError
+
+    @abstractmethod
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
+        """Find the k nearest of each query ``(n_queries, width)``; fewer where there are fewer.
+
+        `filter` is in the engine's own language, and is None for an engine without `filters`.
+        """
+
+    def search_column(
+        self, queries: FloatArray, k: int, weight: float, filter: Any = None
+    ) -> Found:
         """Find the k best by ``s(q, r) − weight·value``, computed by the engine (way "column")."""
         raise NotImplementedError
 
@@ -222,6 +253,25 @@ class Store(Engine):
     @abstractmethod
     def write_note(self, note: Mapping[str, Any]) -> None:
         """Store a small JSON note with the collection: how the correction was built in."""
+
+    def other(self) -> "Store":
+        """Return the store of the other generation of this collection.
+
+        A refresh fills it, `exchange` makes it the one that is served, and it then holds the
+        former one. It need not exist yet.
+        """
+        raise NotImplementedError
+
+    def exchange(self) -> None:
+        """Serve the other generation under this name, and keep this one as the other, at once.
+
+        A reader finds the one or the other, whole, at any time, also after a kill.
+        """
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Remove the collection with all that belongs to it; nothing where there is none."""
+        raise NotImplementedError
 
     def traps(self) -> list[str]:
         """List likely problems of an existing collection, one sentence each, for `verify`."""

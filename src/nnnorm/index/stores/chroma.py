@@ -110,7 +110,7 @@ class ChromaStore(DatabaseStore):
         with self._translating():
             self.found.delete(ids=list(map(str, ids.tolist())))
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         found = self.found
         own, metric = self._own(found), self._metric(found)
         rows: list[list[Hit]] = []

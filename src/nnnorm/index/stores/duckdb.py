@@ -103,10 +103,12 @@ class DuckdbStore(DatabaseStore):
     def delete(self, ids: Ids) -> None:
         self._run(f"DELETE FROM {self._table} WHERE {self._is_any()}", [ids.tolist()])
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         return self._ask(queries, k, _SCORES[self._metric()], [])
 
-    def search_column(self, queries: FloatArray, k: int, weight: float) -> Found:
+    def search_column(
+        self, queries: FloatArray, k: int, weight: float, filter: Any = None
+    ) -> Found:
         return self._ask(queries, k, f"{_SCORES['ip']} - ?::FLOAT * {BIAS}", [weight])
 
     def _ask(self, queries: FloatArray, k: int, score: str, more: list[float]) -> Found:

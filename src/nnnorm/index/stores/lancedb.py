@@ -91,7 +91,7 @@ class LancedbStore(DatabaseStore):
         with self._translating():
             self.table.delete(self._is_one_of(ids))
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         table, metric, own = self.table, self._metric(), self.options.id
         wanted = [own, BIAS] if self._is_ours() else [own]
         with self._translating():

@@ -151,7 +151,7 @@ class LocalStore(Store):
         self._remove(labels)
         self._forget_labels(labels.tolist())
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         self._open()
         k = min(k, len(self._live))
         if k == 0:

@@ -139,7 +139,7 @@ class MilvusStore(DatabaseStore):
         with self._translating():
             self.client.delete(self.collection, ids=ids.tolist())
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         fields = self._fields()
         key, index = self._key(fields), self._index(fields)
         params = {"ef": max(self.options.ef, k)} if index["index_type"] == "HNSW" else {}

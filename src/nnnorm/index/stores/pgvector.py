@@ -148,11 +148,13 @@ class PgvectorStore(DatabaseStore):
     def delete(self, ids: Ids) -> None:
         self._run(f"DELETE FROM {self._table} WHERE {self._is_any()}", [ids.tolist()])
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         metric = self._metric(self._found(self._look()))
         return self._ask(f"{{vector}} {_OPERATORS[metric]} %s::vector", queries, k, metric)
 
-    def search_column(self, queries: FloatArray, k: int, weight: float) -> Found:
+    def search_column(
+        self, queries: FloatArray, k: int, weight: float, filter: Any = None
+    ) -> Found:
         corrected = f"({{vector}} <#> %s::vector) + {float(weight)!r}::float8 * {BIAS}"
         return self._ask(corrected, queries, k, "ip")
 

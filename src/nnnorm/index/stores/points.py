@@ -170,7 +170,7 @@ class PointStore(DatabaseStore):
     def delete(self, ids: Ids) -> None:
         self._erase([_point_id(own) for own in ids.tolist()])
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         metric = self._found(self.facts()).metric
         rows = [
             [(hit.own, hit.score, hit.payload.get(BIAS)) for hit in row]

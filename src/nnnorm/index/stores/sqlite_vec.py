@@ -95,7 +95,7 @@ class SqliteVecStore(DatabaseStore):
         with self._translating(), self.client as client:
             client.executemany(statement, ((own,) for own in ids.tolist()))
 
-    def search(self, queries: FloatArray, k: int) -> Found:
+    def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         table = self._found(self._define())
         bias = BIAS if BIAS in self._columns() else "NULL"
         statement = (
