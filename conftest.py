@@ -36,8 +36,15 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
-# They run the whole demo, or load torch or another large library.
-SLOW_DOCTESTS = ("src/nnnorm/demo/", "src/nnnorm/encoders/", "src/nnnorm/integrations/")
+# They run the whole demo or a whole table, or load torch or another large library.
+SLOW_DOCTESTS = (
+    "src/nnnorm/demo/",
+    "src/nnnorm/encoders/",
+    "src/nnnorm/integrations/",
+    "src/nnnorm/report/audits.py",
+    "src/nnnorm/report/plots.py",
+    "src/nnnorm/reproduce/run.py",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,7 +65,7 @@ def pytest_ignore_collect(collection_path, config):
     if "src/nnnorm/integrations/" in collection_path.as_posix():
         return True
     text = collection_path.read_text(encoding="utf-8")
-    return bool(re.search(r"^pytestmark = .*pytest\.mark\.slow", text, re.MULTILINE)) or None
+    return bool(re.search(r"^pytestmark = \[?\s*pytest\.mark\.slow", text, re.MULTILINE)) or None
 
 
 def pytest_collection_modifyitems(items):

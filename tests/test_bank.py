@@ -156,6 +156,7 @@ def test_a_flood_of_one_query_is_one_query(rng, most):
     np.testing.assert_array_equal(by_count, once)
 
 
+@pytest.mark.slow
 def test_a_flood_of_near_copies_is_one_query(rng):
     """Whatever lies within a cosine of 0.97 of one query is closer than 0.88 to each other."""
     gallery, honest = rng.normal(size=(200, 48)), rng.normal(size=(300, 48))
@@ -179,6 +180,7 @@ def test_a_flood_of_near_copies_is_one_query(rng):
     assert np.abs(raw.correction - before).max() > 2 * 0.5 / 10
 
 
+@pytest.mark.slow
 def test_a_flood_takes_one_place_of_a_full_bank(rng):
     honest, query = rng.normal(size=(300, 48)), rng.normal(size=(1, 48))
     flood = query + 0.1 * rng.normal(size=(5000, 48))

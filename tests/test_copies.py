@@ -48,6 +48,7 @@ def make_log(rng, *, n_rows, n_intents, dim, spread, repeats):
     return round_rows(rows.astype(np.float32))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     seed=st.integers(0, 10**6),
@@ -84,6 +85,7 @@ def test_blocks_of_any_size_give_the_leaders_of_the_naive_loop(
     assert list(found) == naive_leaders(rows, most=most, seed=seed, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_the_bound_of_real_sizes_gives_the_leaders_of_the_naive_loop(rng, is_flat):
     """With a falling spectrum the bound is used, with a flat one it is given up."""

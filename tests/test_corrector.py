@@ -80,6 +80,7 @@ def test_values_of_any_items_are_those_of_a_fit_from_scratch_with_the_same_bank(
     assert found.weight == corrector.weight
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_any_sequence_of_parts_gives_the_values_of_the_whole(data):
     seed = data.draw(st.integers(0, 5))
@@ -298,6 +299,7 @@ def test_a_gallery_that_is_normalised_refuses_a_bank_that_is_not(made):
         Corrector.fit(opened, 3 * made.references)
 
 
+@pytest.mark.slow
 def test_items_of_another_model_of_the_same_width_are_warned_of():
     shapes = nnnorm.load_shapes()
     corrector = Corrector.fit(shapes.gallery[::2], shapes.references)

@@ -89,6 +89,7 @@ def nearest(target, items, asked, k):
     return reference.rank(asked @ items.T, k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["ip", "cosine", "l2"])
 @given(
     weight=st.one_of(st.none(), st.floats(0.0, 1.5)),

@@ -208,6 +208,7 @@ def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
 WRONG = [None, True, 7, 1e999, "x", [], [1], {}, {"a": [1]}, DEEP[:50], -1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key",
     nnnorm.Bias([0.5], 1.0, "nnn").to_dict(),

@@ -64,6 +64,7 @@ def test_any_gallery_with_a_group_column_can_be_audited(made):
     assert printed["correction"]["method"] == "nnn"
 
 
+@pytest.mark.slow
 def test_without_a_correction_it_only_counts_and_writes_what_was_asked_for(made, tmp_path):
     result = run(
         *FILES, "--visogender", "OO.tsv", "--markdown", "audit.md", "--plots", "plots"

@@ -89,6 +89,7 @@ def test_fit_says_what_the_recent_queries_decided(files, recent, words):
     assert words in " ".join(run("info", "corrector.safetensors").stdout.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "code"), [("own", 0), ("foreign", 4)])
 def test_drift_ends_with_an_exit_code_for_cron(files, queries, code):
     run(*FIT)
@@ -129,6 +130,7 @@ def test_outputs_that_would_overwrite_inputs_or_each_other_are_refused(files):
     assert_fails(run(*FIT, "--method", "qbnorm"), "decides per query")
 
 
+@pytest.mark.slow
 def test_tune_takes_clicks_and_info_shows_both_parts(files):
     shapes = nnnorm.load_shapes()
     np.save("queries.npy", shapes.queries[:1500])

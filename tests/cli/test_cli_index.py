@@ -128,6 +128,7 @@ def test_an_index_filled_by_hand_is_verified_by_its_way(data):
     assert_fails(run(*verify, "--gallery", "gallery.npy"), "go together")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the references seem to cover only a part")
 def test_export_makes_a_corrected_copy(data):
     mine = faiss.IndexFlatIP(13)

@@ -66,6 +66,7 @@ def test_a_scene_is_described_in_words():
     assert describe_scene(scene) == "small blue heart (top right), on sand"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resolution", [24, 48, 64, 97])
 def test_a_picture_has_its_thing_in_its_cell_and_background_elsewhere(resolution):
     for cell in range(9):

@@ -163,6 +163,7 @@ def test_hubs_are_real_and_a_correction_helps(shapes):
     assert 100 * (done.recall(1) - raw.recall(1)) == pytest.approx(1.02, abs=0.1)
 
 
+@pytest.mark.slow
 def test_a_bank_without_the_captions_of_the_test_helps_as_much(shapes):
     asked = set(shapes.captions)
     kept = [place for place, text in enumerate(shapes.reference_captions) if text not in asked]

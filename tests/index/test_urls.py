@@ -30,6 +30,7 @@ def told(act):
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", _SERVERS)
 def test_no_message_and_no_fact_shows_a_password(scheme):
     with socket.socket() as taken:  # bound, but nothing listens

@@ -68,6 +68,7 @@ def test_auto_gives_the_exact_means_whichever_way_wins(problem, raced, is_pruned
     assert steps == sorted(steps)
 
 
+@pytest.mark.slow
 def test_auto_within_a_small_budget_is_the_same(problem, raced):
     for is_pruned in (True, False):
         raced(is_pruned)
@@ -81,6 +82,7 @@ def test_auto_does_not_race_small_work(problem, monkeypatch):
     means_by("auto", Products(*problem), 20)
 
 
+@pytest.mark.slow
 def test_auto_does_not_set_up_pruning_that_can_save_nothing(monkeypatch):
     monkeypatch.setattr(dispatch, "is_worth_planning", lambda _: True)
     monkeypatch.setattr(dispatch, "Pruning", None)  # a call would fail
@@ -140,6 +142,7 @@ def test_torch_within_a_small_budget_is_the_same(problem, budget):
     np.testing.assert_allclose(values, top_means(scores, 30), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["approximate", "faiss-ivf"])
 def test_an_inexact_solver_reports_its_error(problem, solver):
     gallery, references = problem
@@ -153,6 +156,7 @@ def test_an_inexact_solver_reports_its_error(problem, solver):
     assert 0 < error < 0.2
 
 
+@pytest.mark.slow
 def test_faiss_pads_short_lists_and_we_do_not_average_that_in(problem):
     gallery, references = problem
     # One list of 400 holds about 25 references.
@@ -161,6 +165,7 @@ def test_faiss_pads_short_lists_and_we_do_not_average_that_in(problem):
     np.testing.assert_allclose(values, exact, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_solver_reports_survives_the_file(problem, tmp_path):
     bias = CSLS().fit(*problem, solver="approximate")
     bias.save(tmp_path / "bias.safetensors")

@@ -130,6 +130,7 @@ def test_sinkhorn_where_plain_exponentials_vanish(small):
     assert reference.same_up_to_a_constant(bias.correction, expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_sinkhorn_in_many_strips_is_the_same(small):
     rng = np.random.default_rng(0)
     references = rng.normal(size=(40_000, 12)).astype(np.float16)

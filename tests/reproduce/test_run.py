@@ -113,6 +113,7 @@ def test_given_settings_are_not_tuned(folder, runner):
     assert gain.low <= gain.value <= gain.high
 
 
+@pytest.mark.slow
 def test_the_audit_is_visogender_s(folder, runner, root):
     about = read_visogender(root / "visogender.tsv")
     queries, gallery, *_ = folder.open("CLIP", "visogender").groups()
@@ -188,6 +189,7 @@ def test_an_unknown_metric_and_a_missing_bank_are_refused(runner):
         runner.measure(replace(NNN_OWN, bank=None))
 
 
+@pytest.mark.slow
 def test_missing_material_leaves_out_its_cells_only(runner):
     (table,) = find_tables(["image-retrieval"])
     outcomes = run_table(runner, table)

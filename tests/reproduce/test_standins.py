@@ -42,6 +42,7 @@ def test_what_a_stand_in_lacks_is_said(shapes):
         shapes.bank("text", "other", 1.0)
 
 
+@pytest.mark.slow
 def test_the_groups_of_shapes_are_what_their_labels_say(shapes):
     queries, gallery, sizes, labels, asked, difference = shapes.groups()
     assert (len(queries), len(gallery)) == (12, 120)

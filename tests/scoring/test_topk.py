@@ -111,6 +111,7 @@ def test_thread_count_changes_nothing(rng, monkeypatch):
         np.testing.assert_allclose(logs, answers[0][1], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [2**20, 2**22, 2**25, 2**30])
 def test_memory_budget_changes_nothing(rng, budget):
     rows, columns = rng.normal(size=(300, 40)), rng.normal(size=(5000, 40)).astype(np.float16)

@@ -51,6 +51,7 @@ def test_queries_of_another_source_ask_for_a_refit_now(corrector, other):
     assert drift.n_hubs_refitted < drift.n_hubs
 
 
+@pytest.mark.slow
 def test_a_mixture_asks_for_a_refit_soon(shapes, corrector, other):
     mixed = np.concatenate([shapes.queries[::5][:150], other[:150]])
     drift = measure_drift(corrector, mixed)
@@ -62,11 +63,13 @@ def test_exit_codes_leave_those_of_errors_alone():
     assert set(EXIT_CODES.values()) == {0, 3, 4}
 
 
+@pytest.mark.slow
 def test_the_agreement_needs_enough_queries(shapes, corrector):
     assert measure_drift(corrector, shapes.queries[::5][:64]).agreement is None
     assert measure_drift(corrector, shapes.queries[::5][:500]).agreement > 0.7
 
 
+@pytest.mark.slow
 def test_few_queries_are_warned_of_and_no_other_warning_comes_through(shapes, corrector, other):
     with pytest.warns(NNNormWarning, match="20 queries are few to tell a drift by; give 32"):
         few = measure_drift(corrector, shapes.queries[::5][:20])
@@ -76,11 +79,13 @@ def test_few_queries_are_warned_of_and_no_other_warning_comes_through(shapes, co
         measure_drift(corrector, other[:100])
 
 
+@pytest.mark.slow
 def test_the_gallery_of_today_can_be_given(shapes, corrector):
     drift = measure_drift(corrector, shapes.queries[::5][:64], gallery=shapes.gallery[:400])
     assert drift.n_items == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [True, None])
 @pytest.mark.parametrize("method", [CSLS(5), NNN(400, 0.5), nnnorm.DualSoftmax(20.0, 5.0)])
 def test_every_method_and_norm_can_be_judged(shapes, method, normalize):
@@ -97,6 +102,7 @@ def test_every_method_and_norm_can_be_judged(shapes, method, normalize):
     assert drift.verdict == "refit now"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -123,6 +129,7 @@ def test_own_queries_are_fine_and_others_are_not_by_every_method(shapes, method,
     assert own.agreement > 0.7
 
 
+@pytest.mark.slow
 def test_copies_of_too_few_queries_are_refused(shapes, corrector):
     copies = np.repeat(shapes.queries[:1], 300, axis=0)
     with pytest.raises(NNNormError, match=r"too few different rows .* 1 among the 300 queries"):
@@ -132,11 +139,13 @@ def test_copies_of_too_few_queries_are_refused(shapes, corrector):
         measure_drift(corrector, many)
 
 
+@pytest.mark.slow
 def test_queries_that_equal_items_can_be_judged(shapes):
     corrector = Corrector.fit(shapes.gallery[:500], shapes.gallery[:500], own_rows=True)
     assert measure_drift(corrector, shapes.gallery[:300]).z < 3
 
 
+@pytest.mark.slow
 def test_the_path_of_a_saved_corrector_will_do(shapes, corrector, tmp_path):
     corrector.save(path := tmp_path / "corrector.safetensors")
     queries = shapes.queries[::5][:64]
@@ -154,6 +163,7 @@ def test_queries_that_do_not_fit_are_refused(shapes, corrector):
         measure_drift(corrector, 2 * shapes.queries)
 
 
+@pytest.mark.slow
 def test_the_table_says_the_verdict_first_and_why(corrector, other, shapes):
     table = tabulate_drift(measure_drift(corrector, other[:300]))
     n_references = f"{len(corrector.references):,}"

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import ndcg_score
 
 from nnnorm import (
     NNN,
@@ -253,8 +252,11 @@ def test_ties_in_a_large_gallery_are_the_mean_over_drawn_orders(rng):
     assert (np.abs(measured(evaluation, 10)[0] - np.mean(draws, axis=0)) <= 4 * error + 1e-9).all()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 14), st.sampled_from([2, 4, 1000]))
 def test_ndcg_is_that_of_scikit_learn_which_averages_ties_too(seed, n_gallery, k, n_levels):
+    from sklearn.metrics import ndcg_score
+
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, n_levels, size=(5, n_gallery))
     lists = random_lists(rng, 5, n_gallery, n_gallery)

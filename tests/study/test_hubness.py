@@ -209,6 +209,7 @@ def test_uncorrected_image_retrieval_on_flickr8k_has_the_known_hubs(flickr8k):
     assert hubs[0].wrong_share >= 36 / 41  # an image has five captions
 
 
+@pytest.mark.slow
 def test_the_correction_flattens_flickr8k_and_the_test_sees_it(flickr8k):
     gallery, queries = flickr8k.image["test"], flickr8k.caption["test"]
     bias = NNN(256, 0.625).fit(gallery, flickr8k.caption["train"])

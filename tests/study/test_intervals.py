@@ -62,6 +62,7 @@ def problem(request, rng):
 # --- the same as resampling one by one -----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_intervals_and_resampled_means_are_those_of_a_naive_loop(problem, rng):
     values, clusters = problem
     expected = naive_means(values, clusters, 3000, rng)
@@ -80,6 +81,7 @@ def test_intervals_and_resampled_means_are_those_of_a_naive_loop(problem, rng):
     assert scipy.stats.ks_2samp(np.round(found, 9), np.round(expected, 9)).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_drawing_kinds_together_is_drawing_clusters_one_by_one(problem, monkeypatch):
     values, clusters = problem
     monkeypatch.setattr(bootstrap, "_MANY_KINDS", 10**9)
@@ -102,6 +104,7 @@ def test_how_many_are_drawn_at_once_changes_no_distribution(rng, monkeypatch, at
     assert means.mean() == pytest.approx(values.mean(), abs=4 * means.std() / np.sqrt(2001))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("confidence", [0.5, 0.95])
 @pytest.mark.parametrize("kind", ["hits", "reciprocal ranks"])
 def test_the_interval_is_scipys_percentile_interval(rng, kind, confidence):
@@ -236,6 +239,7 @@ def test_an_interval_that_leaves_zero_out_has_a_small_p_and_the_other_way_round(
 # --- seeds, sizes, edges -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_kinds", ["few", "many"])
 def test_the_same_seed_gives_the_same_answer_and_another_another(rng, n_kinds):
     values = rng.random(600) if n_kinds == "many" else rng.integers(0, 2, 600) * 1.0
@@ -278,6 +282,7 @@ def test_hits_may_be_booleans_or_whole_numbers():
     assert interval_of_mean(np.array([0, 1, 1])) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hits", "reciprocal ranks"])
 def test_ten_thousand_resamples_of_coco_need_little_memory(rng, kind):
     values, images = captions(rng, n_images=5000)

@@ -114,6 +114,7 @@ def test_every_cell_is_its_evaluation_exactly_on_whole_numbers(method, seed):
         assert cell.recall_at_1 == pytest.approx(brute(problem, cell).recall(1), abs=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", GRIDS)
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10**6))
@@ -134,6 +135,7 @@ def test_every_cell_of_all_methods_together_is_its_evaluation():
         assert cell.recall_at_1 == pytest.approx(expected, abs=1e-7), cell
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_default_grid_of_nnn_is_its_evaluation():
     problem = hubs(0)
     tuning = run(problem)
@@ -172,6 +174,7 @@ def test_no_correction_is_always_there_once_and_first(methods):
     assert tuning.uncorrected.params == {}
 
 
+@pytest.mark.slow
 def test_all_is_every_method_that_the_banks_allow():
     problem = make_problem(0, normal_numbers)
     with_bank, without = (
@@ -266,6 +269,7 @@ def naive_choice(cells, hits, clusters, usual):
     return max(choices, key=lambda row: (hits[row].mean(), -row))
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6), n_clusters=st.sampled_from([None, 2, 7, 100]))
 def test_the_rule_is_the_naive_rule_on_embeddings_with_hubs(seed, n_clusters):
@@ -288,6 +292,7 @@ def test_the_rule_is_the_naive_rule_on_embeddings_with_hubs(seed, n_clusters):
     assert tuning.best is tuning.best_by_rule
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(data=st.data())
 def test_the_rule_is_the_naive_rule_on_any_hits(data):
