@@ -158,7 +158,10 @@ def _make(kind):
         config = t.AltCLIPConfig(text_config=text, vision_config=_vision(), projection_dim=24)
         return t.AltCLIPModel(config), _processor("CLIPImageProcessor", **CLIP_PIXELS)
     if kind == "blip":
+        # As published: [DEC] and [ENC] are the last two rows, which the tokenizer does not know.
+        n_words = _text()["vocab_size"]
         text = _text(encoder_hidden_size=32, projection_dim=32, sep_token_id=2)
+        text |= {"vocab_size": n_words + 2, "bos_token_id": n_words}
         config = t.BlipConfig(
             text_config=text, vision_config=_vision(), image_text_hidden_size=20, projection_dim=24
         )

@@ -18,19 +18,51 @@ def matcher(tiny_encoder):
     return BlipMatcher(tiny_encoder("blip"))
 
 
+def match_as_the_authors(encoder, image, text, first):
+    """The logit of a match, a text at a time, that begins with the token `first`."""
+    model = encoder.model
+    patches = model.vision_model(**encoder.process_images([open_image(image)])).last_hidden_state
+    tokens = encoder.tokenize([text])
+    ids = torch.cat([torch.tensor([[first]]), tokens["input_ids"][:, 1:]], dim=1)
+    states = model.text_encoder(
+        ids,
+        attention_mask=tokens["attention_mask"],
+        encoder_hidden_states=patches,
+        encoder_attention_mask=torch.ones(patches.shape[:2], dtype=torch.long),
+    ).last_hidden_state
+    return float(model.itm_head(states[:, 0])[0, 1])
+
+
 @torch.no_grad()
-def test_scores_are_the_logit_of_a_match_of_the_model_s_own_forward_pass(
+def test_scores_are_the_logit_of_a_match_of_a_text_that_begins_with_enc(
     matcher, tiny_encoder, pictures
 ):
     encoder = tiny_encoder("blip")
     scores = matcher.score(pictures, tiny.TEXTS, batch_size=3)
     assert scores.shape == (8, 8)
     assert scores.dtype == np.float32
+    n_words = encoder.model.config.text_config.vocab_size
     for row, path in enumerate(pictures[:3]):
         for column, text in enumerate(tiny.TEXTS):
-            pixels = encoder.process_images([open_image(path)])
-            logits = encoder.model(**encoder.tokenize([text]), **pixels).itm_score
-            assert scores[row, column] == pytest.approx(float(logits[0, 1]), abs=1e-5)
+            expected = match_as_the_authors(encoder, path, text, n_words - 1)
+            assert scores[row, column] == pytest.approx(expected, abs=1e-5)
+
+
+@torch.no_grad()
+def test_without_enc_the_score_is_that_of_transformers_and_another(matcher, tiny_encoder, pictures):
+    encoder = tiny_encoder("blip")
+    pixels = encoder.process_images([open_image(pictures[0])])
+    theirs = float(encoder.model(**encoder.tokenize(tiny.TEXTS[:1]), **pixels).itm_score[0, 1])
+    first = int(encoder.tokenize(tiny.TEXTS[:1])["input_ids"][0, 0])
+    assert match_as_the_authors(encoder, pictures[0], tiny.TEXTS[0], first) == pytest.approx(theirs)
+    assert abs(matcher.score(pictures[:1], tiny.TEXTS[:1]).item() - theirs) > 1e-3
+
+
+def test_a_model_without_enc_is_refused(tiny_encoder, pictures, monkeypatch):
+    encoder = tiny_encoder("blip")
+    monkeypatch.setattr(encoder.model.config.text_config, "bos_token_id", 0)
+    with pytest.raises(NNNormError, match=r"has no token \[ENC\]"):
+        BlipMatcher(encoder).score(pictures[:1], ["a red circle"])
 
 
 def test_the_batch_size_does_not_matter(matcher, pictures):

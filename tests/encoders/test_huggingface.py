@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from nnnorm import NNNormError
 from nnnorm.encoders import load_encoder
-from nnnorm.encoders.huggingface import HuggingFace
+from nnnorm.encoders.huggingface import HuggingFace, clean_caption
 from nnnorm.encoders.images import open_image
 from nnnorm.encoders.sounds import read_sound
 from tests import tiny
@@ -65,6 +65,34 @@ def test_blip_s_rows_multiply_to_its_own_score_with_the_matching_head_off(
     expected = encoder.model(**inputs, **pixels, use_itm_head=False).itm_score.numpy()
     scores = encoder.encode_images(pictures) @ encoder.encode_texts(TEXTS).T
     np.testing.assert_allclose(scores, expected, atol=1e-6)
+
+
+def test_blip_s_captions_are_cleaned_as_its_authors_clean_them():
+    marks = '.!"()*#:;~'
+    assert clean_caption(f"A{marks}B{marks * 3}  c,d's-e?\n") == "a b c,d's-e?"
+    assert clean_caption("w " * 40) == " ".join("w" * 30)
+    assert clean_caption("one\ttwo  three ") == "one\ttwo three"
+
+
+def test_blip_reads_cleaned_texts_of_at_most_35_tokens_unless_told_otherwise(
+    tiny_encoder, tiny_model
+):
+    encoder = tiny_encoder("blip")
+    raw = HuggingFace(tiny_model("blip"), device="cpu", clean_texts=False)
+    noisy, clean = ["A Red (circle)!"], ["a red circle"]
+    np.testing.assert_array_equal(encoder.encode_texts(noisy), encoder.encode_texts(clean))
+    assert np.abs(raw.encode_texts(noisy) - raw.encode_texts(clean)).max() > 1e-3
+    np.testing.assert_array_equal(raw.encode_texts(clean), encoder.encode_texts(clean))
+    assert encoder.context == min(35, raw.context)
+    assert "cleaned" in encoder.about["preprocessing"]["texts"]
+    assert "cleaned" not in raw.about["preprocessing"]["texts"]
+    with pytest.raises(NNNormError, match=r"nothing is left of '\(\.\.\.\)'"):
+        encoder.encode_texts(["(...)"])
+
+
+def test_raw_texts_are_for_blip_alone(tiny_model):
+    with pytest.raises(NNNormError, match=r"clean_texts=False .* is for BLIP; got .* clip"):
+        HuggingFace(tiny_model("clip"), device="cpu", clean_texts=False)
 
 
 @torch.no_grad()

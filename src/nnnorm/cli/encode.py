@@ -44,6 +44,9 @@ def encode(
     image_size: Annotated[
         int | None, Option(help="ALBEF, BEiT-3: instead of the size used in training.", min=1)
     ] = None,
+    raw_texts: Annotated[
+        bool, Option("--raw-texts", help="BLIP: don't clean texts as its authors do.")
+    ] = False,
     device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
     batch_size: Annotated[int, Option(help="Items per forward pass.", min=1)] = 32,
     shard_rows: Annotated[
@@ -74,6 +77,7 @@ def encode(
             tokenizer=tokenizer,
             image_size=image_size,
             device=device,
+            clean_texts=not raw_texts,
         )
         for modality in wanted:
             encoder.check_modality(modality)

@@ -3,7 +3,8 @@
 Every pair of an image and a text passes through the text encoder together, so that there are no
 embeddings but a matrix of scores, computed in ``n_images x n_texts`` forward passes. According to
 the paper's appendix such scores have few hubs. A score is the logit of "image and text match"
-(higher is better).
+(higher is better). A text begins with ``[ENC]`` here, as in the training and evaluation of BLIP's
+authors; transformers' own forward pass leaves ``[CLS]``.
 """
 
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ class BlipMatcher:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
         model = self._encoder.model
         batches = [
-            self._encoder.tokenize(texts[start : start + batch_size])
+            self._tokenize(texts[start : start + batch_size])
             for start in range(0, len(texts), batch_size)
         ]
         scores = np.empty((len(images), len(texts)), dtype=np.float32)
@@ -105,3 +106,8 @@ class BlipMatcher:
                 if progress is not None:
                     progress((row + 1) * len(texts), scores.size)
         return scores
+
+    def _tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
+        tokens = self._encoder.tokenize(texts)
+        tokens["input_ids"][:, 0] = self._encoder.matching_token()
+        return tokens

@@ -3,10 +3,12 @@
 A model is a folder written by `save_pretrained`, or a name on the hub. Images are prepared by the
 model's own processor in its Pillow form (torchvision is not needed). Differences between models are
 in `_KINDS` and in three methods: SigLIP's texts are padded to the full length used in training,
-BLIP's towers are projected from their first tokens, CLAP uses the first seconds of a sound.
+BLIP's captions are cleaned as by its authors and its towers projected from their first tokens, CLAP
+uses the first seconds of a sound.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -46,6 +48,8 @@ _KINDS = {
     "siglip": _Kind("SiglipModel"),
     "siglip2": _Kind("Siglip2Model"),
 }
+# The authors of BLIP clean captions, in training and evaluation, and read so much of them.
+_BLIP_WORDS, _BLIP_TOKENS = 30, 35
 # Buffers that older checkpoints store and current models compute.
 _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
@@ -61,6 +65,8 @@ class HuggingFace(Encoder):
         Branch, tag or commit, for a name on the hub.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    clean_texts : bool
+        For BLIP: whether to clean texts as its authors do (`clean_caption`).
 
     Examples
     --------
@@ -69,11 +75,24 @@ class HuggingFace(Encoder):
     (1, 512)
     """
 
-    def __init__(self, model: str, *, revision: str | None = None, device: str = "auto") -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        clean_texts: bool = True,
+    ) -> None:
         self._device = pick_device(device)
         self._config = _read_config(model, revision)
         self._type = self._config.model_type
         kind = _KINDS[self._type]
+        if not clean_texts and self._type != "blip":
+            raise NNNormError(
+                f"clean_texts=False (--raw-texts) is for BLIP; got a model of type {self._type}, "
+                "whose texts are not cleaned"
+            )
+        self._cleans = self._type == "blip" and clean_texts
         self._model = load_pretrained(model, kind.architecture, revision).to(self._device)
         self.name = model
         self.modalities = kind.modalities
@@ -86,7 +105,8 @@ class HuggingFace(Encoder):
                 "tokenizer": type(self._tokenizer).__name__,
                 "max_length": self.context,
                 "padding": self._padding,
-                "lower_case": self._lowers,
+                "lower_case": self._lowers or self._cleans,
+                **({"cleaned": "as by BLIP's authors, at most 30 words"} if self._cleans else {}),
             }
         }
         if "images" in kind.modalities:
@@ -120,7 +140,8 @@ class HuggingFace(Encoder):
         """Return the number of tokens of every text before cutting, with special tokens."""
         if not texts:
             return []
-        found = self._tokenizer(self._written(texts), truncation=False, verbose=False)
+        written = self._written(texts, max_words=None)
+        found = self._tokenizer(written, truncation=False, verbose=False)
         return [len(ids) for ids in found["input_ids"]]
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
@@ -176,6 +197,23 @@ class HuggingFace(Encoder):
         """The model of the library."""
         return self._model
 
+    def matching_token(self) -> int:
+        """Return the id of BLIP's ``[ENC]``, with which a text begins that is matched to an image.
+
+        The tokenizers of the published models do not know it; it follows ``[DEC]``, with which
+        BLIP begins the captions it writes.
+        """
+        known: int | None = self._tokenizer.get_vocab().get("[ENC]")
+        text = self._model.config.text_config
+        if known is None and text.bos_token_id == text.vocab_size - 2:
+            known = text.vocab_size - 1
+        if known is None:
+            raise NNNormError(
+                f"{self.name} has no token [ENC], with which BLIP matches texts to images; is its "
+                "tokenizer that of another model?"
+            )
+        return known
+
     @property
     def _is_siglip(self) -> bool:
         return self._type in ("siglip", "siglip2")
@@ -190,8 +228,18 @@ class HuggingFace(Encoder):
         asked = self._tokenizer.init_kwargs.get("do_lower_case", False)
         return self._type == "siglip2" or (self._type == "siglip" and bool(asked))
 
-    def _written(self, texts: Sequence[str]) -> list[str]:
-        return [text.lower() for text in texts] if self._lowers else list(texts)
+    def _written(self, texts: Sequence[str], max_words: int | None = _BLIP_WORDS) -> list[str]:
+        """Texts as the tokenizer gets them."""
+        if not self._cleans:
+            return [text.lower() for text in texts] if self._lowers else list(texts)
+        cleaned = [clean_caption(text, max_words) for text in texts]
+        for text, clean in zip(texts, cleaned, strict=True):
+            if not clean:
+                raise NNNormError(
+                    f"texts: nothing is left of {text!r} once it is cleaned as by BLIP's authors; "
+                    "remove it, or use clean_texts=False (--raw-texts)"
+                )
+        return cleaned
 
     def _find_dim(self) -> int:
         if self._type == "blip":
@@ -203,7 +251,21 @@ class HuggingFace(Encoder):
     def _find_context(self, kind: _Kind) -> int:
         text = self._config.text_config
         shift = text.pad_token_id + 1 if kind.has_shifted_positions else 0
-        return int(min(self._tokenizer.model_max_length, text.max_position_embeddings - shift))
+        longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
+        return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
+
+
+def clean_caption(text: str, max_words: int | None = _BLIP_WORDS) -> str:
+    """Clean a caption as BLIP's authors do: lower case, spaces for some punctuation.
+
+    Examples
+    --------
+    >>> clean_caption('A dog (half-asleep), on the "sofa".')
+    'a dog half-asleep , on the sofa'
+    """
+    spaced = re.sub(r"[.!\"()*#:;~]", " ", text.lower())
+    words = re.sub(r"\s{2,}", " ", spaced).rstrip("\n").strip(" ").split(" ")
+    return " ".join(words[:max_words])
 
 
 def load_pretrained(model: str, architecture: str, revision: str | None = None) -> Any:

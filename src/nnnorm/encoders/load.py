@@ -23,6 +23,7 @@ def load_encoder(
     tokenizer: str | Path | None = None,
     image_size: int | None = None,
     device: str = "auto",
+    clean_texts: bool = True,
 ) -> Encoder:
     """Load a model that turns images, texts or sounds into embeddings.
 
@@ -42,6 +43,8 @@ def load_encoder(
         For ALBEF and BEiT-3, instead of the size used in training.
     device : str
         ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+    clean_texts : bool
+        For BLIP, whose authors clean captions; False encodes them as they are.
 
     Returns
     -------
@@ -58,6 +61,8 @@ def load_encoder(
         raise NNNormError(f"library must be one of {', '.join(get_args(Library))}; got {library!r}")
     chosen = library or _recognise(Path(model))
     vocabulary = None if tokenizer is None else Path(tokenizer)
+    if not clean_texts and chosen != "transformers":
+        raise NNNormError(f"clean_texts=False (--raw-texts) is for BLIP; got a model of {chosen}")
     if chosen in ("albef", "beit3"):
         from nnnorm.encoders.albef import Albef
         from nnnorm.encoders.beit3 import Beit3
@@ -81,7 +86,7 @@ def load_encoder(
         return SentenceEncoder(str(model), revision=revision, device=device)
     from nnnorm.encoders.huggingface import HuggingFace
 
-    return HuggingFace(str(model), revision=revision, device=device)
+    return HuggingFace(str(model), revision=revision, device=device, clean_texts=clean_texts)
 
 
 def _recognise(path: Path) -> Library:
