@@ -12,7 +12,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -97,8 +97,8 @@ class DuckdbStore(TableStore):
     Parameters
     ----------
     place : str, PathLike or DuckDBPyConnection
-        The database file, an open connection, which stays open, or nothing for a database in
-        memory.
+        The database file, an open connection, which stays open and is in no transaction, or nothing
+        for a database in memory.
     """
 
     engine, product, client_type = "duckdb", "DuckDB", "DuckDBPyConnection"
@@ -171,7 +171,7 @@ class DuckdbStore(TableStore):
             )
             self._copy_values(values)
             self._take_values()
-            self._comment({**note, _ABOUT: {"packed": False}})
+            self._comment({**note, _ABOUT: {"packed": False, "adopted": True}})
         self._changed()
 
     def add(self, items: Items) -> None:
@@ -259,7 +259,12 @@ class DuckdbStore(TableStore):
         other = self.other()
         if not self._check_former(other, other._look()).width:
             with self._transaction():
-                self._run(f"CREATE TEMP TABLE nnnorm_values AS SELECT * FROM {other._table}")
+                # Rows that the application has inserted since have the mean, as they had before.
+                self._run(
+                    f"CREATE TEMP TABLE nnnorm_values AS SELECT {self._id}, coalesce(f.{BIAS}, "
+                    f"(SELECT avg({BIAS}) FROM {other._table})) AS {BIAS} "
+                    f"FROM {self._table} LEFT JOIN {other._table} f USING ({self._id})"
+                )
                 self._replace_values(other.read_note() or {})
         else:
             between = quote_name(f"{self.collection}_nnnorm_between")
@@ -292,12 +297,16 @@ class DuckdbStore(TableStore):
         self._run("DROP TABLE nnnorm_values")
 
     def _replace_values(self, note: Mapping[str, Any]) -> None:
-        """Keep the values and the note as the other generation, and take the new ones."""
-        other, remark = self.other(), self._read_comment()
-        self._run(
-            f"CREATE OR REPLACE TABLE {other._table} AS SELECT {self._id}, {BIAS} "
-            f"FROM {self._table}"
-        )
+        """Keep the table, or the values of the application's, as it is; then take new values."""
+        table, other, remark = self._found(self._look()), self.other(), self._read_comment()
+        self._run(f"DROP TABLE IF EXISTS {other._table}")
+        if remark.get(_ABOUT, {}).get("adopted"):
+            self._run(
+                f"CREATE TABLE {other._table} AS SELECT {self._id}, {BIAS} FROM {self._table}"
+            )
+        else:
+            other._create(table.width, strings=table.strings, columns=table.others)
+            self._run(f"INSERT INTO {other._table} BY NAME SELECT * FROM {self._table}")
         other._comment(remark)
         self._take_values()
         self._comment({**note, _ABOUT: remark.get(_ABOUT, {})})
@@ -424,21 +433,23 @@ class DuckdbStore(TableStore):
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All or nothing; inside the transaction of the caller, where there is one."""
+        """All or nothing; a transaction inside another one is a part of it."""
+        if getattr(self._local, "is_inside", False):
+            yield
+            return
         with self._lock:
-            cursor = self._cursor
-            try:
-                cursor.execute("BEGIN TRANSACTION")
-            except require("duckdb", "duckdb").TransactionException:
-                yield
-                return
+            self._run("BEGIN TRANSACTION")
+            self._local.is_inside = True
             try:
                 with self._translating():
                     yield
                 self._run("COMMIT")
             except BaseException:
-                cursor.execute("ROLLBACK")
+                with suppress(*self._errors()):
+                    self._cursor.execute("ROLLBACK")
                 raise
+            finally:
+                self._local.is_inside = False
 
     @contextmanager
     def _registered(self, batch: Any) -> Iterator[str]:

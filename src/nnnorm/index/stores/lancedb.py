@@ -17,6 +17,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions, option
 from nnnorm.index.store import (
@@ -238,12 +240,16 @@ class LancedbStore(TableStore):
         return found
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        handle, table = self.table, self._look()
-        n_items = handle.count_rows()
-        for start in range(0, n_items, batch):
-            offsets = list(range(start, min(start + batch, n_items)))
+        handle, table, own = self.table, self._look(), self.options.id
+        with self._translating():
+            keys = handle.search().select([own]).to_arrow()[own].to_numpy()
+        # By id: an optimisation of the table may change the order of its rows.
+        order = np.argsort(keys, kind="stable")
+        for start in range(0, len(order), batch):
+            offsets = order[start : start + batch].tolist()
             with self._translating():
                 rows = handle.take_offsets(offsets).to_arrow().to_pylist()
+            rows.sort(key=lambda row: row[own])
             ids, vectors = ([row[name] for row in rows] for name in (self.options.id, table.vector))
             values = [row[BIAS] if table.has_bias else None for row in rows]
             yield make_items(ids, vectors, values, [_describe(table, row) for row in rows])

@@ -266,7 +266,7 @@ class PgvectorStore(TableStore):
                 f"DEFAULT {float(default)!r}"
             )
             self._take_values(table)
-            about = {"id": table.id, "embedding": table.vector, "packed": False}
+            about = {"id": table.id, "embedding": table.vector, "packed": False, "adopted": True}
             self._write_remark({"metric": note["metric"], "note": dict(note), **about})
         self._forget()
 
@@ -357,10 +357,13 @@ class PgvectorStore(TableStore):
         other = self.other()
         following = self._check_former(other, other._look())
         if not following.vector:
+            own = quote_name(following.id)
             with self._transaction():
+                # Rows that the application has inserted since have the mean, as they had before.
                 self._run(
-                    f"CREATE TEMP TABLE nnnorm_values ON COMMIT DROP AS SELECT * FROM "
-                    f"{other._table}"
+                    f"CREATE TEMP TABLE nnnorm_values ON COMMIT DROP AS SELECT {own}, coalesce("
+                    f"f.{BIAS}, (SELECT avg({BIAS}) FROM {other._table}))::real AS {BIAS} "
+                    f"FROM {self._table} LEFT JOIN {other._table} f USING ({own})"
                 )
                 self._replace_values(other.read_note() or {})
             return
@@ -417,15 +420,19 @@ class PgvectorStore(TableStore):
         self._run("DROP TABLE nnnorm_values")
 
     def _replace_values(self, note: dict[str, Any]) -> None:
-        """Keep the values and the note as the other generation, and take the new ones."""
+        """Keep the table, or the values of the application's, as it is; then take new values."""
         table, other = self._found(self._look()), self.other()
         remark = table.remark or {"metric": self._metric()}
         self._check_name()
         self._run(f"DROP TABLE IF EXISTS {other._table}")
-        self._run(
-            f"CREATE TABLE {other._table} AS SELECT {quote_name(table.id)}, {BIAS} "
-            f"FROM {self._table}"
-        )
+        if remark.get("adopted"):
+            self._run(
+                f"CREATE TABLE {other._table} AS SELECT {quote_name(table.id)}, {BIAS} "
+                f"FROM {self._table}"
+            )
+        else:
+            self._run(f"CREATE TABLE {other._table} (LIKE {self._table} INCLUDING ALL)")
+            self._run(f"INSERT INTO {other._table} SELECT * FROM {self._table}")
         other._write_remark(remark)
         self._take_values(table)
         has_default = self._run(

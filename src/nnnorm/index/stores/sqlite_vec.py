@@ -66,6 +66,7 @@ _RESERVED = {"rowid", "distance", "k", "partition", "primary", "key", *_KINDS}
 # Tables in which vec0 keeps what a table holds.
 _SHADOWS = r"_(info|chunks|rowids|auxiliary|(vector_chunks|metadatachunks|metadatatext)\d+|nnnorm)"
 _NOTE, _GAPS = 1, 2  # rows of the table of the note
+_GAPS_TEXT = "some items lack values of columns that can't be empty"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class _Definition:
 
     key: str
     vector: str
-    width: int  # 0 for the former values of a table whose vectors stay as they are
+    width: int
     metric: StoreMetric
     strings: bool
     columns: dict[str, Kind]  # columns that a search can filter by, and that can't be empty
@@ -87,6 +88,17 @@ class _Definition:
         if _REST in self.auxiliary:
             return _REST
         return METADATA if {BIAS, METADATA} <= set(self.auxiliary) else ""
+
+    @property
+    def own_parts(self) -> list[str]:
+        """The definitions of the columns of metadata."""
+        taken = {BIAS, self.rest}
+        return [part for part in self.parts if part.lstrip("+").split()[0] not in taken]
+
+    @property
+    def free_rest(self) -> str:
+        """Name of the column of the rest in a copy."""
+        return _REST if METADATA in self.kinds else METADATA
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -123,9 +135,6 @@ class SqliteVecStore(TableStore):
         if table is None:
             return None
         ((n_items,),) = self._run(f"SELECT count(*) FROM {self._table}")
-        if not table.width:
-            served = self._found(self.other()._define())
-            return Facts(served.width, served.metric, n_items)
         return Facts(table.width, table.metric, n_items)
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
@@ -143,12 +152,9 @@ class SqliteVecStore(TableStore):
         self, source: Store, width: int, metric: StoreMetric, *, strings: bool, sample: Sample
     ) -> None:
         table = source._define() if isinstance(source, SqliteVecStore) else None
-        if table is None or not table.width:
+        if table is None:
             return self.create(width, metric, strings=strings, sample=sample)
-        taken = {BIAS, table.rest}
-        parts = [part for part in table.parts if part.lstrip("+").split()[0] not in taken]
-        has_own = METADATA in table.kinds
-        self._create(width, metric, parts, _REST if has_own else METADATA, strings=strings)
+        self._create(width, metric, table.own_parts, table.free_rest, strings=strings)
 
     def _create(
         self, width: int, metric: StoreMetric, parts: Sequence[str], rest: str, *, strings: bool
@@ -186,8 +192,29 @@ class SqliteVecStore(TableStore):
             for ids, values in batches
             for pair in zip(ids.tolist(), values.tolist(), strict=True)
         ]
+        table, other, former = self._found(self._define()), self.other(), self.read_note()
         with self._transaction():
-            self._replace_values(pairs, note)
+            other.drop()
+            other._create(
+                table.width, table.metric, table.own_parts, table.free_rest, strings=table.strings
+            )
+            copy = self._found(other._define())
+            theirs, ours = (
+                [one.key, one.vector, *table.kinds, BIAS, one.rest] for one in (copy, table)
+            )
+            self._run(
+                f"INSERT INTO {other._table} ({', '.join(map(quote_name, theirs))}) "
+                f"SELECT {', '.join(map(quote_name, ours))} FROM {self._table}"
+            )
+            if former is not None:
+                other._write_note(former)
+            if self._has_gaps():
+                other._write_row(_GAPS, _GAPS_TEXT)
+            self._run_all(
+                f"UPDATE {self._table} SET {BIAS} = ? WHERE {table.key} = ?",
+                ((value, own) for own, value in pairs),
+            )
+            self._write_note(dict(note))
 
     def value_range(self) -> tuple[float, float] | None:
         table = self._found(self._define())
@@ -273,17 +300,12 @@ class SqliteVecStore(TableStore):
         return self._run("PRAGMA data_version")[0]
 
     def exchange(self) -> None:
-        other = self.other()
-        following = self._check_former(other, other._define())
+        other, between = self.other(), f"{self.collection}_nnnorm_between"
+        self._check_former(other, other._define())
         with self._transaction():
-            if not following.width:
-                pairs = self._run(f"SELECT * FROM {other._table}")
-                self._replace_values(pairs, other.read_note() or {})
-            else:
-                between = f"{self.collection}_nnnorm_between"
-                self._rename(self.actual, between)
-                self._rename(other.actual, self.actual)
-                self._rename(between, other.actual)
+            self._rename(self.actual, between)
+            self._rename(other.actual, self.actual)
+            self._rename(between, other.actual)
         self._forget()
 
     def drop(self) -> None:
@@ -301,21 +323,6 @@ class SqliteVecStore(TableStore):
             renamed = quote_name(new + name[len(old) :])
             self._run(f"ALTER TABLE {quote_name(name)} RENAME TO {renamed}")
 
-    def _replace_values(self, pairs: list[tuple[Any, float]], note: Mapping[str, Any]) -> None:
-        """Keep the values and the note as the other generation, and take the new ones."""
-        table, other, former = self._found(self._define()), self.other(), self.read_note()
-        self._run(f"DROP TABLE IF EXISTS {other._table}")
-        self._run(
-            f"CREATE TABLE {other._table} AS SELECT {table.key} AS id, {BIAS} FROM {self._table}"
-        )
-        if former is not None:
-            other._write_note(former)
-        self._run_all(
-            f"UPDATE {self._table} SET {BIAS} = ? WHERE {table.key} = ?",
-            ((value, own) for own, value in pairs),
-        )
-        self._write_note(dict(note))
-
     # --- facts about the table ---
 
     def _define(self) -> _Definition | None:
@@ -327,8 +334,6 @@ class SqliteVecStore(TableStore):
         return self._known
 
     def _read_definition(self, text: str) -> _Definition:
-        if self._is_other and " vec0" not in text:
-            return _Definition("id", "", 0, "l2", False, {}, [BIAS], ())
         vector = re.search(r"(\w+)\s+(?:float|f32)\[(\d+)\]([^,)]*)", text, re.IGNORECASE)
         key = re.search(r"(\w+)\s+(integer|text)\s+primary\s+key", text, re.IGNORECASE)
         if vector is None or " vec0" not in text:
@@ -471,7 +476,7 @@ class SqliteVecStore(TableStore):
         table = self._found(self._define())
         split = [self._fill(table, entry) for entry in items.metadata_list()]
         if any(gaps for _, gaps in split):
-            self._write_row(_GAPS, "some items lack values of columns that can't be empty")
+            self._write_row(_GAPS, _GAPS_TEXT)
         names = [table.key, table.vector, *table.kinds]
         has_bias = BIAS in table.auxiliary or items.values is not None
         own = [*([BIAS] if has_bias else []), *([table.rest] if table.rest else [])]
