@@ -27,6 +27,8 @@ omp_set_num_threads(1)
 # collections several processes may open at once.
 LIVING = {"faiss", "hnswlib", "usearch"}
 SHARED = {"faiss", "hnswlib", "usearch"}
+LIVING |= {"duckdb", "sqlite-vec", "pgvector", "lancedb"}
+SHARED |= {"sqlite-vec", "pgvector", "lancedb"}
 
 
 @dataclass(frozen=True)

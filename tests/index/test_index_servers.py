@@ -372,7 +372,7 @@ def test_pgvectors_operator_gives_minus_the_product(sql, table, data):
 
 def test_a_table_keeps_its_ids_and_columns_in_its_corrected_copy(sql, table, data):
     ids = fill_table(sql, table, data)
-    source = PgvectorStore(postgres(), table)
+    source = PgvectorStore(postgres(), table, metric="ip")
     check_export(source, PgvectorStore(postgres(), f"{table}_new"), data, ids=ids)
     known = contents(source)[2]
     assert known[3] == {"taken": "2024-01-04", "price": 3.5}
@@ -383,7 +383,7 @@ def test_columns_that_could_be_meant_are_asked_for(sql, table, data):
     fill_table(sql, table, data, more=", dino vector(9)")
     with pytest.raises(nnnorm.NNNormError, match=r"has clip, dino; name the column with embedding"):
         PgvectorStore(postgres(), table).facts()
-    assert PgvectorStore(postgres(), table, embedding="clip").facts().width == 9
+    assert PgvectorStore(postgres(), table, embedding="clip", metric="l2").facts().width == 9
     with pytest.raises(nnnorm.NNNormError, match="has no embedding column 'sift'"):
         PgvectorStore(postgres(), table, embedding="sift").facts()
     sql(f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, DROP COLUMN dino")
@@ -398,7 +398,9 @@ def test_columns_that_could_be_meant_are_asked_for(sql, table, data):
 )
 def test_a_tables_metric_is_that_of_its_index(sql, table, data, operators, metric):
     fill_table(sql, table, data)
-    assert PgvectorStore(postgres(), table).facts().metric == "ip"
+    with pytest.raises(nnnorm.NNNormError, match="does not state its metric, and its vectors have"):
+        PgvectorStore(postgres(), table).facts()
+    assert PgvectorStore(postgres(), table, metric="l2").facts().metric == "l2"
     sql(f"CREATE INDEX ON {table} USING hnsw (clip {operators})")
     assert PgvectorStore(postgres(), table).facts().metric == metric
 
@@ -425,9 +427,9 @@ def test_a_graph_that_is_too_wide_for_pgvector_is_named(table):
 
 
 def test_what_postgresql_refuses_is_one_sentence(sql, table, data):
-    sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, embedding vector(10))")
+    sql(f"CREATE TABLE {table} (id bigint PRIMARY KEY, embedding vector(9))")
     with pytest.raises(nnnorm.NNNormError, match=r"PostgreSQL says: .*nnnorm_bias"):
-        build_index(PgvectorStore(postgres(), table), data.gallery, data.bias)
+        build_index(PgvectorStore(postgres(), table), data.gallery, data.bias, way="rerank")
 
 
 def test_the_sql_of_the_page_gives_the_corrected_ranking(tmp_path):

@@ -1,14 +1,16 @@
 """pgvector in PostgreSQL (`pip install 'nnnorm[pgvector]'`): exact search or HNSW, in plain SQL.
 
-A table that nnnorm creates has the columns ``id, embedding, nnnorm_bias, metadata``; the note is
-its comment. Other tables can be read: their only vector column, their primary key, and the other
-columns as metadata. The operator ``<#>`` is minus the inner product: indexes only sort upwards.
+A table that nnnorm creates has the columns ``id, embedding, nnnorm_bias``, one per key of the
+metadata, and ``metadata`` for the rest; the note is its comment. Other tables can be read, or
+adopted with one more column: their only column of vectors, their primary key, and the other columns
+as metadata. The operator ``<#>`` is minus the inner product: indexes only sort upwards.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions, ef, ef_construction, links, option
@@ -19,26 +21,42 @@ from nnnorm.index.store import (
     Found,
     Ids,
     Items,
-    Place,
     Sample,
+    Store,
     StoreMetric,
     Way,
     gather_hits,
     make_items,
     quote_name,
 )
-from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
+from nnnorm.index.stores.database import BIAS, METADATA
+from nnnorm.index.stores.tables import (
+    OTHER,
+    Kind,
+    TableStore,
+    check_condition,
+    check_metric,
+    choose_columns,
+    join_entry,
+    take_columns,
+)
 from nnnorm.index.urls import show_url
 
 _OPERATORS: dict[StoreMetric, str] = {"ip": "<#>", "cosine": "<=>", "l2": "<->"}
 _CLASSES: dict[str, StoreMetric] = {
-    "vector_ip_ops": "ip",
-    "vector_cosine_ops": "cosine",
-    "vector_l2_ops": "l2",
+    f"{kind}_{metric}_ops": metric for kind in ("vector", "halfvec") for metric in _OPERATORS
 }
 _SCORES = {"ip": lambda d: -d, "cosine": lambda d: 1 - d, "l2": lambda d: -(d**2)}
-_WIDEST_INDEX, _WIDEST_BEAM = 2000, 1000  # limits of pgvector
+# Limits of pgvector and of PostgreSQL.
+_WIDEST_INDEX, _WIDEST_BEAM, _LONGEST_NAME = {"vector": 2000, "halfvec": 4000}, 1000, 63
 _WHOLE = ("smallint", "integer", "bigint")
+_TYPES: dict[Kind, str] = {
+    "integer": "bigint",
+    "float": "double precision",
+    "boolean": "boolean",
+    "text": "text",
+}
+_KINDS: dict[str, Kind] = {name: kind for kind, name in _TYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,35 +69,60 @@ class PgvectorOptions(TableOptions):
     links: int = links(at_most=100)
     ef_construction: int = ef_construction(at_most=1000)
     ef: int = ef(100)
+    dtype: Literal["vector", "halfvec"] = option(
+        "vector", "Type of the vectors of a new table: 32 or 16 bits per number."
+    )
+    metric: Literal["", "ip", "cosine", "l2"] = option(
+        "", "Metric of the queries of an existing table, where no index states it."
+    )
     id: str = option("", "Column of the ids; by default the primary key.")
     embedding: str = option("", "Column of the vectors; by default the only one.")
     host: str = option("", "Server, or the folder of its socket, where the URL does not name it.")
 
 
-class _Table(NamedTuple):
-    """The two columns that matter, and their types."""
+@dataclass(frozen=True)
+class _Table:
+    """The columns of a table, and what its comment and its index say."""
 
     id: str
     id_type: str
-    vector: str
+    vector: str  # empty for the former values of a table whose vectors stay as they are
     vector_type: str
+    others: dict[str, str]  # the metadata: names and types
+    has_bias: bool
+    is_packed: bool  # whether a column holds the metadata that has no column, as JSON
+    remark: dict[str, Any] | None
+    indexed: StoreMetric | None
+    graph: dict[str, str] | None  # options of the index, where there is one
+
+    @property
+    def base(self) -> str:
+        """Type of the vectors without their width."""
+        return self.vector_type.partition("(")[0]
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        return {name: _KINDS.get(kind, "other") for name, kind in self.others.items()}
 
 
-class PgvectorStore(DatabaseStore):
+class PgvectorStore(TableStore):
     """A table of PostgreSQL with the extension pgvector.
 
     Parameters
     ----------
-    place : str
+    place : str or psycopg.Connection
         What libpq takes: ``postgresql://user@host/database``; empty for its environment variables.
+        Or an open connection, which stays open; what is written then belongs to its transaction.
     """
 
-    engine, product, noun = "pgvector", "PostgreSQL", "table"
+    engine, product, client_type = "pgvector", "PostgreSQL", "Connection"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank", "column")
+    filters, rewrites_values = 'a condition in SQL, such as "year > 1999"', True
     options_type = PgvectorOptions
     options: PgvectorOptions
+    _known: _Table | None = None
 
-    def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
+    def __init__(self, place: Any = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         if self.address.startswith("/"):  # the rest of a URL
             slashes = "" if self.address.startswith("//") else "//"
@@ -87,96 +130,327 @@ class PgvectorStore(DatabaseStore):
         if self.options.host:
             self.address = f"{self.address or 'postgresql://'}?host={self.options.host}"
         self.is_server, self.is_graph = True, self.options.kind == "hnsw"
-        self._beam = 0
-        self._known: _Table | None = None
-        self._table = ".".join(map(quote_name, self.collection.split(".")))
+        self.is_quantized = self.options.dtype == "halfvec"
+        self.is_exact = not (self.is_graph or self.is_quantized)
+        self._session: dict[str, int] = {}  # what was set on the connection
+        self._metric_known: StoreMetric | None = None
 
     @property
     def where(self) -> str:
+        if self._is_given:
+            return super().where
         known = self._read_address()
         shown = "/".join(str(known[key]) for key in ("host", "dbname") if known.get(key))
         return shown or "the default server"
 
+    @property
+    def _table(self) -> str:
+        return ".".join(map(quote_name, self.actual.split(".")))
+
     def facts(self) -> Facts | None:
-        self._known = None
+        self._forget()
         table = self._look()
         if table is None:
             return None
         ((n_items,),) = self._run(f"SELECT count(*) FROM {self._table}")
-        return Facts(self._width(table), self._metric(table), n_items)
+        if not table.vector:
+            served = self._found(self.other().facts())
+            return Facts(served.width, served.metric, n_items)
+        return Facts(self._width(table), self._metric(), n_items)
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
-        if self.is_graph and width > _WIDEST_INDEX:
+        columns = {
+            name: _TYPES[kind]
+            for name, kind in choose_columns(
+                sample.metadata, allows=lambda name: len(name.encode()) <= _LONGEST_NAME
+            ).items()
+        }
+        own = ("id", "text" if strings else "bigint")
+        self._create(width, metric, own, "embedding", self.options.dtype, columns)
+
+    def create_like(
+        self, source: Store, width: int, metric: StoreMetric, *, strings: bool, sample: Sample
+    ) -> None:
+        table = source._look() if isinstance(source, PgvectorStore) else None
+        if not isinstance(source, PgvectorStore) or table is None or not table.vector:
+            return self.create(width, metric, strings=strings, sample=sample)
+        own = table.id, table.id_type
+        if (table.id_type not in _WHOLE) != strings:
+            own = table.id, "text" if strings else "bigint"
+        is_next = source.collection == self.collection
+        base = table.base if is_next else self.options.dtype
+        graph = table.graph if is_next else None
+        self._create(width, metric, own, table.vector, base, table.others, source, graph)
+
+    def _create(
+        self,
+        width: int,
+        metric: StoreMetric,
+        own: tuple[str, str],
+        vector: str,
+        base: str,
+        others: Mapping[str, str],
+        source: "PgvectorStore | None" = None,
+        graph: dict[str, str] | None = None,
+    ) -> None:
+        if self.options.kind == "hnsw" and graph is None:
+            graph = {"m": str(self.options.links)}
+            graph["ef_construction"] = str(self.options.ef_construction)
+        if graph is not None and width > _WIDEST_INDEX[base]:
             raise NNNormError(
-                f"the hnsw index of pgvector takes at most {_WIDEST_INDEX} dimensions, and these "
-                f"embeddings need {width} with the correction; use kind='flat', or fewer dimensions"
+                f"the hnsw index of pgvector takes at most {_WIDEST_INDEX[base]} dimensions, and "
+                f"these embeddings need {width} with the correction; use kind='flat', or fewer "
+                "dimensions"
             )
         if not self._run("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"):
             raise NNNormError(
                 "this PostgreSQL has no pgvector; install the extension on the server (package "
                 "postgresql-<version>-pgvector)"
             )
-        with self.client.transaction():
+        self._check_name()
+        columns = [
+            f"{quote_name(own[0])} {own[1]} PRIMARY KEY",
+            f"{quote_name(vector)} {base}({width:d}) NOT NULL",
+            f"{BIAS} real",
+            *(f"{quote_name(name)} {kind}" for name, kind in others.items()),
+        ]
+        is_packed = METADATA not in others
+        if is_packed:
+            columns.append(f"{METADATA} jsonb")
+        with self._transaction():
             self._run("CREATE EXTENSION IF NOT EXISTS vector")
-            self._run(
-                f"CREATE TABLE {self._table} (id {'text' if strings else 'bigint'} PRIMARY KEY, "
-                f"embedding vector({width:d}) NOT NULL, {BIAS} real, {METADATA} jsonb)"
-            )
-            if self.is_graph:
-                operators = next(name for name, known in _CLASSES.items() if known == metric)
+            self._run(f"CREATE TABLE {self._table} ({', '.join(columns)})")
+            if source is not None and source.client is self.client:
+                self._copy_indexes(source, {own[0], *others})
+            if graph is not None:
+                given = ", ".join(f"{name} = {value}" for name, value in graph.items())
                 self._run(
-                    f"CREATE INDEX ON {self._table} USING hnsw (embedding {operators}) WITH "
-                    f"(m = {self.options.links}, ef_construction = {self.options.ef_construction})"
+                    f"CREATE INDEX ON {self._table} USING hnsw ({quote_name(vector)} "
+                    f"{base}_{metric}_ops)" + (f" WITH ({given})" if given else "")
                 )
-            self._write_remark({"metric": metric, "note": None})
-        self._known = None
+            about = {"id": own[0], "embedding": vector, "packed": is_packed}
+            self._write_remark({"metric": metric, "note": None, **about})
+        self._forget()
+
+    def _copy_indexes(self, source: "PgvectorStore", columns: set[str]) -> None:
+        """Create the indexes of the source on columns of metadata, as they are there."""
+        rows = self._run(
+            "SELECT pg_get_indexdef(i.indexrelid), array_agg(a.attname::text) FROM pg_index i "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) WHERE "
+            "i.indrelid = to_regclass(%s) AND NOT i.indisprimary AND i.indexprs IS NULL AND "
+            "i.indpred IS NULL GROUP BY i.indexrelid ORDER BY i.indexrelid",
+            [source._table],
+        )
+        for definition, names in rows:
+            if set(names) <= columns:
+                unique = "UNIQUE " if definition.startswith("CREATE UNIQUE") else ""
+                using = definition[definition.index(" USING ") :].replace("%", "%%")
+                self._run(f"CREATE {unique}INDEX ON {self._table}{using}")
+
+    def adopt(
+        self, batches: Iterable[tuple[Ids, FloatArray]], default: float, note: Mapping[str, Any]
+    ) -> None:
+        """Add the column of the bias to a table of the application, with values and the note.
+
+        Rows that the application inserts later have the bias `default` until they get their own.
+        Nothing else about the table changes.
+        """
+        table = self._found(self._look())
+        if table.has_bias:
+            raise NNNormError(f"{self.name} has a column {BIAS} already; refresh it instead")
+        values = list(batches)
+        with self._transaction():
+            self._copy_values(values, table)
+            self._run(
+                f"ALTER TABLE {self._table} ADD COLUMN {BIAS} real NOT NULL "
+                f"DEFAULT {float(default)!r}"
+            )
+            self._take_values(table)
+            about = {"id": table.id, "embedding": table.vector, "packed": False, "adopted": True}
+            self._write_remark({"metric": note["metric"], "note": dict(note), **about})
+        self._forget()
 
     def add(self, items: Items) -> None:
-        known = items.metadata_list() if items.metadata is not None else [None] * len(items)
-        rows = zip(
-            items.ids.tolist(),
-            map(_literal, items.vectors),
-            items.value_list(),
-            [None if entry is None else json.dumps(entry) for entry in known],
-            strict=True,
-        )
-        statement = f"COPY {self._table} (id, embedding, {BIAS}, {METADATA}) FROM STDIN"
-        with self._translating(), self.client.cursor() as cursor, cursor.copy(statement) as copy:
-            for row in rows:
-                copy.write_row(row)
+        table = self._found(self._look())
+        with self._translating(), self._lock:
+            self._copy(self._table, table, items)
+
+    def upsert(self, items: Items) -> None:
+        table = self._found(self._look())
+        names = self._writable(table, items)
+        listed = ", ".join(map(quote_name, names))
+        changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in map(quote_name, names[1:]))
+        with self._translating(), self._transaction():
+            # Without the constraints of the table, which a row that is only changed may not meet.
+            self._run(
+                f"CREATE TEMP TABLE nnnorm_new ON COMMIT DROP AS SELECT {listed} FROM "
+                f"{self._table} WITH NO DATA"
+            )
+            self._copy("nnnorm_new", table, items)
+            self._run(
+                f"INSERT INTO {self._table} ({listed}) SELECT {listed} FROM nnnorm_new "
+                f"ON CONFLICT ({quote_name(table.id)}) DO UPDATE SET {changes}"
+            )
+            self._run("DROP TABLE nnnorm_new")
 
     def delete(self, ids: Ids) -> None:
         self._run(f"DELETE FROM {self._table} WHERE {self._is_any()}", [ids.tolist()])
 
+    def set_values(
+        self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
+    ) -> None:
+        values = list(batches)
+        with self._transaction():
+            self._copy_values(values, self._found(self._look()))
+            self._replace_values(dict(note))
+
+    def value_range(self) -> tuple[float, float] | None:
+        rows = self._run(f"SELECT min({BIAS}), max({BIAS}) FROM {self._table}")
+        return None if rows[0][0] is None else rows[0]
+
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        metric = self._metric(self._found(self._look()))
-        return self._ask(f"{{vector}} {_OPERATORS[metric]} %s::vector", queries, k, metric)
+        metric = self._metric()
+        return self._ask(f"{{vector}} {_OPERATORS[metric]} {{query}}", queries, k, metric, filter)
 
     def search_column(
         self, queries: FloatArray, k: int, weight: float, filter: Any = None
     ) -> Found:
-        corrected = f"({{vector}} <#> %s::vector) + {float(weight)!r}::float8 * {BIAS}"
-        return self._ask(corrected, queries, k, "ip")
+        corrected = f"({{vector}} <#> {{query}}) + {float(weight)!r}::float8 * {BIAS}"
+        return self._ask(corrected, queries, k, "ip", filter)
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        table, ours = self._found(self._look()), self._read_remark() is not None
+        table = self._found(self._look())
         own = quote_name(table.id)
-        # The other columns of a table that nnnorm did not create, as JSON: dates become strings.
-        rest = METADATA if ours else "to_jsonb(t) - %(id)s - %(vector)s"
         after, last = "", None
         while rows := self._run(
-            f"SELECT {own}, {quote_name(table.vector)}::real[], {BIAS if ours else 'NULL::real'}, "
-            f"{rest} FROM {self._table} t {after} ORDER BY {own} LIMIT %(batch)s",
-            {"batch": batch, "last": last, "id": table.id, "vector": table.vector},
+            f"SELECT {own}, {quote_name(table.vector)}::real[], "
+            f"{BIAS if table.has_bias else 'NULL::real'}, {_described(table)} "
+            f"FROM {self._table} {after} ORDER BY {own} LIMIT %(batch)s",
+            {"batch": batch, "last": last},
         ):
-            ids, vectors, values, known = zip(*rows, strict=True)
+            ids, vectors, values, *known = zip(*rows, strict=True)
             last, after = ids[-1], f"WHERE {own} > %(last)s::{table.id_type}"
-            yield make_items(list(map(_plain, ids)), vectors, values, [m or {} for m in known])
+            described = [_describe(table, entry) for entry in zip(*known, strict=True)]
+            yield make_items(list(map(_plain, ids)), vectors, values, described)
+
+    def metadata_of(self, ids: Ids) -> list[dict[str, Any]]:
+        table = self._found(self._look())
+        rows = self._run(
+            f"SELECT {quote_name(table.id)}, {_described(table)} FROM {self._table} "
+            f"WHERE {self._is_any()}",
+            [ids.tolist()],
+        )
+        found = {_plain(own): _describe(table, entry) for own, *entry in rows}
+        return [found.get(own, {}) for own in ids.tolist()]
+
+    # --- generations ---
+
+    def mark(self) -> object:
+        """The table of this name, and its comment."""
+        rows = self._run(
+            "SELECT to_regclass(%s)::oid, md5(obj_description(to_regclass(%s), 'pg_class'))",
+            [self._table, self._table],
+        )
+        return rows[0]
+
+    def exchange(self) -> None:
+        other = self.other()
+        following = self._check_former(other, other._look())
+        if not following.vector:
+            own = quote_name(following.id)
+            with self._transaction():
+                # Rows that the application has inserted since have the mean, as they had before.
+                self._run(
+                    f"CREATE TEMP TABLE nnnorm_values ON COMMIT DROP AS SELECT {own}, coalesce("
+                    f"f.{BIAS}, (SELECT avg({BIAS}) FROM {other._table}))::real AS {BIAS} "
+                    f"FROM {self._table} LEFT JOIN {other._table} f USING ({own})"
+                )
+                self._replace_values(other.read_note() or {})
+            return
+        self._check_name()
+        own, its = (quote_name(store.actual.split(".")[-1]) for store in (self, other))
+        between = quote_name(f"{OTHER[1:]}_between")
+        schema = "".join(f"{quote_name(part)}." for part in self.actual.split(".")[:-1])
+        with self._transaction():
+            # Roles that may read the one may read the other.
+            for grantee, right in self._run(
+                "SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END, "
+                "privilege_type FROM pg_class c, aclexplode(c.relacl) "
+                "WHERE c.oid = to_regclass(%s) AND grantee <> c.relowner",
+                [self._table],
+            ):
+                self._run(f"GRANT {right} ON {other._table} TO {grantee}")
+            self._run(f"ALTER TABLE {self._table} RENAME TO {between}")
+            self._run(f"ALTER TABLE {other._table} RENAME TO {own}")
+            self._run(f"ALTER TABLE {schema}{between} RENAME TO {its}")
+        self._forget()
+
+    def drop(self) -> None:
+        self._run(f"DROP TABLE IF EXISTS {self._table}")
+        self._forget()
+
+    def _check_name(self) -> None:
+        """Raise where the name of the other generation is longer than PostgreSQL keeps."""
+        longest = _LONGEST_NAME - len(OTHER)
+        if len(self.collection.split(".")[-1].encode()) > longest:
+            raise NNNormError(
+                f"the name of a table of an index takes at most {longest} bytes, because its other "
+                f"generation has {len(OTHER)} more; got {self.collection!r}"
+            )
+
+    def _copy_values(self, batches: list[tuple[Ids, FloatArray]], table: _Table) -> None:
+        """Put new values into a temporary table."""
+        own = quote_name(table.id)
+        self._run(
+            f"CREATE TEMP TABLE nnnorm_values ({own} {table.id_type}, {BIAS} real) ON COMMIT DROP"
+        )
+        statement = "COPY nnnorm_values FROM STDIN"
+        with self._translating(), self.client.cursor() as cursor, cursor.copy(statement) as copy:
+            for ids, values in batches:
+                for row in zip(ids.tolist(), values.tolist(), strict=True):
+                    copy.write_row(row)
+
+    def _take_values(self, table: _Table) -> None:
+        """Write the values of the temporary table."""
+        own = quote_name(table.id)
+        self._run(
+            f"UPDATE {self._table} t SET {BIAS} = v.{BIAS} FROM nnnorm_values v "
+            f"WHERE t.{own} = v.{own}"
+        )
+        self._run("DROP TABLE nnnorm_values")
+
+    def _replace_values(self, note: dict[str, Any]) -> None:
+        """Keep the table, or the values of the application's, as it is; then take new values."""
+        table, other = self._found(self._look()), self.other()
+        remark = table.remark or {"metric": self._metric()}
+        self._check_name()
+        self._run(f"DROP TABLE IF EXISTS {other._table}")
+        if remark.get("adopted"):
+            self._run(
+                f"CREATE TABLE {other._table} AS SELECT {quote_name(table.id)}, {BIAS} "
+                f"FROM {self._table}"
+            )
+        else:
+            self._run(f"CREATE TABLE {other._table} (LIKE {self._table} INCLUDING ALL)")
+            self._run(f"INSERT INTO {other._table} SELECT * FROM {self._table}")
+        other._write_remark(remark)
+        self._take_values(table)
+        has_default = self._run(
+            "SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s AND "
+            "atthasdef",
+            [self._table, BIAS],
+        )
+        if has_default:  # last, because it makes readers wait
+            ((mean,),) = self._run(f"SELECT avg({BIAS}) FROM {self._table}")
+            if mean is not None:
+                self._run(f"ALTER TABLE {self._table} ALTER {BIAS} SET DEFAULT {float(mean)!r}")
+        self._write_remark({**remark, "note": note})
+        self._forget()
 
     # --- facts about the table, from the system catalogue ---
 
     def _look(self) -> _Table | None:
-        """Find the columns, or return None if there is no such table."""
+        """Find the columns and the index, or return None if there is no such table."""
         if self._known is None:
             columns = dict(
                 self._run(
@@ -187,20 +461,61 @@ class PgvectorStore(DatabaseStore):
                 )
             )
             if columns:
-                own, vector = self._choose(columns)
-                self._known = _Table(own, columns[own], vector, columns[vector])
+                self._known = self._describe_table(columns)
+                self._metric_known = None
+                if self._known.graph is not None:
+                    self.is_graph, self.is_exact = True, False
+                if self._known.base == "halfvec":
+                    self.is_quantized, self.is_exact = True, False
         return self._known
 
-    def _choose(self, columns: dict[str, str]) -> tuple[str, str]:
-        """Choose the columns of ids and vectors: those asked for, or the only ones."""
+    def _describe_table(self, columns: dict[str, str]) -> _Table:
+        remark = self._read_remark()
+        own, kind = next(iter(columns.items()))
+        if self._is_other and list(columns) == [own, BIAS]:
+            return _Table(own, kind, "", "", {}, True, False, remark, None, None)
+        own, vector = self._choose(columns, remark or {})
+        rows = self._run(
+            "SELECT c.opcname, coalesce(r.reloptions, '{}') FROM pg_index i "
+            "JOIN pg_opclass c ON c.oid = i.indclass[0] JOIN pg_class r ON r.oid = i.indexrelid "
+            "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
+            "WHERE i.indrelid = to_regclass(%s) AND a.attname = %s ORDER BY i.indexrelid",
+            [self._table, vector],
+        )
+        indexes = [(_CLASSES[name], given) for name, given in rows if name in _CLASSES]
+        is_packed = remark is not None and remark.get("packed", True) and METADATA in columns
+        taken = {own, vector, *((METADATA,) if is_packed else ())}
+        has_bias = remark is not None and BIAS in columns
+        if has_bias:
+            taken.add(BIAS)
+        return _Table(
+            own,
+            columns[own],
+            vector,
+            columns[vector],
+            {name: kind for name, kind in columns.items() if name not in taken},
+            has_bias,
+            is_packed,
+            remark,
+            indexes[0][0] if indexes else None,
+            dict(one.split("=", 1) for one in indexes[0][1]) if indexes else None,
+        )
+
+    def _choose(self, columns: dict[str, str], remark: dict[str, Any]) -> tuple[str, str]:
+        """Choose the columns of ids and vectors: those asked for or noted, or the only ones."""
         keys = self._run(
             "SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND "
             "a.attnum = ANY(i.indkey) WHERE i.indrelid = to_regclass(%s) AND i.indisprimary",
             [self._table],
         )
-        vectors = [name for name, kind in columns.items() if kind.startswith("vector")]
-        own = self._pick("id", self.options.id, list(columns), [key for (key,) in keys])
-        vector = self._pick("embedding", self.options.embedding, vectors, vectors)
+        vectors = [name for name, kind in columns.items() if kind.startswith(("vector", "halfvec"))]
+        noted = {what: str(remark.get(what, "")) for what in ("id", "embedding")}
+        asked = [
+            getattr(self.options, what) or (name if name in columns else "")
+            for what, name in noted.items()
+        ]
+        own = self._pick("id", asked[0], list(columns), [key for (key,) in keys])
+        vector = self._pick("embedding", asked[1], vectors, vectors)
         kind = columns[own]
         if kind not in (*_WHOLE, "text", "uuid") and not kind.startswith("character varying"):
             raise NNNormError(
@@ -230,17 +545,26 @@ class PgvectorStore(DatabaseStore):
             raise NNNormError(f"{self.name} holds vectors of several widths; expected one")
         return int(rows[0][0]) if rows else 0
 
-    def _metric(self, table: _Table) -> StoreMetric:
-        """Metric of the index, of the comment where there is no index, else the inner product."""
-        rows = self._run(
-            "SELECT c.opcname FROM pg_index i JOIN pg_opclass c ON c.oid = i.indclass[0] JOIN "
-            "pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] "
-            "WHERE i.indrelid = to_regclass(%s) AND a.attname = %s",
-            [self._table, table.vector],
-        )
-        indexed = [metric for name, metric in _CLASSES.items() if (name,) in rows]
-        remark = None if indexed else self._read_remark()
-        return indexed[0] if indexed else "ip" if remark is None else remark["metric"]
+    def _metric(self) -> StoreMetric:
+        """Metric of the index, of the comment where there is no index, or the one that is given."""
+        table = self._found(self._look())
+        if self._metric_known is None:
+            stated = table.indexed or (table.remark or {}).get("metric")
+            asked = self.options.metric
+            if stated and asked and stated != asked:
+                raise NNNormError(
+                    f"{self.name} compares by {stated}, as its index or its comment says; got "
+                    f"metric={asked}"
+                )
+            if not stated:
+                norm = f"vector_norm({quote_name(table.vector)}::vector)"
+                rows = self._run(
+                    f"SELECT min({norm}), max({norm}) FROM (SELECT * FROM {self._table} LIMIT 1000)"
+                    " t"
+                )
+                stated = check_metric(asked, rows[0], self.name)
+            self._metric_known = stated
+        return self._metric_known
 
     def _has_string_ids(self) -> bool:
         return self._found(self._look()).id_type not in _WHOLE
@@ -265,26 +589,29 @@ class PgvectorStore(DatabaseStore):
 
     def _write_remark(self, remark: dict[str, Any]) -> None:
         literal = require("psycopg.sql", "pgvector").Literal(json.dumps({"nnnorm": remark}))
-        self._run(f"COMMENT ON TABLE {self._table} IS {literal.as_string(self.client)}")
+        text = literal.as_string(self.client)
+        self._run(f"COMMENT ON TABLE {self._table} IS {text}")
 
     def _read_note(self) -> Any:
         return (self._read_remark() or {}).get("note")
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._write_remark({"metric": note["metric"], "note": note})
+        self._write_remark({**(self._read_remark() or {}), "metric": note["metric"], "note": note})
+        self._forget()
 
     # --- the server ---
 
     @property
     def client(self) -> Any:
-        if self._client is not None and self._client.closed:
-            self._client, self._beam = None, 0
+        if self._client is not None and self._client.closed and self._owns_client:
+            self._client = None
         return super().client
 
     def _connect(self) -> Any:
         psycopg = require("psycopg", "pgvector")
         timeout = {} if "connect_timeout" in self._read_address() else {"connect_timeout": 10}
-        self._beam, self._known = 0, None
+        self._session.clear()
+        self._forget()
         return psycopg.connect(self.address, autocommit=True, **timeout)
 
     def _read_address(self) -> dict[str, Any]:
@@ -303,35 +630,119 @@ class PgvectorStore(DatabaseStore):
         return (require("psycopg", "pgvector").Error,)
 
     def _run(self, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
-        client = self.client
-        with self._translating():
-            done = client.execute(statement, values)
-            return done.fetchall() if done.description else []
+        with self._lock:
+            client = self.client
+            with self._translating():
+                done = client.execute(statement, values)
+                return done.fetchall() if done.description else []
 
-    def _ask(self, distance: str, queries: FloatArray, k: int, metric: StoreMetric) -> Found:
-        self._widen_beam(k)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, also for threads that share the connection."""
+        with self._lock, self._translating(), self.client.transaction():
+            yield
+
+    def _writable(self, table: _Table, items: Items) -> list[str]:
+        """Columns that are written: without metadata, those of the application stay as they are."""
+        names = [table.id, table.vector]
+        if table.has_bias or items.values is not None:
+            names.append(BIAS)
+        if table.is_packed or items.metadata is not None:
+            names += table.others
+        return [*names, METADATA] if table.is_packed else names
+
+    def _copy(self, target: str, table: _Table, items: Items) -> None:
+        names = self._writable(table, items)
+        rest = take_columns(items, table.kinds, is_packed=table.is_packed, name=self.name)
+        as_json = [kind in ("json", "jsonb") for kind in table.others.values()]
+        n_first = 2 + (BIAS in names)
+        statement = f"COPY {target} ({', '.join(map(quote_name, names))}) FROM STDIN"
+        with self.client.cursor() as cursor, cursor.copy(statement) as copy:
+            first = zip(
+                items.ids.tolist(), map(_literal, items.vectors), items.value_list(), strict=True
+            )
+            for row, more in zip(first, rest, strict=True):
+                known = [
+                    json.dumps(value) if is_json and value is not None else value
+                    for value, is_json in zip(more, [*as_json, False], strict=True)
+                ]
+                copy.write_row([*row[:n_first], *known][: len(names)])
+
+    def _ask(
+        self, distance: str, queries: FloatArray, k: int, metric: StoreMetric, filter: Any
+    ) -> Found:
         table = self._found(self._look())
-        bias = "NULL::real" if self._read_remark() is None else BIAS
+        asked = distance.format(vector=quote_name(table.vector), query=f"%s::{table.base}")
+        where = "" if filter is None else f"WHERE {self._condition(filter)} "
         statement = (
-            f"SELECT {quote_name(table.id)}, {distance.format(vector=quote_name(table.vector))} AS "
-            f"distance, {bias} FROM {self._table} ORDER BY distance LIMIT %s"
+            f"SELECT {quote_name(table.id)}, {asked} AS distance, "
+            f"{BIAS if table.has_bias else 'NULL::real'} FROM {self._table} {where}"
+            "ORDER BY distance LIMIT %s"
         )
-        rows = [self._run(statement, [_literal(query), k]) for query in queries]
-        return gather_hits(
-            [[(_plain(i), d, m) for i, d, m in row] for row in rows], _SCORES[metric]
-        )
+        rows = []
+        with self._searching(table, k):
+            for query in queries:
+                values = [_literal(query), k]
+                found = self._run(statement, values)
+                if where and len(found) < k and table.graph is not None:
+                    # The graph gives up after 20,000 rows that the filter refuses.
+                    with self._transaction():
+                        self._run("SET LOCAL enable_indexscan = off")
+                        found = self._run(statement, values)
+                rows.append([(_plain(i), d, m) for i, d, m in found if d is not None])
+        return gather_hits(rows, _SCORES[metric])
 
-    def _widen_beam(self, k: int) -> None:
+    def _condition(self, filter: Any) -> str:
+        composable = require("psycopg.sql", "pgvector").Composable
+        is_made = isinstance(filter, composable)
+        text = filter.as_string(self.client) if is_made else filter
+        return check_condition(text, self.engine).replace("%", "%%")
+
+    @contextmanager
+    def _searching(self, table: _Table, k: int) -> Iterator[None]:
         """Set the breadth of an HNSW search, which limits the number of rows that it returns."""
         beam = min(max(self.options.ef, k), _WIDEST_BEAM)
-        self.client  # noqa: B018 - a new connection has a beam of its own
-        if beam == self._beam:
+        if table.graph is None or (not self._is_given and self._session.get("beam") == beam):
+            yield
             return
-        version = self._run("SELECT extversion FROM pg_extension WHERE extname = 'vector'")
-        self._run(f"SET hnsw.ef_search = {beam:d}")
-        if version and tuple(int(part) for part in version[0][0].split(".")[:2]) >= (0, 8):
-            self._run("SET hnsw.iterative_scan = strict_order")
-        self._beam = beam
+        with self._lock:
+            if "version" not in self._session:
+                ((version,),) = self._run(
+                    "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+                )
+                major, minor = (int(part) for part in version.split(".")[:2])
+                self._session["version"] = 1000 * major + minor
+            can_iterate = self._session["version"] >= 8
+            if not self._is_given:
+                self._widen_beam("", beam, can_iterate)
+                self._session["beam"] = beam
+                yield
+            else:  # the settings of the caller's connection stay as they are
+                with self._transaction():
+                    self._widen_beam("LOCAL ", beam, can_iterate)
+                    yield
+
+    def _widen_beam(self, scope: str, beam: int, can_iterate: bool) -> None:
+        self._run(f"SET {scope}hnsw.ef_search = {beam:d}")
+        if can_iterate:
+            self._run(f"SET {scope}hnsw.iterative_scan = strict_order")
+
+
+def _described(table: _Table) -> str:
+    """The metadata in a SELECT: native types as they are, others as JSON (dates are strings)."""
+    names = [
+        quote_name(name) if kind != "other" else f"to_jsonb({quote_name(name)})"
+        for name, kind in table.kinds.items()
+    ]
+    return ", ".join([*names, METADATA if table.is_packed else "NULL"])
+
+
+def _describe(table: _Table, values: Iterable[Any]) -> dict[str, Any]:
+    """Put the metadata of a row together; a table of the application keeps its empty fields."""
+    *known, rest = values
+    if not table.is_packed:
+        return dict(zip(table.others, known, strict=True))
+    return join_entry(table.others, known, rest)
 
 
 def _literal(vector: FloatArray) -> str:
