@@ -36,10 +36,15 @@ BATCH = 1000
 
 @dataclass(frozen=True)
 class Sample:
-    """What will be stored: the number of items, and on demand some of their stored vectors."""
+    """What will be stored: the number of items, and on demand some of their stored vectors.
+
+    `metadata` are those of some items, at most 1,000 and evenly spaced, from which a store can
+    derive native columns; it is empty where no item has any.
+    """
 
     n_items: int
     vectors: Callable[[], FloatArray]  # shape (at most 65536, width)
+    metadata: Sequence[Metadata] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +102,8 @@ class Found:
     values : ndarray, same shape, float32, optional
         Bias of the items, where it is stored beside the vectors.
     metadata : list of lists of dict, optional
-        Metadata of the items, per query, where a store returns them.
+        Metadata of the items, per query, where the engine returns them with the hits anyway; else
+        `Store.metadata_of` is asked for them when a caller wants them.
     """
 
     ids: Ids
@@ -139,6 +145,8 @@ class Engine(ABC):
         there is none.
     rewrites_values : bool
         Whether `set_values` replaces the bias of all items at once, for other readers too.
+    is_exact : bool
+        Whether the search compares every item in float32, so that `verify` demands every hit.
     largest_k : int or None
         Largest number of hits per query. An instance may set its own value of any of these.
     """
@@ -151,6 +159,7 @@ class Engine(ABC):
     keeps_vectors: bool = True
     filters: str = ""
     rewrites_values: bool = False
+    is_exact: bool = False
     largest_k: int | None = None
 
 
@@ -197,6 +206,24 @@ class Store(Engine):
         called where `facts` is None.
         """
 
+    def create_like(
+        self, source: "Store", width: int, metric: StoreMetric, *, strings: bool, sample: Sample
+    ) -> None:
+        """Create an empty collection that will hold a corrected copy of `source`.
+
+        An engine that knows more than ids, vectors and metadata keeps what it can where `source` is
+        of the same engine: the types of native columns, payload indexes, further named vectors. By
+        default this is `create`. A refresh calls it too, with the generation that is served.
+        """
+        self.create(width, metric, strings=strings, sample=sample)
+
+    def copy_rest(self, source: "Store") -> None:
+        """Copy what `scan` does not yield of items that are in both, such as other named vectors.
+
+        Called once all items of `source` have been added; for stores of the same engine.
+        """
+        return None
+
     def check_new(self, ids: Ids) -> None:
         """Raise for ids that can't be stored; called before anything is created or written."""
         return None
@@ -223,11 +250,30 @@ class Store(Engine):
     def set_values(
         self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
     ) -> None:
-        """Replace the bias values of items and the note, all at once or not at all.
+        """Replace the bias values of all items and the note, all at once or not at all.
 
-        For stores with `rewrites_values`, and collections whose bias stands beside the vectors.
+        For stores with `rewrites_values`, and collections whose bias stands beside the vectors. The
+        former values and note are kept, so that `exchange` brings them back as it would bring back
+        the other generation.
         """
         raise NotImplementedError
+
+    def value_range(self) -> tuple[float, float] | None:
+        """Return the smallest and the largest bias that are stored beside vectors now.
+
+        None where that takes longer than a search, or where nothing but nnnorm can change them. It
+        is asked once when an index of the way "rerank" is opened: programs may have written to the
+        column since.
+        """
+        return None
+
+    def metadata_of(self, ids: Ids) -> list[dict[str, Any]]:
+        """Return the metadata of items by id, empty for one without any; all of them exist."""
+        wanted, found = set(ids.tolist()), dict[Any, dict[str, Any]]()
+        for items in self.scan():
+            listed = zip(items.ids.tolist(), items.metadata_list(), strict=True)
+            found.update((own, entry) for own, entry in listed if own in wanted)
+        return [found.get(own, {}) for own in ids.tolist()]
 
     @abstractmethod
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
@@ -253,6 +299,16 @@ class Store(Engine):
     @abstractmethod
     def write_note(self, note: Mapping[str, Any]) -> None:
         """Store a small JSON note with the collection: how the correction was built in."""
+
+    def mark(self) -> object:
+        """Return a value that differs once another connection changed the note or the generation.
+
+        An index compares it after each search with that of before, and reads the note and searches
+        again where it differs, so that an answer never mixes an old recipe with new items. It has
+        to be cheap (SQLite's ``data_version``). None, the default, is for stores whose readers stay
+        with the generation that they opened.
+        """
+        return None
 
     def other(self) -> "Store":
         """Return the store of the other generation of this collection.
