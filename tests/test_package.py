@@ -97,7 +97,10 @@ MAY_IMPORT = {
         *("methods", "ranking", "corrector"),
     },
     "report": {"errors", "io", "copies", "methods", "study"},
-    "index": {"errors", "io", "scoring", "bias", "bank", "methods", "ranking", "augmentation"},
+    "index": {
+        *("version", "errors", "io", "scoring", "bias", "bank", "methods", "ranking"),
+        *("augmentation", "corrector"),
+    },
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "bias", "ranking", "corrector"},

@@ -423,7 +423,7 @@ def test_a_url_names_an_engine_that_exists_and_options_it_has(small):
         open_index("excel:photos.xls")
     with pytest.raises(nnnorm.NNNormError, match=r"'photos.faiss' names no engine"):
         open_index("photos.faiss")
-    with pytest.raises(nnnorm.NNNormError, match="faiss has no option 'colour'; it has kind"):
+    with pytest.raises(nnnorm.NNNormError, match="faiss has no option 'colour'; it has adopt"):
         open_index("faiss:photos.faiss?colour=red")
 
 

@@ -1,5 +1,6 @@
 """What goes wrong in engines, each shown on the engine itself, and what the adapter makes of it."""
 
+import signal
 import sys
 
 import faiss
@@ -15,7 +16,7 @@ from nnnorm.index.stores.faiss import FaissStore
 from nnnorm.index.stores.hnswlib import HnswlibStore
 from nnnorm.index.stores.usearch import UsearchStore
 from tests import stores  # noqa: F401 - one thread per engine
-from tests.index.test_index import exact, make_data
+from tests.index.test_index import bias_of, exact, make_data
 from tests.made import make_embeddings
 
 
@@ -271,19 +272,43 @@ def test_ctrl_c_around_the_engine_s_own_work_leaves_both_files_in_agreement(
     work = getattr(library, method)
 
     def add_and_break(self, *args, **options):
+        if not after:
+            signal.raise_signal(signal.SIGINT)
+        work(self, *args, **options)
         if after:
-            work(self, *args, **options)
-        raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, method, add_and_break)
         with pytest.raises(KeyboardInterrupt):
             build_index(kind(tmp_path / "photos"), data.gallery, data.bias, ids=ids, way="rerank")
     again = kind(tmp_path / "photos")
-    assert again.facts().n_items == (300 if after else 0)
+    assert again.facts().n_items == 300  # what was begun is finished
     index = build_index(again, data.gallery, data.bias, ids=ids, way="rerank")
     assert len(index) == 300
     assert share_found(index.search(data.queries).ids, exact(data, ids=ids).ids) >= 0.99
+
+
+def test_work_that_the_engine_did_not_finish_is_not_saved(tmp_path):
+    data = make_data(300, 10, 8, unit=True)
+    path = tmp_path / "photos.faiss"
+    store = FaissStore(path, kind="hnsw")
+    index = build_index(store, data.gallery[:200], bias_of(data, data.gallery[:200]))
+    before = path.read_bytes()
+
+    def add_half(self, rows, labels):
+        work(self, rows[:50], labels[:50])
+        raise RuntimeError("computation interrupted")
+
+    work = faiss.IndexIDMap2.add_with_ids
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faiss.IndexIDMap2, "add_with_ids", add_half)
+        new = data.gallery[200:]
+        with pytest.raises(RuntimeError, match="interrupted"):
+            index.add(new, bias_of(data, new), ids=range(200, 300))
+    with pytest.raises(nnnorm.NNNormError, match="failed half-way, so it is not saved"):
+        index.save()
+    assert path.read_bytes() == before
 
 
 def test_negative_ids_and_ids_of_another_kind_are_refused_where_labels_are_unsigned():

@@ -4,21 +4,26 @@ This serves all engines; the file of an engine only stores and finds (`store.py`
 part of the query, so it can change with each search and never needs a new index.
 """
 
+import hashlib
+import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnnorm.augmentation import check_storable
-from nnnorm.bias import Bias, check_correction, check_weight
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.bias import check_correction, check_weight
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
-from nnnorm.index.ranking import IndexRanking, rank, rerank
+from nnnorm.index.generations import refresh, rollback
+from nnnorm.index.ranking import IndexRanking, add_metadata, rank, rerank
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.store import (
     BATCH,
     Facts,
+    FloatArray,
     Ids,
     Items,
     Metadata,
@@ -26,12 +31,16 @@ from nnnorm.index.store import (
     Way,
     check_ids,
     check_metadata,
+    join_items,
     name_items,
 )
 from nnnorm.index.urls import open_store
-from nnnorm.io import Progress, Source, open_embeddings
+from nnnorm.index.values import Correction, open_correction, open_corrector, open_items
+from nnnorm.io import Progress, Source
 
 _MOST_FETCHED = 10_000
+# Searches until one falls between two changes of the generation, which are rare.
+_ATTEMPTS = 10
 
 
 class CorrectedIndex:
@@ -47,9 +56,11 @@ class CorrectedIndex:
         How the correction was built in.
     """
 
-    def __init__(self, store: Store, recipe: Recipe) -> None:
+    def __init__(self, store: Store, recipe: Recipe, mark: object = None) -> None:
         self.store = store
         self.recipe = recipe
+        # Of the generation that the recipe describes, see `Store.mark`.
+        self._mark = store.mark() if mark is None else mark
 
     def __repr__(self) -> str:
         recipe = self.recipe
@@ -64,6 +75,8 @@ class CorrectedIndex:
     def __len__(self) -> int:
         return _facts(self.store).n_items
 
+    # --- searching -------------------------------------------------------------------------------
+
     @explain_arguments
     def search(
         self,
@@ -71,10 +84,15 @@ class CorrectedIndex:
         *,
         k: int = 10,
         weight: float | None = None,
+        filter: Any = None,
+        with_metadata: bool = False,
         max_fetch: int = _MOST_FETCHED,
         normalize: bool | None = None,
     ) -> IndexRanking:
         """Find the k best items of every query by the corrected score.
+
+        An answer comes from one generation of the collection, also while another process refreshes
+        it: from the former one or from the new one.
 
         Parameters
         ----------
@@ -82,62 +100,131 @@ class CorrectedIndex:
         k : int
             Number of hits per query; fewer where there are fewer items.
         weight : float, optional
-            Replaces the weight of the bias; nothing is re-indexed.
+            Replaces the weight of the bias; nothing is re-indexed. 0 switches the correction off.
+        filter : optional
+            Which items may come back, in the engine's own language; see the engine's page.
+        with_metadata : bool
+            Whether to return the metadata of the hits too.
         max_fetch : int
             Largest number of hits that a re-rank fetches per query; `IndexRanking.certain` is False
             where that was too few.
         normalize : bool, optional
-            Divide every query by its norm; see `open_embeddings`.
+            Divide every query by its norm; by default where the items were divided by theirs.
 
         Returns
         -------
         IndexRanking
         """
-        asked = open_embeddings(queries, name="queries", normalize=normalize)
-        if asked.dim != self.recipe.dim:
-            raise NNNormError(
-                f"{asked.name} and the items of {self.store.name} must share dim; got {asked.dim} "
-                f"and {self.recipe.dim}. Were they encoded by different models?"
-            )
+        asked = self.recipe.open_queries(queries, normalize, self.store.name)
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
         most = self.store.largest_k
         if most is not None and k > most:
             raise NNNormError(f"{self.store.engine} returns at most {most} hits; got k={k}")
-        used = self.recipe.weight if weight is None else check_weight(weight)
-        check_correction(used, [self.recipe.lowest, self.recipe.highest])
+        if filter is not None and not self.store.filters:
+            raise NNNormError(
+                f"{self.store.engine} has no filters; leave out the filter, or use another engine"
+            )
+        given = None if weight is None else check_weight(weight)
         rows = asked.rows(0, len(asked))
-        if self.recipe.way == "rerank":
-            limit = max(int(k), min(max_fetch, most or max_fetch))
-            return rerank(self.store, self.recipe, rows, int(k), weight=used, limit=limit)
-        if self.recipe.way == "column":
-            found = self.store.search_column(rows, int(k), used)
-            scores = found.scores
+        for _ in range(_ATTEMPTS):
+            ranking = self._search(rows, int(k), given, filter, max_fetch, with_metadata)
+            if self.store.mark() == self._mark:
+                return ranking
+            self._read_note()  # the next generation is served since
+        raise NNNormError(
+            f"{self.store.name} changed during each of {_ATTEMPTS} searches; search it again when "
+            "fewer programs write to it"
+        )
+
+    def _search(
+        self,
+        rows: FloatArray,
+        k: int,
+        weight: float | None,
+        filter: Any,
+        max_fetch: int,
+        with_metadata: bool,
+    ) -> IndexRanking:
+        store, recipe = self.store, self.recipe
+        used = recipe.weight if weight is None else weight
+        check_correction(used, [recipe.lowest, recipe.highest])
+        known: dict[Any, dict[str, Any]] = {}
+        if recipe.way == "rerank":
+            limit = max(k, min(max_fetch, store.largest_k or max_fetch))
+            ranking = rerank(store, recipe, rows, k, weight=used, limit=limit, filter=filter)
         else:
-            vectors = self.recipe.ask(rows, used)
-            found = self.store.search(vectors, int(k))
-            scores = self.recipe.read_scores(found.scores, vectors, used)
-        return rank(found.ids, scores, int(k))
+            if recipe.way == "column":
+                found = store.search_column(rows, k, used, filter)
+                scores = found.scores
+            else:
+                vectors = recipe.ask(rows, used)
+                found = store.search(vectors, k, filter)
+                scores = recipe.read_scores(found.scores, vectors, used)
+            ranking = rank(found.ids, scores, k)
+            if with_metadata and found.metadata is not None:
+                known = {
+                    own: entry
+                    for ids, entries in zip(found.ids.tolist(), found.metadata, strict=True)
+                    for own, entry in zip(ids, entries, strict=False)
+                }
+        return add_metadata(store, ranking, known) if with_metadata else ranking
+
+    @explain_arguments
+    def ask(
+        self, queries: Source, *, weight: float | None = None, normalize: bool | None = None
+    ) -> FloatArray:
+        """Return the vectors to send with the engine's own client, so that it ranks as `search`.
+
+        Its scores are then those of the engine. In the ways "rerank" and "column" the vectors are
+        the queries themselves, and the weight belongs into the formula.
+
+        Parameters
+        ----------
+        queries : array or path, shape (n_queries, dim)
+        weight : float, optional
+            Replaces the weight of the bias.
+        normalize : bool, optional
+            As in `search`.
+
+        Returns
+        -------
+        ndarray, shape (n_queries, width), float32
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from nnnorm import Bias
+        >>> bias = Bias(np.array([0.75, 0.25]), weight=0.5, method="nnn")
+        >>> build_index("faiss:", np.eye(2), bias).ask(np.eye(2)).tolist()
+        [[1.0, 0.0, -0.5], [0.0, 1.0, -0.5]]
+        """
+        asked = self.recipe.open_queries(queries, normalize, self.store.name)
+        used = self.recipe.weight if weight is None else check_weight(weight)
+        return self.recipe.ask(asked.rows(0, len(asked)), used)
+
+    # --- writing ---------------------------------------------------------------------------------
 
     @explain_arguments
     def add(
         self,
         gallery: Source,
-        bias: Bias,
+        bias: Correction,
         *,
         ids: Any = None,
         metadata: Sequence[Metadata] | None = None,
         normalize: bool | None = None,
     ) -> None:
-        """Add items with a bias that was fitted on them by the same method and references.
+        """Add items. Engines that live in memory need a `save` afterwards.
 
-        Engines that live in memory need a `save` afterwards.
+        An interrupted `add` is continued by the same call.
 
         Parameters
         ----------
         gallery : array or path, shape (n_new, dim)
-        bias : Bias
-            Fitted on these items.
+        bias : Corrector, path or Bias
+            The corrector of this index, or its file, which gives the new items their bias; or a
+            bias that was fitted on them by the same method, settings and references.
         ids : sequence of int or str
             By default those of the file of the gallery. None of them may be in the index yet.
         metadata : sequence of mappings, optional
@@ -145,39 +232,54 @@ class CorrectedIndex:
         normalize : bool, optional
             Divide every row by its norm; see `open_embeddings`.
         """
-        check_storable(bias)
-        items = open_embeddings(gallery, name="new items", normalize=normalize)
-        if items.dim != self.recipe.dim:
+        new = self._open_new(gallery, bias, ids, metadata, normalize)
+        there = self.store.present(new.ids)
+        is_continued = self.recipe.added == new.fingerprint
+        if there.any() and not is_continued:
             raise NNNormError(
-                f"new items and those of {self.store.name} must share dim; got {items.dim} and "
-                f"{self.recipe.dim}. Were they encoded by different models?"
+                f"{store_has(self.store, new.ids[there])}; ids must be unique: use upsert to "
+                "replace items, or choose other ids"
             )
-        bias.check_gallery(items)
-        self.recipe.check_origin(bias, self.store.name)
-        if ids is None and items.ids is None:
-            raise NNNormError("new items need ids that are not in the index yet; pass ids=")
-        named = name_items(items, ids, name="new items")
-        self.store.check_new(named)
-        there = self.store.present(named)
-        if there.any():
+        self._note(replace(new.recipe, added=new.fingerprint))
+        for batch in new.batches:
+            missing = ~self.store.present(batch.ids) if is_continued else np.ones(len(batch), bool)
+            if missing.any():
+                with keep_interrupts():
+                    self.store.add(batch.take(missing))
+
+    @explain_arguments
+    def upsert(
+        self,
+        gallery: Source,
+        bias: Correction,
+        *,
+        ids: Any = None,
+        metadata: Sequence[Metadata] | None = None,
+        normalize: bool | None = None,
+    ) -> None:
+        """Add items, and replace those whose ids are in the index already.
+
+        Engines that live in memory need a `save` afterwards.
+
+        Parameters
+        ----------
+        gallery, bias, ids, metadata, normalize :
+            As for `add`; an item that is replaced loses its metadata where none are given.
+        """
+        new = self._open_new(gallery, bias, ids, metadata, normalize)
+        if not self.store.can_delete and self.store.present(new.ids).any():
             raise NNNormError(
-                f"{store_has(self.store, named[there])}; ids must be unique: delete first, or "
-                "choose other ids"
+                f"{self.store.name} can't replace items, because it can't delete; build it again, "
+                "or use another kind of index"
             )
-        # In an index of a popularity alone, a bias of weight 0 is no popularity.
-        is_nothing = bias.weight == 0 and self.recipe.popularity is not None
-        values = np.zeros_like(bias.values) if is_nothing else bias.values
-        batches = cut(items, values, named, check_metadata(metadata, len(items)))
-        packed = [self.recipe.pack(batch) for batch in batches]  # all of them fit, or none is added
-        self.recipe = self.recipe.widen(items, values)
-        # Before the items: the certainty of a re-rank depends on it.
-        self.store.write_note(self.recipe.to_dict())
-        for batch in packed:
-            self.store.add(batch)
+        self._note(replace(new.recipe, added=None))
+        for batch in new.batches:
+            with keep_interrupts():
+                self.store.upsert(batch)
 
     @explain_arguments
     def delete(self, ids: Any) -> None:
-        """Delete items by id; all of them must exist."""
+        """Delete items by id; all of them must exist. See `add` for engines that live in memory."""
         if not self.store.can_delete:
             raise NNNormError(
                 f"{self.store.name} can't delete items; build it again without them, or use "
@@ -193,6 +295,120 @@ class CorrectedIndex:
             )
         self.store.delete(named)
 
+    @explain_arguments
+    def pack(
+        self,
+        gallery: Source,
+        bias: Correction,
+        *,
+        ids: Any = None,
+        metadata: Sequence[Metadata] | None = None,
+        normalize: bool | None = None,
+    ) -> Items:
+        """Return items exactly as this index stores them, to write with the engine's own client.
+
+        Parameters
+        ----------
+        gallery, bias, ids, metadata, normalize :
+            As for `add`; ids are 0…n−1 where there are none.
+
+        Returns
+        -------
+        Items
+            With `vectors` of the width of the collection, and `values` where the bias is stored
+            beside them.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from nnnorm import Bias
+        >>> bias = Bias(np.array([0.75, 0.25]), weight=0.5, method="nnn")
+        >>> index = build_index("faiss:", np.eye(2), bias)
+        >>> index.pack(np.eye(2), bias, ids=[7, 8]).vectors.tolist()
+        [[1.0, 0.0, 0.25], [0.0, 1.0, -0.25]]
+        """
+        new = self._open_new(gallery, bias, ids, metadata, normalize, needs_ids=False)
+        if self.recipe.way == "rerank" and new.recipe != self.recipe:
+            self._note(new.recipe)  # its range decides whether a re-rank is certain
+        return join_items(new.batches)
+
+    def _open_new(
+        self,
+        gallery: Source,
+        bias: Correction,
+        ids: Any,
+        metadata: Sequence[Metadata] | None,
+        normalize: bool | None,
+        needs_ids: bool = True,
+    ) -> "_New":
+        """Open new items, give them their bias, and pack all of them, before any is written."""
+        given = open_correction(bias)
+        items, own = open_items(gallery, given, name="new items", normalize=normalize)
+        if items.dim != self.recipe.dim:
+            raise NNNormError(
+                f"new items and those of {self.store.name} must share dim; got {items.dim} and "
+                f"{self.recipe.dim}. Were they encoded by different models?"
+            )
+        self.recipe.check_origin(own, self.store.name)
+        self.recipe.check_unit(items, self.store.name)
+        if ids is None and items.ids is None and needs_ids:
+            raise NNNormError("new items need ids that are not in the index yet; pass ids=")
+        named = name_items(items, ids, name="new items")
+        if needs_ids:
+            self.store.check_new(named)
+        described = check_metadata(metadata, len(items))
+        # In an index of a popularity alone, a bias of weight 0 is no popularity.
+        is_nothing = own.weight == 0 and self.recipe.popularity is not None
+        values = np.zeros_like(own.values) if is_nothing else own.values
+        recipe = self.recipe.widen(items, values)
+        batches = [recipe.pack(batch) for batch in cut(items, values, named, described)]
+        about = [items.fingerprint, named.tolist(), MetadataPrint().take(described or ()).value]
+        fingerprint = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+        return _New(named, batches, recipe, fingerprint)
+
+    def _note(self, recipe: Recipe) -> None:
+        """Write the note, before any items: the certainty of a re-rank depends on it."""
+        if recipe != self.recipe:
+            with keep_interrupts():
+                self.store.write_note(recipe.to_dict())
+            self.recipe, self._mark = recipe, self.store.mark()
+
+    # --- generations -----------------------------------------------------------------------------
+
+    @explain_arguments
+    def refresh(
+        self, corrector: "Corrector | str | os.PathLike[str]", *, progress: Progress | None = None
+    ) -> None:
+        """Give all items the bias of another corrector, at once for all readers.
+
+        The new generation is written beside the one that is served, which stays as it is until both
+        are exchanged in one step; it is then kept for `rollback`. An interrupted refresh is
+        continued by the same call. Nothing else may write to the collection meanwhile.
+
+        Parameters
+        ----------
+        corrector : Corrector or path
+            The new corrector, or its file.
+        progress : callable, optional
+            Called with ``(done, total)``.
+        """
+        refresh(self.store, self.recipe, open_corrector(corrector), progress=progress)
+        self._read_note()
+
+    def rollback(self) -> None:
+        """Serve the generation before the last `refresh` again, with the items that it had then.
+
+        The one that was served is kept, so that a second `rollback` brings it back.
+        """
+        rollback(self.store, self.recipe)
+        self._read_note()
+
+    def _read_note(self) -> None:
+        opened = open_index(self.store)
+        self.recipe, self._mark = opened.recipe, opened._mark
+
+    # --- files -----------------------------------------------------------------------------------
+
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         """Yield all items as they were given: ids, raw vectors, bias values, metadata."""
         for items in self.store.scan(batch):
@@ -207,11 +423,20 @@ class CorrectedIndex:
         self.store.close()
 
 
+class _New(NamedTuple):
+    """New items, ready to be written."""
+
+    ids: Ids
+    batches: list[Items]
+    recipe: Recipe  # that covers them
+    fingerprint: str
+
+
 @explain_arguments
 def build_index(
     store: "Store | str",
     gallery: Source,
-    bias: Bias,
+    bias: Correction,
     *,
     ids: Any = None,
     metadata: Sequence[Metadata] | None = None,
@@ -228,8 +453,9 @@ def build_index(
         A collection of an engine, or its URL (``"faiss:photos.faiss"``). It must not exist yet, or
         be empty with the right width and metric, or be the result of the same build, interrupted.
     gallery : array or path, shape (n_gallery, dim)
-    bias : Bias
-        Fitted on this gallery, without gates.
+    bias : Corrector, path or Bias
+        A corrector, or its file, which gives these items their bias, and later ones too; or a bias
+        that was fitted on this gallery, without gates.
     ids : sequence of int or str, optional
         One per item, by default those of the file of the gallery, or 0…n−1.
     metadata : sequence of mappings, optional
@@ -239,7 +465,8 @@ def build_index(
     scale : float, optional
         Scale of the coordinate of the bias; by default 1, or balanced for a quantised engine.
     normalize : bool, optional
-        Divide every row by its norm; see `open_embeddings`.
+        Divide every row by its norm, and later every query; see `open_embeddings`. A corrector
+        knows that by itself.
     progress : callable, optional
         Called with ``(done, total)``.
 
@@ -251,25 +478,27 @@ def build_index(
     Examples
     --------
     >>> import numpy as np
+    >>> from nnnorm import Bias
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> index = build_index("faiss:", np.array([[1.0, 0.0], [0.6, 0.8]]), bias, ids=[70, 80])
     >>> index.search(np.array([[0.96, 0.28]]), k=1).ids.tolist()
     [[80]]
     """
     opened = open_store(store)
-    check_storable(bias)
-    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    given = open_correction(bias)
+    items, own = open_items(gallery, given, name="gallery", normalize=normalize)
     named = name_items(items, ids)
     described = check_metadata(metadata, len(items))
-    recipe = make_recipe(opened, items, bias, way=way, scale=scale)
+    corrector = given if isinstance(given, Corrector) else None
+    recipe = make_recipe(opened, items, own, way=way, scale=scale, corrector=corrector)
     recipe = replace(recipe, metadata=MetadataPrint().take(described or ()).value)
 
     whole = fill_store(
         opened,
         recipe,
-        cut(items, bias.values, named, described),
+        cut(items, own.values, named, described),
         ids=named,
-        sample=make_sample(recipe, items, bias.values, named),
+        sample=make_sample(recipe, items, own.values, named, described),
         progress=progress,
     )
     return CorrectedIndex(opened, whole)
@@ -287,6 +516,7 @@ def open_index(store: "Store | str") -> CorrectedIndex:
     """
     opened = open_store(store)
     facts = _facts(opened)
+    mark = opened.mark()  # before the note, so that a change in between is found out
     note = opened.read_note()
     if note is None:
         raise NNNormError(
@@ -300,7 +530,10 @@ def open_index(store: "Store | str") -> CorrectedIndex:
             f"{opened.name} was not finished ({facts.n_items} items are in it); run the same build "
             "or export again, which continues where it stopped"
         )
-    return CorrectedIndex(opened, recipe)
+    values = opened.value_range() if recipe.way == "rerank" else None
+    if values is not None:  # other programs may have written some
+        recipe = replace(recipe, lowest=values[0], highest=values[1])
+    return CorrectedIndex(opened, recipe, mark)
 
 
 # --- checks ------------------------------------------------------------------------------------

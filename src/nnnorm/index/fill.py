@@ -17,6 +17,8 @@ from nnnorm.index.store import BATCH, Facts, FloatArray, Ids, Items, Metadata, S
 from nnnorm.io import Embeddings, Progress
 
 _LARGEST_SAMPLE = 65536
+# Entries of metadata that show a store which fields there are.
+_MOST_DESCRIBED = 1000
 
 
 def fill_store(
@@ -26,11 +28,13 @@ def fill_store(
     *,
     ids: Ids,
     sample: Sample,
+    like: Store | None = None,
     progress: Progress | None = None,
 ) -> Recipe:
     """Write raw items with their values to a store, or continue an interrupted run.
 
-    `ids` are those of all batches. Returns the recipe of the finished collection.
+    `ids` are those of all batches, `like` the collection that they come from, if any. Returns the
+    recipe of the finished collection.
 
     Examples
     --------
@@ -50,7 +54,11 @@ def fill_store(
     resumed = False
     if facts is None:
         _warn_of_graph(store, recipe)
-        store.create(recipe.width, recipe.metric, strings=ids.dtype.kind == "U", sample=sample)
+        strings = ids.dtype.kind == "U"
+        if like is None:
+            store.create(recipe.width, recipe.metric, strings=strings, sample=sample)
+        else:
+            store.create_like(like, recipe.width, recipe.metric, strings=strings, sample=sample)
         store.write_note(recipe.to_dict())
     else:
         check_fits(store, facts, recipe)
@@ -80,6 +88,9 @@ def fill_store(
             done += len(batch)
             if progress is not None:
                 progress(done, sample.n_items)
+        if like is not None and type(like) is type(store):
+            with keep_interrupts():
+                store.copy_rest(like)
     except BaseException:
         # Keeps what was written, also where the engine holds it in memory until it is saved.
         with contextlib.suppress(NNNormError):
@@ -115,7 +126,13 @@ def cut(
         )
 
 
-def make_sample(recipe: Recipe, gallery: Embeddings, values: FloatArray, ids: Ids) -> Sample:
+def make_sample(
+    recipe: Recipe,
+    gallery: Embeddings,
+    values: FloatArray,
+    ids: Ids,
+    metadata: Sequence[Metadata] | None = None,
+) -> Sample:
     """Announce a gallery to a store: its size, and evenly spaced rows as they will be stored.
 
     Examples
@@ -135,7 +152,45 @@ def make_sample(recipe: Recipe, gallery: Embeddings, values: FloatArray, ids: Id
         rows = np.linspace(0, n_items - 1, min(n_items, _LARGEST_SAMPLE)).astype(np.int64)
         return recipe.pack(Items(ids[rows], gallery.take(rows), values[rows])).vectors
 
-    return Sample(n_items, vectors)
+    return Sample(n_items, vectors, sample_metadata(metadata))
+
+
+def sample_metadata(metadata: Sequence[Metadata] | None) -> list[Metadata]:
+    """Return some entries, evenly spaced; none where no item has metadata.
+
+    Examples
+    --------
+    >>> sample_metadata([{"year": 1999}, {}])
+    [{'year': 1999}, {}]
+    >>> sample_metadata([{}, {}])
+    []
+    """
+    if not metadata:
+        return []
+    rows = np.unique(np.linspace(0, len(metadata) - 1, _MOST_DESCRIBED).astype(np.int64))
+    some = [metadata[row] for row in rows.tolist()]
+    return some if any(some) else []
+
+
+def is_begun(store: Store, recipe: Recipe, ids: Ids) -> bool:
+    """Whether a store holds a part, or all, of exactly these items by exactly this recipe.
+
+    Examples
+    --------
+    >>> from nnnorm import Bias, open_embeddings
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> from nnnorm.index.recipe import make_recipe
+    >>> bias, gallery = Bias(np.zeros(2), 0.75, "nnn"), open_embeddings(np.eye(2))
+    >>> is_begun(FaissStore(), make_recipe(FaissStore(), gallery, bias), np.arange(2))
+    False
+    """
+    facts = store.facts()
+    if facts is None or (facts.width, facts.metric) != (recipe.width, recipe.metric):
+        return False
+    note = store.read_note()
+    begun = None if note is None else Recipe.from_dict(note, store.name)
+    is_same = begun is not None and begun.is_like(replace(recipe, state=begun.state))
+    return is_same and _count_present(store, ids) == facts.n_items
 
 
 def check_fits(store: Store, facts: Facts, recipe: Recipe) -> None:

@@ -1,12 +1,14 @@
 """What a search of an index returns, and the re-rank with its rule of certainty."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, warn
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import FloatArray, Hit, Ids, Store, gather_hits
 from nnnorm.ranking import Ranking
@@ -33,13 +35,17 @@ class IndexRanking(Ranking):
         Largest number of hits that were fetched for a query.
     certain : ndarray, shape (n_queries,), bool
         False where a re-rank was cut off by `max_fetch` before the top k was certain, or where
-        norms that differ slightly from 1 leave it open (engines with cosine or L2).
+        norms that differ slightly from 1 leave it open (engines with cosine or L2), or where the
+        stored bias is not within the range that the index knows.
+    metadata : list of lists of dict, or None
+        Metadata of the hits of each query, where they were asked for.
     """
 
     ids: Ids = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     extra_fetches: int = 0
     n_fetched: int = 0
     certain: npt.NDArray[np.bool_] = field(default_factory=lambda: np.ones(0, dtype=bool))
+    metadata: list[list[dict[str, Any]]] | None = None
 
     def __repr__(self) -> str:
         n_queries, k = self.scores.shape
@@ -72,12 +78,20 @@ def rank(ids: Ids, scores: FloatArray, k: int) -> IndexRanking:
 
 
 def rerank(
-    store: Store, recipe: Recipe, queries: FloatArray, k: int, *, weight: float, limit: int
+    store: Store,
+    recipe: Recipe,
+    queries: FloatArray,
+    k: int,
+    *,
+    weight: float,
+    limit: int,
+    filter: Any = None,
 ) -> IndexRanking:
     """Fetch by raw score, correct, and fetch more until no other item can be among the best.
 
     An item that was not fetched has at most the raw score of the last fetched one, and at least
-    the smallest correction of any item.
+    the smallest correction of any item. Where a fetched item has a bias outside of the range of the
+    recipe, another program has changed the bias, and nothing is certain.
 
     Examples
     --------
@@ -97,14 +111,16 @@ def rerank(
     complete, settled = np.zeros((2, len(queries)), dtype=bool)
     fetch, rounds, n_fetched = min(max(4 * k, 64), limit), 0, 0
     n_items: int | None = None
+    is_stale = False
     while True:
         rows = np.flatnonzero(~complete)
-        found = store.search(queries[rows], fetch)
+        found = store.search(queries[rows], fetch, filter)
         values = found.values
         if values is None:
             if found.ids.size:
                 raise NNNormError(f"{store.name} returned no bias values to re-rank with")
             values = np.zeros(found.ids.shape, dtype=np.float32)
+        is_stale = is_stale or not recipe.has_in_range(values[np.isfinite(found.scores)])
         raw = recipe.read_scores(found.scores, queries[rows], weight)
         corrected = raw - np.float32(weight) * values
         doubt = 2 * recipe.doubt(raw)  # of two items, one may be too low and the other too high
@@ -133,11 +149,42 @@ def rerank(
         for own, best in zip(ids, scores, strict=True)
     ]
     gathered = gather_hits(hits)
+    if is_stale:
+        warn(
+            f"the bias that {store.name} stores is not within the range that was noted when it was "
+            "built, so another program changed it, and the re-rank is not certain; open the index "
+            "again, and change the bias with index.refresh (nnnorm index refresh)"
+        )
     return IndexRanking(
         gathered.scores,
         gathered.ids,
         gathered.ids,
         extra_fetches=rounds - 1,
         n_fetched=n_fetched,
-        certain=complete & settled,
+        certain=complete & settled & (not is_stale),
     )
+
+
+def add_metadata(
+    store: Store, ranking: IndexRanking, known: Mapping[Any, dict[str, Any]]
+) -> IndexRanking:
+    """Add the metadata of the hits, asking the store for those that are not known yet.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ranking = rank(np.array([[7]]), np.float32([[0.5]]), 1)
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> add_metadata(FaissStore(), ranking, {7: {"year": 1999}}).metadata
+    [[{'year': 1999}]]
+    """
+    is_hit = np.isfinite(ranking.scores)
+    found = dict(known)
+    wanted = np.array([own for own in np.unique(ranking.ids[is_hit]).tolist() if own not in found])
+    if len(wanted):
+        found.update(zip(wanted.tolist(), store.metadata_of(wanted), strict=True))
+    rows = [
+        [found[own] for own in ids[hits].tolist()]
+        for ids, hits in zip(ranking.ids, is_hit, strict=True)
+    ]
+    return replace(ranking, metadata=rows)

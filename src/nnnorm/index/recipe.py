@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -16,10 +17,13 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
+from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, warn
 from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
-from nnnorm.io import Embeddings, check_entries
+from nnnorm.io import Embeddings, Source, check_entries, open_embeddings
 from nnnorm.methods import find_method
+from nnnorm.ranking import warn_of_scale
+from nnnorm.version import __version__
 
 _FORMAT = "nnnorm.index/1"
 # Room for later items that are a little longer or have a larger bias.
@@ -28,6 +32,10 @@ _HEADROOM = 1.05
 _EQUAL = 0.01
 # Norms this close to 1 differ from it by rounding only.
 _ROUNDING = 1e-5
+# Queries whose norms differ from 1 by less than this are unit rows that were rounded.
+_UNIT = 5e-3
+# Random seed of the rotation.
+_SEED = 0
 # Parameters of methods that weigh values, or that only chose other parameters.
 _WEIGHTS = {"alpha", "weight", "rule"}
 # Two fits on the same data differ by less than this, on any machine and number of threads.
@@ -56,15 +64,27 @@ class Recipe:
         Range of the bias over all items, which decides when a re-rank is certain.
     shortest, longest : float
         Range of the norms of the gallery.
-    gallery, metadata, corrector : str or None
-        Fingerprints of the gallery, of the metadata of its items, and of the corrector that the
-        bias came from.
+    gallery, metadata, corrector, bank : str or None
+        Fingerprints of the gallery, of the metadata of its items, of the corrector that the bias
+        came from, and of its references.
     origin : str or None
         Fingerprint of all that decides values but the items, see `origin_of`.
+    reference_k : int or None
+        How many references were averaged per item.
+    reference_low, reference_high : float or None
+        Range of the norms of the references, which queries should share.
+    unit : bool
+        Whether the items were divided by their norms, so that queries have to be too.
+    rotation : int or None
+        Random seed of the rotation of stored vectors, where there is one.
     popularity : float or None
         The weight of a popularity that was added to the bias.
     state : {"part", "whole"}
         Whether all items have been written.
+    added : str or None
+        Fingerprint of what was added last, by which an interrupted `add` is continued.
+    version : str or None
+        Version of nnnorm that built the collection.
     """
 
     dim: int
@@ -85,6 +105,14 @@ class Recipe:
     origin: str | None = None
     popularity: float | None = None
     state: str = "part"
+    bank: str | None = None
+    reference_k: int | None = None
+    reference_low: float | None = None
+    reference_high: float | None = None
+    unit: bool = False
+    rotation: int | None = None
+    added: str | None = None
+    version: str | None = None
 
     @property
     def augmentation(self) -> Augmentation | None:
@@ -136,13 +164,20 @@ class Recipe:
 
     def is_like(self, other: "Recipe") -> bool:
         """Whether both are equal up to rounding, as for a bias that was fitted again."""
-        pairs = [(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)]
+        names = [field.name for field in fields(self) if field.name != "version"]
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
         return all(
             math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)
             if isinstance(own, float)
             else own == its
             for own, its in pairs
         )
+
+    def has_in_range(self, values: FloatArray) -> bool:
+        """Whether values are within the known range of the bias, up to rounding."""
+        room = _SAME * max(abs(self.lowest), abs(self.highest), 1e-3)
+        low, high = self.lowest - room, self.highest + room
+        return bool(((values >= low) & (values <= high)).all())
 
     def span(self, other: "Recipe") -> "Recipe":
         """Extend the range of the bias to that of the other recipe."""
@@ -164,6 +199,16 @@ class Recipe:
             shortest=min(self.shortest, low),
             longest=max(self.longest, high),
         )
+
+    def check_unit(self, items: Embeddings, name: str) -> None:
+        """Raise for items that are not of unit norm where those of the collection are."""
+        low, high = items.norm_range
+        if self.unit and not items.normalized and max(1 - low, high - 1) > _UNIT:
+            raise NNNormError(
+                f"the items of {name} were divided by their norms, but {items.name} has norms "
+                f"{low:.4g} to {high:.4g}; pass normalize=True (--normalize), with a bias of such "
+                "rows"
+            )
 
     def check_origin(self, bias: Bias, name: str) -> None:
         """Raise unless the values of this bias may stand beside those of the collection."""
@@ -207,19 +252,51 @@ class Recipe:
         if self.augmentation is None:
             return items
         vectors = self.augmentation.extend_items(items.vectors, items.values)
-        return Items(items.ids, vectors, None, items.metadata)
+        return Items(items.ids, self._rotate(vectors), None, items.metadata)
 
     def unpack(self, items: Items) -> Items:
         """Turn what the store keeps into raw items with their values."""
         if self.augmentation is None:
             return items
-        return Items(items.ids, *self.augmentation.split_items(items.vectors), items.metadata)
+        vectors = items.vectors
+        if self.rotation is not None:
+            vectors = vectors @ rotation_of(self.width, self.rotation).T
+        return Items(items.ids, *self.augmentation.split_items(vectors), items.metadata)
 
     def ask(self, queries: FloatArray, weight: float) -> FloatArray:
         """Turn queries into what the store is asked."""
         if self.augmentation is None:
             return queries
-        return self.augmentation.extend_queries(queries, weight)
+        return self._rotate(self.augmentation.extend_queries(queries, weight))
+
+    def _rotate(self, rows: FloatArray) -> FloatArray:
+        return rows if self.rotation is None else rows @ rotation_of(self.width, self.rotation)
+
+    def open_queries(self, queries: Source, normalize: bool | None, name: str) -> Embeddings:
+        """Open queries for the collection `name`: of unit norm where its items are.
+
+        Queries of another scale than the references of the bias are warned of.
+        """
+        wanted = True if self.unit and normalize is None else normalize
+        asked = open_embeddings(queries, name="queries", normalize=wanted, fingerprint=False)
+        if asked.dim != self.dim:
+            raise NNNormError(
+                f"{asked.name} and the items of {name} must share dim; got {asked.dim} and "
+                f"{self.dim}. Were they encoded by different models?"
+            )
+        low, high = asked.norm_range
+        if self.unit and not asked.normalized and max(1 - low, high - 1) > _UNIT:
+            raise NNNormError(
+                f"the items of {name} were divided by their norms, and {asked.name} has norms "
+                f"{low:.4g} to {high:.4g}; leave out normalize=False, so that queries are divided "
+                "by theirs too"
+            )
+        if not self.unit and self.reference_low is not None and self.reference_high is not None:
+            norms = self.reference_low, self.reference_high
+            bounds = np.array([self.lowest, self.highest], dtype=np.float32)
+            known = Bias(bounds, 1.0, self.method, reference_norms=norms)
+            warn_of_scale(known, asked, self.weight)
+        return asked
 
     def doubt(self, products: FloatArray) -> FloatArray:
         """Bound the error of the raw scores of a re-rank, ``(n_queries, n_hits)``, per query.
@@ -287,8 +364,12 @@ def make_recipe(
     *,
     way: Way | None = None,
     scale: float | None = None,
+    corrector: Corrector | None = None,
 ) -> Recipe:
     """Choose how to serve a gallery in a store.
+
+    With the corrector that the bias came from, there is room for every item that it may give a
+    value to; otherwise for items that are a little longer, or have a little more of a bias.
 
     Examples
     --------
@@ -309,13 +390,17 @@ def make_recipe(
         others = ", ".join(way for way in store.ways if way != "rerank")
         _check_rerank(metric, low, high, gallery.name, f", or use another way: {others}")
     values = bias.values.astype(np.float64)
-    shift = float(values.mean())
+    known = None if corrector is None or store.is_quantized or scale else corrector.augmentation
+    shift = float(values.mean()) if known is None else known.shift
     if scale is None:
         scale = _choose_scale(values, bias.weight) if store.is_quantized else 1.0
     if not (math.isfinite(scale) and scale > 0):
         raise NNNormError(f"scale must be positive; got {scale}")
     largest = float(np.abs(values - shift).max()) * scale
     radius = _HEADROOM * math.hypot(high, largest) if chosen in ("cosine", "l2") else 1.0
+    if known is not None and chosen in get_args(Target):
+        scale, radius = known.scale, 1.0 if chosen == "ip" else known.radius
+    norms = bias.reference_norms or (None, None)
     return Recipe(
         dim=gallery.dim,
         way=chosen,
@@ -333,7 +418,32 @@ def make_recipe(
         corrector=bias.fingerprints.get("corrector"),
         origin=origin_of(bias),
         popularity=bias.params.get("popularity_weight"),
+        bank=bias.fingerprints.get("references"),
+        reference_k=bias.reference_k,
+        reference_low=norms[0],
+        reference_high=norms[1],
+        unit=gallery.normalized or (corrector is not None and corrector.unit),
+        rotation=_SEED if store.has_one_range and chosen in get_args(Target) else None,
+        version=__version__,
     )
+
+
+@lru_cache(maxsize=4)
+def rotation_of(width: int, seed: int) -> FloatArray:
+    """Return a random orthogonal matrix, shape ``(width, width)``; the same for the same seed.
+
+    Examples
+    --------
+    >>> turned = rotation_of(3, 0)
+    >>> np.allclose(turned @ turned.T, np.eye(3), atol=1e-6)
+    True
+    """
+    drawn = np.random.default_rng(seed).normal(size=(width, width))
+    matrix, triangle = np.linalg.qr(drawn)
+    # Libraries differ in the signs of a decomposition.
+    turned = (matrix * np.where(np.diag(triangle) < 0, -1.0, 1.0)).astype(np.float32)
+    turned.setflags(write=False)
+    return turned
 
 
 def origin_of(bias: Bias) -> str | None:

@@ -147,6 +147,9 @@ class Engine(ABC):
         Whether `set_values` replaces the bias of all items at once, for other readers too.
     is_exact : bool
         Whether the search compares every item in float32, so that `verify` demands every hit.
+    has_one_range : bool
+        Whether numbers are quantised by one range for all coordinates; extended vectors are then
+        rotated, so that the coordinate of the bias is no outlier.
     largest_k : int or None
         Largest number of hits per query. An instance may set its own value of any of these.
     """
@@ -160,6 +163,7 @@ class Engine(ABC):
     filters: str = ""
     rewrites_values: bool = False
     is_exact: bool = False
+    has_one_range: bool = False
     largest_k: int | None = None
 
 
@@ -314,7 +318,8 @@ class Store(Engine):
         """Return the store of the other generation of this collection.
 
         A refresh fills it, `exchange` makes it the one that is served, and it then holds the
-        former one. It need not exist yet.
+        former one. It need not exist yet. It uses the connection of this store, where there is one,
+        and is not closed by itself.
         """
         raise NotImplementedError
 
@@ -328,6 +333,17 @@ class Store(Engine):
     def drop(self) -> None:
         """Remove the collection with all that belongs to it; nothing where there is none."""
         raise NotImplementedError
+
+    def parse_filter(self, text: str) -> Any:
+        """Turn the text of a filter, from the command line, into what `search` takes.
+
+        By default a JSON object or list is read, and anything else stays text.
+        """
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+        return parsed if isinstance(parsed, (dict, list)) else text
 
     def traps(self) -> list[str]:
         """List likely problems of an existing collection, one sentence each, for `verify`."""
@@ -496,6 +512,25 @@ def make_items(
         np.array(vectors, dtype=np.float32),
         None if any(value is None for value in values) else np.array(values, dtype=np.float32),
         list(metadata) if any(metadata) else None,
+    )
+
+
+def join_items(batches: Sequence[Items]) -> Items:
+    """Join batches of items, at least one, all with or all without values and metadata.
+
+    Examples
+    --------
+    >>> one, two = (Items(np.array([own]), np.float32([[own]])) for own in (7, 8))
+    >>> join_items([one, two]).ids.tolist()
+    [7, 8]
+    """
+    values = [batch.values for batch in batches if batch.values is not None]
+    metadata = [entry for batch in batches for entry in batch.metadata or ()]
+    return Items(
+        np.concatenate([batch.ids for batch in batches]),
+        np.concatenate([batch.vectors for batch in batches]),
+        np.concatenate(values) if values else None,
+        metadata or None,
     )
 
 

@@ -5,20 +5,20 @@ that its parts divide, which one extra coordinate breaks: rows are padded with z
 that is only faster. HNSW can't delete.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.options import Options, ef, ef_construction, links, option
+from nnnorm.index.options import ef, ef_construction, links, option
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
-from nnnorm.index.stores.local import Labels, LocalStore
+from nnnorm.index.stores.local import Labels, LocalOptions, LocalStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaissOptions(Options):
+class FaissOptions(LocalOptions):
     """Options of Faiss."""
 
     kind: Literal["flat", "ivf", "hnsw", "sq", "pq"] = option(
@@ -48,6 +48,15 @@ class FaissStore(LocalStore):
 
     engine = "faiss"
     ways: tuple[Way, ...] = ("ip", "l2", "rerank")
+    _parts = (
+        *LocalStore._parts,
+        "options",
+        "_refine",
+        "_kind",
+        "can_delete",
+        "is_graph",
+        "is_exact",
+    )
     options_type = FaissOptions
     options: FaissOptions
 
@@ -61,6 +70,7 @@ class FaissStore(LocalStore):
         self.can_delete = kind != "hnsw" and not self._refine  # Faiss has no removal there
         self.is_graph = kind == "hnsw"
         self.is_quantized = kind in ("sq", "pq")
+        self.is_exact = kind == "flat"
 
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         faiss = require("faiss", "faiss")
@@ -99,6 +109,20 @@ class FaissStore(LocalStore):
             # Product quantisation learns 256 centres and refuses fewer rows.
             bare.train(rows if len(rows) >= 256 else np.resize(rows, (256, total)))
         self._index = bare if self._kind == "ivf" else faiss.IndexIDMap2(bare)
+
+    def _take_settings(self, source: "FaissStore") -> None:
+        bare = source._bare(source._index)
+        taken: dict[str, Any] = {"kind": source._kind, "refine": source._refine}
+        if source._kind == "hnsw":
+            taken["links"] = bare.hnsw.nb_neighbors(1)
+            taken["ef_construction"] = bare.hnsw.efConstruction
+        elif source._kind == "ivf":
+            taken["cells"] = bare.nlist
+        elif source._kind == "pq":
+            taken["part"] = bare.d // bare.pq.M
+        self.options = replace(self.options, **taken)
+        self._refine = source._refine
+        self._set_kind(source._kind)
 
     def _load(self, path: Path) -> Any:
         faiss = require("faiss", "faiss")
@@ -170,8 +194,11 @@ class FaissStore(LocalStore):
             order = np.argsort(self._labels())
             places = order[np.searchsorted(self._labels(), labels, sorter=order)]
             index = self._inside(index)
+        width = self._describe()[0]
+        if len(places) == 0:
+            return np.empty((0, width), dtype=np.float32)
         rows = np.stack([index.reconstruct(int(place)) for place in places])
-        return np.ascontiguousarray(rows[:, : self._describe()[0]])
+        return np.ascontiguousarray(rows[:, :width])
 
     @staticmethod
     def _inside(index: Any) -> Any:

@@ -4,20 +4,20 @@ hnswlib returns ``1 − product`` as a distance; scores here are products again.
 neither dimension nor metric: the file beside it does, or the options `dim` and `metric` do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.options import Options, ef, ef_construction, links, option, threads
+from nnnorm.index.options import ef, ef_construction, links, option, threads
 from nnnorm.index.store import FloatArray, Sample, StoreMetric
-from nnnorm.index.stores.local import Labels, LocalStore
+from nnnorm.index.stores.local import Labels, LocalOptions, LocalStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class HnswlibOptions(Options):
+class HnswlibOptions(LocalOptions):
     """Options of hnswlib."""
 
     links: int = links(32)
@@ -58,6 +58,10 @@ class HnswlibStore(LocalStore):
             M=self.options.links,
             ef_construction=self.options.ef_construction,
         )
+
+    def _take_settings(self, source: "HnswlibStore") -> None:
+        graph = source._index
+        self.options = replace(self.options, links=graph.M, ef_construction=graph.ef_construction)
 
     def _load(self, path: Path) -> Any:
         if not self._settings:
@@ -129,4 +133,5 @@ class HnswlibStore(LocalStore):
         return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32), 0
 
     def _vectors(self, labels: Labels) -> FloatArray:
-        return np.array(self._index.get_items(labels), dtype=np.float32)
+        found = self._index.get_items(labels) if len(labels) else []
+        return np.array(found, dtype=np.float32).reshape(len(labels), -1)

@@ -3,19 +3,30 @@
 They have integer labels and vectors, nothing else. String ids, bias values, metadata and the note
 go into a second file beside theirs, ``photos.faiss.nnnorm``. Integer ids are the labels themselves,
 so that other programs find them in the engine's own file.
+
+Both files change in one step: the second one holds the checksum of the engine's file that it
+belongs to, and is written as ``….nnnorm.new`` before the engine's file is replaced. A reader takes
+the one that belongs; the next write renames it. The other generation is ``photos.faiss.other``.
 """
 
 import hashlib
 import json
+import os
+import shutil
+import signal
+import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
+from nnnorm.index.options import Options, option
 from nnnorm.index.store import (
     BATCH,
     Facts,
@@ -44,16 +55,47 @@ _SIDECAR_KINDS = {
 _SETTINGS_KINDS = {"padding": int, "dim": int, "metric": StoreMetric, "deleted": list}
 
 
+# Items compared at once with all queries of a filtered search.
+_AMONG = 2**22
+# Files may be replaced while they are read; each attempt begins again.
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions(Options):
+    """Options of an engine in one file."""
+
+    adopt: bool = option(
+        False,
+        "Accept a file that another program has changed since it was saved, with whole numbers as "
+        "ids and rows of `index.pack`; the next save makes it nnnorm's own again.",
+    )
+
+
 class LocalStore(Store):
-    """An engine in memory, saved in its own file and a second one where there is a path."""
+    """An engine in memory, saved in its own file and a second one where there is a path.
+
+    Many threads may search at once; a write waits for them.
+    """
+
+    filters = "the ids that may come back, metadata that must be equal, or a function of metadata"
+    options: LocalOptions
+    # What a generation consists of, in memory.
+    _parts: ClassVar[tuple[str, ...]] = (
+        *("_index", "_is_open", "_live", "_names", "_labels_of", "_values", "_metadata"),
+        *("_note", "_settings", "_sorted", "_is_torn", "ways", "is_quantized"),
+    )
 
     def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         self._path = Path(place) if str(place) else None
-        self._index: Any = None
+        self._gate, self._opening = _Gate(), threading.RLock()
+        self._other: LocalStore | None = None  # of a store without a path
         self._forget()
 
     def _forget(self) -> None:
+        self._index: Any = None
+        self._is_open = self._is_torn = False
         self._live: set[int] = set()
         self._names: dict[int, str] = {}
         self._labels_of: dict[str, int] = {}
@@ -101,6 +143,10 @@ class LocalStore(Store):
     def _vectors(self, labels: Labels) -> FloatArray:
         """Return the stored vectors of these labels."""
 
+    @abstractmethod
+    def _take_settings(self, source: Any) -> None:
+        """Take over the settings of a loaded store of the same engine, before `_create`."""
+
     # --- what all of them do ---
 
     @property
@@ -108,7 +154,7 @@ class LocalStore(Store):
         return f"{self.engine} {show_url(self._path or 'in memory')}"
 
     def facts(self) -> Facts | None:
-        if self._index is None and (self._path is None or not self._path.exists()):
+        if not self._is_open and (self._path is None or not self._find(self._path)):
             return None
         self._open()
         return Facts(*self._describe(), n_items=len(self._live))
@@ -117,6 +163,15 @@ class LocalStore(Store):
         if self._path is not None:
             check_writable(self._path)  # before the work, not after it
         self._create(width, metric, sample)
+        self._is_open = True
+
+    def create_like(
+        self, source: Store, width: int, metric: StoreMetric, *, strings: bool, sample: Sample
+    ) -> None:
+        if isinstance(source, type(self)):
+            source._open()
+            self._take_settings(source)
+        self.create(width, metric, strings=strings, sample=sample)
 
     def check_new(self, ids: Ids) -> None:
         check_positive(ids, self.engine)
@@ -125,17 +180,25 @@ class LocalStore(Store):
 
     def add(self, items: Items) -> None:
         self._open()
-        labels = self._new_labels(items)
-        # Registered before they are added: after a Ctrl-C, `save` can drop what was not added,
-        # but can't know of items that were never registered.
-        listed = labels.tolist()
-        self._live.update(listed)
-        if items.values is not None:
-            self._values.update(zip(listed, items.values.tolist(), strict=True))
-        if items.metadata is not None:
-            self._metadata.update(zip(listed, items.metadata_list(), strict=True))
-        self._sorted = None
-        self._add(labels, np.ascontiguousarray(items.vectors))
+        with self._gate.writing(), deferred_interrupts():
+            labels = self._new_labels(items)
+            listed = labels.tolist()
+            self._sorted = None
+            self._is_torn = True
+            self._add(labels, np.ascontiguousarray(items.vectors))
+            self._is_torn = False
+            self._live.update(listed)
+            if items.ids.dtype.kind == "U":
+                self._names.update(zip(listed, items.ids.tolist(), strict=True))
+                self._labels_of.update(zip(items.ids.tolist(), listed, strict=True))
+            if items.values is not None:
+                self._values.update(zip(listed, items.values.tolist(), strict=True))
+            if items.metadata is not None:
+                self._metadata.update(zip(listed, items.metadata_list(), strict=True))
+
+    def upsert(self, items: Items) -> None:
+        with self._gate.writing(), deferred_interrupts():
+            super().upsert(items)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         self._open()
@@ -147,39 +210,42 @@ class LocalStore(Store):
 
     def delete(self, ids: Ids) -> None:
         self._open()
-        labels = self._label(ids)
-        self._remove(labels)
-        self._forget_labels(labels.tolist())
+        with self._gate.writing(), deferred_interrupts():
+            labels = self._label(ids)
+            self._is_torn = True
+            self._remove(labels)
+            self._is_torn = False
+            self._forget_labels(labels.tolist())
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         self._open()
-        k = min(k, len(self._live))
-        if k == 0:
-            nothing = np.empty((len(queries), 0))
-            return Found(nothing.astype(np.int64), nothing.astype(np.float32))
-        labels, scores = self._search(np.ascontiguousarray(queries), k)
-        # Faiss, for example, fills empty places with the label −1 and the score −3.4e38.
-        if (missing := labels < 0).any():
-            scores = np.where(missing, np.float32(-np.inf), scores)
-        scores = scores.astype(np.float32, copy=False)
-        values = self._values_of(labels) if self._values else None
-        ids: Ids = labels
-        if self._names:
-            ids = np.array([self._names.get(label, "") for label in labels.ravel().tolist()])
-            ids = ids.reshape(labels.shape)
-        return Found(ids, scores, values)
+        with self._gate.reading():
+            if filter is not None:
+                labels, scores = self._search_among(self._allowed(filter), queries, k)
+            elif k := min(k, len(self._live)):
+                labels, scores = self._search(np.ascontiguousarray(queries), k)
+            else:
+                labels, scores = _nothing(len(queries))
+            # Faiss, for example, fills empty places with the label −1 and the score −3.4e38.
+            if (missing := labels < 0).any():
+                scores = np.where(missing, np.float32(-np.inf), scores)
+            values = self._values_of(labels) if self._values else None
+            return Found(self._name(labels), scores.astype(np.float32, copy=False), values)
+
+    def metadata_of(self, ids: Ids) -> list[dict[str, Any]]:
+        self._open()
+        return [dict(self._metadata.get(label, {})) for label in self._label(ids).tolist()]
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         self._open()
         labels = np.array(sorted(self._live), dtype=np.int64)
         for start in range(0, len(labels), batch):
-            some = labels[start : start + batch]
-            ids: Ids = some
-            if self._names:
-                ids = np.array([self._names[label] for label in some.tolist()])
-            metadata = [self._metadata.get(label, {}) for label in some.tolist()]
-            values = self._values_of(some) if self._values else None
-            yield Items(ids, self._vectors(some), values, metadata if self._metadata else None)
+            with self._gate.reading():
+                some = labels[start : start + batch]
+                metadata = [self._metadata.get(label, {}) for label in some.tolist()]
+                values = self._values_of(some) if self._values else None
+                vectors = self._vectors(some)
+            yield Items(self._name(some), vectors, values, metadata if self._metadata else None)
 
     def read_note(self) -> dict[str, Any] | None:
         self._open()
@@ -189,42 +255,111 @@ class LocalStore(Store):
         self._note = dict(note)
 
     def save(self) -> None:
-        """Write both files, each whole or not at all; a store without a path writes nothing."""
+        """Write both files in one step, or none; a store without a path writes nothing."""
         if self._path is None:
             return
-        from safetensors.numpy import save
-
+        if self._is_torn:
+            raise NNNormError(
+                f"the last change of {self.name} failed half-way, so it is not saved; open it "
+                "again, and repeat the change"
+            )
         path = self._path
-        self._forget_labels(self._live - set(self._labels().tolist()))
-        checksums: list[str] = []
+        with self._gate.writing():
+            self._finish()
 
-        def write(file: BinaryIO) -> None:
-            self._dump(Path(file.name))
-            checksums.append(_checksum(Path(file.name)))
+            def write(file: BinaryIO) -> None:
+                self._dump(Path(file.name))
+                blob = self._describe_all(_checksum(Path(file.name)))
+                write_whole(_new(path), lambda beside: beside.write(blob))
 
-        write_whole(path, write)
-        labels = np.array(sorted(self._live), dtype=np.int64)
-        tensors: dict[str, npt.NDArray[Any]] = {"labels": labels}
-        if self._values:
-            tensors["values"] = self._values_of(labels)
-        metadata = {
-            "format": _FORMAT,
-            "checksum": checksums[0],
-            "note": json.dumps(self._note),
-            "settings": json.dumps(self._settings),
-            "names": json.dumps([self._names[label] for label in labels.tolist()])
-            if self._names
-            else "null",
-            "metadata": json.dumps([self._metadata.get(label, {}) for label in labels.tolist()])
-            if self._metadata
-            else "null",
-        }
-        blob = save(tensors, metadata)
-        write_whole(self._sidecar(path), lambda file: file.write(blob))
+            write_whole(path, write)
+            os.replace(_new(path), _sidecar(path))
 
     def close(self) -> None:
-        self._index = None
-        self._forget()
+        with self._gate.writing():
+            self._forget()
+
+    # --- filters ---
+
+    def _allowed(self, filter: Any) -> Labels:
+        """Return the labels of items that a filter lets through."""
+        if callable(filter) or isinstance(filter, Mapping):
+            wanted = filter if callable(filter) else _equals(filter)
+            chosen = [one for one in self._live if wanted(self._metadata.get(one, {}))]
+            return np.array(sorted(chosen), dtype=np.int64)
+        try:
+            ids = np.asarray(filter)
+        except ValueError:
+            ids = np.empty(())
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iuU"):
+            raise NNNormError(
+                f"the filter of {self.engine} is {self.filters}; got {type(filter).__name__}"
+            )
+        if len(ids):
+            check_kind(ids, strings=bool(self._names), name=self.name)
+        return np.unique(self._label(ids[self.present(ids)] if len(ids) else np.arange(0)))
+
+    def _search_among(
+        self, labels: Labels, queries: FloatArray, k: int
+    ) -> tuple[Labels, FloatArray]:
+        """Compare every query with all these items: exact, whatever the index is."""
+        width, k = max(1, _AMONG // max(1, len(queries))), min(k, len(labels))
+        if k == 0:
+            return _nothing(len(queries))
+        best = _nothing(len(queries))
+        for start in range(0, len(labels), width):
+            some = labels[start : start + width]
+            scores = score_by(self._describe()[1], queries, self._vectors(some))
+            found = np.hstack([best[0], np.broadcast_to(some, scores.shape)])
+            scores = np.hstack([best[1], scores])
+            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+            best = np.take_along_axis(found, order, 1), np.take_along_axis(scores, order, 1)
+        return best
+
+    # --- generations ---
+
+    def other(self) -> "LocalStore":
+        if self._path is None:
+            self._other = self._other or type(self)(**asdict(self.options))
+            return self._other
+        return type(self)(_beside(self._path, "other"), **asdict(self.options))
+
+    def drop(self) -> None:
+        self.close()
+        if self._path is not None:
+            # What completes an interrupted exchange goes first.
+            for path in (_swap(self._path), self._path, _new(self._path), _sidecar(self._path)):
+                if path is not None:
+                    path.unlink(missing_ok=True)
+
+    def exchange(self) -> None:
+        other = self.other()
+        with self._gate.writing():
+            if self._path is None:
+                for name in self._parts:
+                    mine, its = getattr(self, name), getattr(other, name)
+                    setattr(self, name, its)
+                    setattr(other, name, mine)
+                return
+            path, beside = self._path, _beside(self._path, "other")
+            for store in (self, other):
+                store._finish()
+                if store._path is None or not _sidecar(store._path).exists():
+                    raise NNNormError(f"there is no {store.name}; refresh the index first")
+            swap = _beside(path, "swap")
+            swap.unlink(missing_ok=True)
+            try:
+                os.link(path, swap)
+            except OSError:  # a file system without links
+                write_whole(swap, lambda file: _copy(path, file))
+            write_whole(_new(path), lambda file: _copy(_sidecar(beside), file))
+            write_whole(_new(beside), lambda file: _copy(_sidecar(path), file))
+            os.replace(beside, path)  # from here on the other generation is served
+            os.replace(swap, beside)
+            # Where both engine's files are alike, the last line is the step that counts.
+            os.replace(_new(beside), _sidecar(beside))
+            os.replace(_new(path), _sidecar(path))
+            self._forget()
 
     # --- zeros that pad rows to a width that suits the engine; `_create` sets how many ---
 
@@ -239,40 +374,112 @@ class LocalStore(Store):
         padded[:, : rows.shape[1]] = rows
         return padded
 
-    # --- labels, and the second file ---
+    # --- both files ---
 
     @staticmethod
-    def _sidecar(path: Path) -> Path:
-        return path.with_name(path.name + ".nnnorm")
+    def _find(path: Path) -> bool:
+        """Whether there is such a file, which an interrupted exchange may have left elsewhere."""
+        swap = _swap(path)
+        if not path.exists() and swap is not None and swap.exists():
+            os.replace(swap, path)
+        return path.exists()
+
+    def _finish(self) -> None:
+        """Complete, or undo, what an interrupted write has left."""
+        path = self._path
+        if path is None or not self._find(path) or not _new(path).exists():
+            return
+        checksum = _checksum(path)
+        if _checksum_in(_new(path)) == checksum != _checksum_in(_sidecar(path)):
+            os.replace(_new(path), _sidecar(path))
+        else:
+            _new(path).unlink(missing_ok=True)
 
     def _open(self) -> None:
-        if self._index is not None:
+        if not self._is_open:
+            with self._opening:
+                self._open_once()
+
+    def _open_once(self) -> None:
+        if self._is_open:  # by another thread
             return
-        if self._path is None or not self._path.exists():
+        path = self._path
+        if path is None or not self._find(path):
             raise NNNormError(f"there is no {self.name}; build it first")
-        check_regular(self._path)
-        beside = self._sidecar(self._path)
-        kept = self._read_sidecar(beside) if beside.exists() else None
+        check_regular(path)
+        for attempt in range(_ATTEMPTS):
+            before = _stamps(path)
+            try:
+                self._read(path)
+                is_read = True
+            except NNNormError:
+                self._forget()
+                if _stamps(path) == before or attempt == _ATTEMPTS - 1:
+                    raise
+                is_read = False
+            except FileNotFoundError:  # just renamed
+                is_read = False
+            if is_read and _stamps(path) == before:
+                self._is_open = True
+                return
+            self._forget()
+        raise NNNormError(f"{self.name} changes all the time; open it when fewer programs write")
+
+    def _read(self, path: Path) -> None:
+        """Read both files, once it is known that they belong together."""
+        checksum = _checksum(path)
+        beside = _sidecar(path)
+        if _new(path).exists() and _checksum_in(beside) != checksum == _checksum_in(_new(path)):
+            beside = _new(path)
+        kept = self._read_sidecar(beside, checksum) if beside.exists() else None
         try:
-            self._index = self._load(self._path)
+            self._index = self._load(path)
             self._live = set(self._labels().tolist())
         except (RuntimeError, OSError, ValueError, KeyError, TypeError) as error:
-            self.close()
             if isinstance(error, NNNormError):
                 raise
             raise NNNormError(
-                f"{self._path} can't be read as an index of {self.engine} ({first_line(error)}); "
-                "is it truncated, or another kind of file?"
+                f"{path} can't be read as an index of {self.engine} ({first_line(error)}); is it "
+                "truncated, or another kind of file?"
             ) from error
-        if kept is not None and kept != self._live:
-            n_items, n_kept = len(self._live), len(kept)
-            self.close()
+        if kept is None or kept == self._live:
+            return
+        if not self.options.adopt:
             raise NNNormError(
-                f"{beside} does not belong to {self._path}: it describes {n_kept} items, not the "
-                f"{n_items} that are there; restore both files together, or build the index again"
+                f"{beside} does not belong to {path}: it describes {len(kept)} items, not the "
+                f"{len(self._live)} that are there; restore both files together, or build the "
+                "index again"
             )
+        strangers = self._live - kept
+        if strangers and (self._names or self._values):
+            what = "names" if self._names else "bias values"
+            raise NNNormError(
+                f"{path} has {len(strangers)} items that another program added, and {beside} has "
+                f"no {what} for them; add them with nnnorm (nnnorm index add)"
+            )
+        self._forget_labels(kept - self._live)
 
-    def _read_sidecar(self, path: Path) -> set[int]:
+    def _describe_all(self, checksum: str) -> bytes:
+        """Everything that goes into the second file, beside the engine's file of this checksum."""
+        from safetensors.numpy import save
+
+        labels = np.array(sorted(self._live), dtype=np.int64)
+        tensors: dict[str, npt.NDArray[Any]] = {"labels": labels}
+        if self._values:
+            tensors["values"] = self._values_of(labels)
+        names = [self._names[label] for label in labels.tolist()] if self._names else None
+        described = [self._metadata.get(label, {}) for label in labels.tolist()]
+        metadata = {
+            "format": _FORMAT,
+            "checksum": checksum,
+            "note": json.dumps(self._note),
+            "settings": json.dumps(self._settings),
+            "names": json.dumps(names),
+            "metadata": json.dumps(described if self._metadata else None),
+        }
+        return save(tensors, metadata)
+
+    def _read_sidecar(self, path: Path, checksum: str) -> set[int]:
         """Read everything in the second file, and return its labels."""
         from safetensors import SafetensorError, safe_open
 
@@ -300,31 +507,36 @@ class LocalStore(Store):
             if "values" in tensors:
                 self._values = dict(zip(labels, tensors["values"].tolist(), strict=True))
             # Engines trust their files, and may crash on a damaged one.
-            is_whole = about.get("checksum") in (None, _checksum(self._path))
+            is_whole = about.get("checksum") in (None, checksum)
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
-            self.close()
             raise NNNormError(
                 f"{path} can't be read ({first_line(error)}); restore it together with "
                 f"{self._path}, or build the index again"
             ) from error
-        if not is_whole:
-            self.close()
+        if not is_whole and not self.options.adopt:
             raise NNNormError(
                 f"{self._path} is not the file that was saved with {path}: it is damaged, or "
-                "another program changed it; restore both together, or build the index again"
+                "another program changed it; restore both together, build the index again, or, "
+                "where your own program wrote rows of index.pack, open it with the option "
+                f"adopt=true ({self.engine}:{self._path}?adopt=true)"
             )
         return set(labels)
+
+    # --- labels ---
 
     def _new_labels(self, items: Items) -> Labels:
         """Return labels for new items: integer ids themselves, the next free ones for names."""
         if items.ids.dtype.kind != "U":
             return items.ids
         first = max(self._live, default=-1) + 1
-        labels = np.arange(first, first + len(items), dtype=np.int64)
-        for label, name in zip(labels.tolist(), items.ids.tolist(), strict=True):
-            self._names[label] = name
-            self._labels_of[name] = label
-        return labels
+        return np.arange(first, first + len(items), dtype=np.int64)
+
+    def _name(self, labels: Labels) -> Ids:
+        """Return the ids of labels of any shape."""
+        if not self._names:
+            return labels
+        named = np.array([self._names.get(label, "") for label in labels.ravel().tolist()], str)
+        return named.reshape(labels.shape)
 
     def _forget_labels(self, labels: Iterable[int]) -> None:
         for label in labels:
@@ -352,13 +564,155 @@ class LocalStore(Store):
         return np.where(keys[places] == labels, kept[places], np.float32(0))
 
 
-def _checksum(path: Path | None) -> str:
+class _Gate:
+    """Lets many readers in, or one writer, who may come in again."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._readers, self._writer, self._depth = 0, 0, 0
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._condition:
+            mine = self._writer == threading.get_ident()
+            self._condition.wait_for(lambda: mine or not self._writer)
+            self._readers += not mine
+        try:
+            yield
+        finally:
+            if not mine:
+                with self._condition:
+                    self._readers -= 1
+                    self._condition.notify_all()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        own = threading.get_ident()
+        with self._condition:
+            if self._writer != own:
+                self._condition.wait_for(lambda: not self._writer and not self._readers)
+            self._writer, self._depth = own, self._depth + 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._depth -= 1
+                self._writer = own if self._depth else 0
+                self._condition.notify_all()
+
+
+@contextmanager
+def deferred_interrupts() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block has ended: graphs that it cuts off are broken.
+
+    Examples
+    --------
+    >>> try:
+    ...     with deferred_interrupts():
+    ...         signal.raise_signal(signal.SIGINT)
+    ...         print("done")
+    ... except KeyboardInterrupt:
+    ...     print("stopped")
+    done
+    stopped
+    """
+    former = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or former is not signal.default_int_handler:
+        yield  # another thread gets no Ctrl-C, and another handler decides by itself
+        return
+    caught: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if caught:
+        raise KeyboardInterrupt
+
+
+def score_by(metric: StoreMetric, queries: FloatArray, vectors: FloatArray) -> FloatArray:
+    """Score every query ``(n_queries, width)`` with every vector, higher is better.
+
+    Examples
+    --------
+    >>> score_by("l2", np.float32([[1, 0]]), np.float32([[1, 0], [0, 0]])).tolist()
+    [[0.0, -1.0]]
+    """
+    products = queries.astype(np.float64) @ vectors.astype(np.float64).T
+    if metric == "ip":
+        return products.astype(np.float32)
+    squares = [np.einsum("ij,ij->i", rows, rows, dtype=np.float64) for rows in (queries, vectors)]
+    if metric == "l2":
+        return (2 * products - squares[0][:, None] - squares[1]).astype(np.float32)
+    norms = np.sqrt(np.outer(*squares))
+    return np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0).astype(np.float32)
+
+
+def _equals(wanted: Mapping[str, Any]) -> Any:
+    return lambda entry: all(entry.get(key) == value for key, value in wanted.items())
+
+
+def _nothing(n_queries: int) -> tuple[Labels, FloatArray]:
+    return np.empty((n_queries, 0), dtype=np.int64), np.empty((n_queries, 0), dtype=np.float32)
+
+
+# --- files beside the engine's -------------------------------------------------------------------
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def _sidecar(path: Path) -> Path:
+    return _beside(path, "nnnorm")
+
+
+def _new(path: Path) -> Path:
+    """The second file of a write that is not finished."""
+    return _beside(_sidecar(path), "new")
+
+
+def _swap(path: Path) -> Path | None:
+    """Where an exchange puts what will be the other generation; None for the one that is served."""
+    return path.with_suffix(".swap") if path.suffix == ".other" else None
+
+
+def _copy(path: Path, file: BinaryIO) -> None:
+    with open(path, "rb") as source:
+        shutil.copyfileobj(source, file)
+
+
+def _stamps(path: Path) -> list[Any]:
+    """What changes when one of the files is replaced."""
+
+    def stamp(one: Path) -> Any:
+        try:
+            about = one.stat()
+        except OSError:
+            return None
+        return about.st_ino, about.st_mtime_ns, about.st_size
+
+    return [stamp(path), stamp(_sidecar(path)), stamp(_new(path))]
+
+
+def _checksum_in(path: Path) -> str | None:
+    """The checksum of the engine's file that a second file belongs to; None if it can't be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return (file.metadata() or {}).get("checksum")
+    except (SafetensorError, OSError, ValueError):
+        return None
+
+
+def _checksum(path: Path) -> str:
     """Return the BLAKE2 digest of a file."""
     digest = hashlib.blake2b(digest_size=16)
-    if path is not None:
-        with open(path, "rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
     return digest.hexdigest()
 
 

@@ -5,22 +5,22 @@ stores f32. It returns ``1 − product`` as a distance. Adding from several thre
 no search finds (usearch issue 735), so items are added by one thread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.options import Options, ef, ef_construction, links, option, threads
+from nnnorm.index.options import ef, ef_construction, links, option, threads
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
-from nnnorm.index.stores.local import Labels, LocalStore
+from nnnorm.index.stores.local import Labels, LocalOptions, LocalStore
 
 _METRICS: dict[str, StoreMetric] = {"ip": "ip", "cos": "cosine", "l2sq": "l2"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsearchOptions(Options):
+class UsearchOptions(LocalOptions):
     """Options of usearch, whose own names are connectivity and expansions."""
 
     dtype: Literal["f32", "f16", "bf16", "i8"] = option(
@@ -50,7 +50,21 @@ class UsearchStore(LocalStore):
     def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         if self.options.dtype == "i8":  # it divides every vector by its norm
-            self.ways, self.is_quantized = ("cosine",), True
+            self._set_i8()
+
+    def _set_i8(self) -> None:
+        self.ways, self.is_quantized, self.has_one_range = ("cosine",), True, True
+
+    def _take_settings(self, source: "UsearchStore") -> None:
+        graph = source._index
+        taken: dict[str, Any] = {
+            "dtype": str(graph.dtype).rpartition(".")[2].lower(),
+            "links": graph.connectivity,
+            "ef_construction": graph.expansion_add,
+        }
+        self.options = replace(self.options, **taken)
+        if taken["dtype"] == "i8":
+            self._set_i8()
 
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         # Multiples of 8 are faster: 264 numbers take less time than 257.
@@ -76,7 +90,7 @@ class UsearchStore(LocalStore):
         if index is None:
             raise ValueError("no usearch header")
         if str(index.dtype).lower().endswith("i8"):
-            self.is_quantized = True
+            self._set_i8()
         return index
 
     def _dump(self, path: Path) -> None:

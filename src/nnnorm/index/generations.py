@@ -1,0 +1,219 @@
+"""Two generations of a collection: one is served, the other is the former one or the next.
+
+A refresh reads all items of the generation that is served, writes them with the values of another
+corrector into the other one, and exchanges both in one step. Where the bias stands beside the
+vectors and the engine can replace it in one transaction, the vectors stay where they are.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, keep_interrupts
+from nnnorm.index.fill import fill_store, is_begun, sample_metadata
+from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
+from nnnorm.index.store import FloatArray, Ids, Items, Metadata, Sample, Store
+from nnnorm.io import Embeddings, Progress, open_embeddings
+
+# Norms that differ from 1 by less than this do so by rounding.
+_UNIT = 5e-3
+# Rows that engines train on at most, and that are kept for them.
+_MOST_KEPT = 65536
+
+
+def refresh(
+    store: Store, recipe: Recipe, corrector: Corrector, *, progress: Progress | None = None
+) -> None:
+    """Serve the items of a collection with the values of another corrector.
+
+    Nothing is done where the collection has the values of this corrector already.
+
+    Examples
+    --------
+    >>> from nnnorm.index.corrected import build_index
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, first, second = (rng.normal(size=(n, 8)) for n in (40, 99, 99))
+    >>> old, new = (Corrector.fit(gallery, bank, normalize=True) for bank in (first, second))
+    >>> index = build_index("faiss:", gallery, old)
+    >>> refresh(index.store, index.recipe, new)
+    >>> index.store.read_note()["corrector"] == new.fingerprint
+    True
+    """
+    if recipe.corrector == corrector.fingerprint and recipe.weight == corrector.weight:
+        return
+    if recipe.popularity is not None:
+        raise NNNormError(
+            f"the bias of {store.name} has a popularity added, which a refresh would lose; build "
+            "the index again with the new bias and the popularity"
+        )
+    read = _read(store, recipe, corrector)
+    new = _make_recipe(store, recipe, corrector, read)
+    if store.rewrites_values and recipe.way in ("column", "rerank") and read.are_kept:
+        pairs = ((items.ids, items.values) for items in _new_items(store, recipe, corrector, read))
+        with keep_interrupts():
+            store.set_values(pairs, replace(new, state="whole").to_dict())  # type: ignore[arg-type]
+        return
+    other = store.other()
+    if not is_begun(other, new, read.ids):
+        with keep_interrupts():
+            other.drop()
+    if not _is_whole(other):
+        fill_store(
+            other,
+            new,
+            _new_items(store, recipe, corrector, read),
+            ids=read.ids,
+            sample=Sample(len(read.ids), lambda: _packed(new, read), read.metadata),
+            like=store,
+            progress=progress,
+        )
+    facts = store.facts()
+    if facts is None or facts.n_items != len(read.ids):
+        raise _changed(store)
+    with keep_interrupts():
+        store.exchange()
+
+
+def rollback(store: Store, recipe: Recipe) -> None:
+    """Serve the former generation again.
+
+    Examples
+    --------
+    >>> from nnnorm.index.corrected import build_index
+    >>> from nnnorm import Bias
+    >>> index = build_index("faiss:", np.eye(2), Bias(np.zeros(2), 0.75, "nnn"))
+    >>> rollback(index.store, index.recipe)
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: faiss in memory has no former generation; ...
+    """
+    if not (store.rewrites_values and recipe.way in ("column", "rerank")):
+        other = store.other()
+        if other.facts() is None:
+            raise NNNormError(
+                f"{store.name} has no former generation; a refresh keeps one, and a build, an "
+                "export or an add does not"
+            )
+        if not _is_whole(other):
+            raise NNNormError(
+                f"beside {store.name} there is only a part of a generation, from a refresh that "
+                "was interrupted; run that refresh again, then roll back"
+            )
+    with keep_interrupts():
+        store.exchange()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What one pass over a collection has shown."""
+
+    ids: Ids
+    values: FloatArray  # by the new corrector, in the order of the scan
+    rows: npt.NDArray[np.int64]  # those of the sample
+    sample: FloatArray
+    norms: tuple[float, float]  # of the vectors as they will be
+    are_kept: bool  # whether these are the vectors that are stored now
+    fingerprint: str  # of ids and vectors, by which a part of a refresh is known again
+    metadata_print: str | None
+    metadata: list[Metadata]  # some
+
+
+def _read(store: Store, recipe: Recipe, corrector: Corrector) -> _Read:
+    facts = store.facts()
+    n_items = 0 if facts is None else facts.n_items
+    if n_items == 0:
+        raise NNNormError(f"{store.name} is empty; there is nothing to refresh")
+    step = -(-n_items // _MOST_KEPT)
+    ids, values, kept = list[Ids](), list[FloatArray](), list[FloatArray]()
+    digest, known, metadata = hashlib.sha256(), MetadataPrint(), list[Metadata]()
+    low, high, done, are_kept = np.inf, 0.0, 0, True
+    for stored in store.scan():
+        raw = recipe.unpack(stored)
+        rows = _open(raw.vectors, corrector)
+        are_kept = are_kept and _is_unit(raw.vectors, rows)
+        own = corrector.bias_of(rows).values
+        ids.append(raw.ids)
+        values.append(own)
+        digest.update(repr(raw.ids.tolist()).encode())
+        digest.update(np.ascontiguousarray(raw.vectors).tobytes())
+        known.take(raw.metadata_list())
+        metadata += sample_metadata(raw.metadata)[: max(1, len(raw) // step)]
+        low, high = min(low, rows.norm_range[0]), max(high, rows.norm_range[1])
+        kept.append(rows.take(np.arange(-done % step, len(raw), step)))
+        done += len(raw)
+    if done != n_items:
+        raise _changed(store)
+    return _Read(
+        np.concatenate(ids),
+        np.concatenate(values),
+        np.arange(0, done, step),
+        np.concatenate(kept),
+        (low, high),
+        are_kept,
+        digest.hexdigest()[:32],
+        known.value,
+        sample_metadata(metadata),
+    )
+
+
+def _open(vectors: FloatArray, corrector: Corrector) -> Embeddings:
+    """Rows as the corrector needs them: divided by their norms where it does that."""
+    rows = open_embeddings(vectors, name="items", normalize=corrector.normalize)
+    return corrector.open(rows, "items")
+
+
+def _is_unit(vectors: FloatArray, rows: Embeddings) -> bool:
+    """Whether rows are the vectors themselves, up to rounding."""
+    return not rows.normalized or bool(np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < _UNIT)
+
+
+def _make_recipe(store: Store, recipe: Recipe, corrector: Corrector, read: _Read) -> Recipe:
+    gallery = Embeddings([read.sample], name=store.name)
+    bias = replace(
+        corrector.bias,
+        values=read.values[read.rows],
+        fingerprints={**corrector.bias.fingerprints, "gallery": gallery.fingerprint},
+    )
+    new = make_recipe(store, gallery, bias, way=recipe.way, corrector=corrector)
+    return replace(
+        new,
+        lowest=float(read.values.min()),
+        highest=float(read.values.max()),
+        shortest=read.norms[0],
+        longest=read.norms[1],
+        gallery=read.fingerprint,
+        metadata=read.metadata_print,
+        unit=recipe.unit or new.unit,
+    )
+
+
+def _new_items(store: Store, recipe: Recipe, corrector: Corrector, read: _Read) -> Iterator[Items]:
+    """Yield the items of a second pass, raw, with their new values."""
+    done = 0
+    for stored in store.scan():
+        stop = done + len(stored)
+        if not np.array_equal(read.ids[done:stop], stored.ids):
+            raise _changed(store)
+        raw = recipe.unpack(stored)
+        rows = _open(raw.vectors, corrector)
+        yield replace(raw, vectors=rows.rows(0, len(rows)), values=read.values[done:stop])
+        done = stop
+
+
+def _packed(recipe: Recipe, read: _Read) -> FloatArray:
+    return recipe.pack(Items(read.ids[read.rows], read.sample, read.values[read.rows])).vectors
+
+
+def _is_whole(store: Store) -> bool:
+    note = None if store.facts() is None else store.read_note()
+    return note is not None and Recipe.from_dict(note, store.name).state == "whole"
+
+
+def _changed(store: Store) -> NNNormError:
+    return NNNormError(
+        f"{store.name} changed while it was refreshed; run the refresh again when nothing else "
+        "writes to it"
+    )
