@@ -115,6 +115,7 @@ def export_index(
         elif recipe is not None:  # the case of neither was refused above
             bias = Bias(values, recipe.weight, recipe.method, dim=gallery.dim)
         fitted: Bias = bias  # type: ignore[assignment]
+        new.imitate(old)
         planned = make_recipe(new, gallery, fitted, way=way)
         if recipe is not None and given is None and references is None:
             planned = replace(
@@ -141,6 +142,7 @@ def export_index(
             _with_values(_raw_items(old, facts, recipe), copied, fitted.values, old.name),
             ids=names,
             sample=make_sample(planned, gallery, fitted.values, names),
+            like=old,
             progress=progress,
         )
         return CorrectedIndex(new, whole)

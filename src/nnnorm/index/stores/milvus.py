@@ -100,6 +100,7 @@ class MilvusStore(AliasedStore):
     options: MilvusOptions
 
     _known: _Schema | None = None
+    _model: _Schema | None = None  # of the collection that this one will be like
 
     def __init__(self, place: Any = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
@@ -198,7 +199,9 @@ class MilvusStore(AliasedStore):
         self._write(self.client.insert, items)
 
     def upsert(self, items: Items) -> None:
-        self._write(self.client.upsert, items)
+        # Milvus Lite merges the fields of an upsert into the old ones, and its insert replaces.
+        is_lite = str(self.client.get_server_version()).startswith("milvus_lite")
+        self._write(self.client.insert if is_lite else self.client.upsert, items)
 
     def _write(self, write: Any, items: Items) -> None:
         self._check_served()
@@ -281,6 +284,21 @@ class MilvusStore(AliasedStore):
 
     # --- facts about the collection ---
 
+    def imitate(self, source: Store) -> None:
+        if isinstance(source, MilvusStore):
+            self._model = source._schema()
+
+    @property
+    def is_quantized(self) -> bool:  # type: ignore[override]
+        schema = self._model if self._find() is None else self._schema()
+        return schema is not None and any(part in schema.index_type for part in _CODES)
+
+    @property
+    def is_exact(self) -> bool:  # type: ignore[override]
+        schema = None if self._find() is None else self._schema()
+        kind = self.options.kind.upper() if schema is None else schema.index_type
+        return kind in ("FLAT", "BRUTE_FORCE")
+
     def _next_page(self, pages: Any) -> list[dict[str, Any]]:
         with self._translating():
             return [dict(row) for row in pages.next()]
@@ -316,7 +334,6 @@ class MilvusStore(AliasedStore):
             is_dynamic=bool(about.get("enable_dynamic_field")) or BIAS in fields,
             is_old=is_ours and METADATA in fields,
         )
-        self.is_quantized = any(part in self._known.index_type for part in _CODES)
         return self._known
 
     def _choose_vector(self, fields: Mapping[str, Mapping[str, Any]]) -> str:

@@ -20,6 +20,7 @@ from nnnorm.index.store import (
     Found,
     Ids,
     Items,
+    Store,
     StoreMetric,
     Way,
     check_kind,
@@ -32,6 +33,7 @@ from nnnorm.index.stores.database import BIAS, DatabaseStore, Entry, other_vecto
 
 _NAME = "nnnorm_id"
 PAYLOAD = [BIAS, _NAME]  # what a search needs of it
+_ONE_RANGE = ("scalar", "binary")
 DISTANCES: dict[StoreMetric, str] = {"ip": "Dot", "cosine": "Cosine", "l2": "Euclid"}
 
 
@@ -103,6 +105,7 @@ class PointStore(DatabaseStore):
     keeps_vectors = False
     _using: str = ""  # name of the vector, once looked up
     _known: Facts | None = None  # of the last look at the collection
+    _codes: str | None = None  # how numbers are stored, of the last look or of a model
 
     # --- what a library adds ---
 
@@ -142,8 +145,8 @@ class PointStore(DatabaseStore):
                 f"{self.name} compares by {described.distance}; expected one of "
                 f"{', '.join(metrics)}"
             )
-        self.is_quantized = bool(described.codes)
         self._known = Facts(described.width, metrics[described.distance], described.n_points)
+        self._codes = described.codes
         return self._known
 
     def check_new(self, ids: Ids) -> None:
@@ -216,6 +219,22 @@ class PointStore(DatabaseStore):
         points = [_point_id(own) for own in ids.tolist()]
         payloads = self._payloads(list(dict.fromkeys(points)))
         return [Point(one, [], payloads.get(one) or {}).metadata for one in points]
+
+    def imitate(self, source: Store) -> None:
+        if isinstance(source, type(self)):
+            source._know()
+            self._codes = source._codes
+
+    @property
+    def is_quantized(self) -> bool:  # type: ignore[override]
+        if self._codes is None:
+            self.facts()
+        return bool(self._codes)
+
+    @property
+    def has_one_range(self) -> bool:  # type: ignore[override]
+        """Whether a random rotation helps: one range, or one bit, for every coordinate."""
+        return self.is_quantized and any(kind in (self._codes or "") for kind in _ONE_RANGE)
 
     def _know(self) -> Facts:
         """The facts of the last look, which also found the name of the vector."""

@@ -65,7 +65,7 @@ class QdrantStore(AliasedStore, PointStore):
             about = place.init_options
             self.is_server = not about["path"] and about["location"] != ":memory:"
         self.is_graph = self.is_server and self.options.kind == "hnsw"
-        self.keeps_vectors = not self.is_server
+        self.keeps_vectors = self.is_exact = not self.is_server
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         models = require("qdrant_client.models", "qdrant")
@@ -127,7 +127,7 @@ class QdrantStore(AliasedStore, PointStore):
 
     def _forget(self) -> None:
         super()._forget()
-        self._using, self._known = "", None
+        self._using, self._known, self._codes = "", None, None
 
     def _is_missing(self) -> bool:
         return self._is_absent(Path(self.address) / "meta.json")

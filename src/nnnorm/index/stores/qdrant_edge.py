@@ -77,6 +77,7 @@ class QdrantEdgeStore(PointStore):
     def __init__(self, place: Any = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         self.is_graph = self.options.kind == "hnsw"
+        self.is_exact = not self.is_graph
         self._path = Path(os.path.abspath(self.address))
         self._open: _Open | None = None
         self._opposite: QdrantEdgeStore | None = None
@@ -114,7 +115,7 @@ class QdrantEdgeStore(PointStore):
         if self._opposite is not None:
             opposite, self._opposite = self._opposite, None
             opposite.close()
-        self._known, self._using = None, ""
+        self._known, self._codes, self._using = None, None, ""
         with _MOVING:
             opened, self._open = self._open, None
             if opened is None or opened.shard is None:
@@ -186,7 +187,8 @@ class QdrantEdgeStore(PointStore):
         if self._opposite is None:
             self._opposite = copy.copy(self)
             self._opposite._is_other = not self._is_other
-            self._opposite._open = self._opposite._opposite = self._opposite._known = None
+            self._opposite._open = self._opposite._opposite = None
+            self._opposite._known = self._opposite._codes = None
         return self._opposite
 
     def exchange(self) -> None:
@@ -230,14 +232,15 @@ class QdrantEdgeStore(PointStore):
 
     def _settle(self) -> None:
         """Finish what a kill interrupted: an exchange, or the removal of a folder."""
-        if self._named(_DROPPED).exists():
-            shutil.rmtree(self._named(_DROPPED))
         parked, other = self._named(_PARKED), self._named(_OTHER)
-        if parked.exists():
-            if not self._path.exists():
-                (other if other.exists() else parked).rename(self._path)
+        with _MOVING:
+            if self._named(_DROPPED).exists():
+                shutil.rmtree(self._named(_DROPPED))
             if parked.exists():
-                parked.rename(other)
+                if not self._path.exists():
+                    (other if other.exists() else parked).rename(self._path)
+                if parked.exists():
+                    parked.rename(other)
 
     def _named(self, end: str) -> Path:
         return self._path.with_name(self._path.name + end)
@@ -264,9 +267,7 @@ class QdrantEdgeStore(PointStore):
     # --- points ---
 
     def _describe(self) -> Described | None:
-        with _MOVING:
-            if self._open is None:
-                self._settle()
+        self._settle()
         if not (self.folder / _CONFIG).exists():
             return None
         about = self._configuration()
@@ -373,6 +374,7 @@ class QdrantEdgeStore(PointStore):
         return self._named(".nnnorm")
 
     def _read_note(self) -> Any:
+        self._settle()
         path = self.folder / _NOTE
         if not path.exists() and self.folder == self._path:
             path = self._old_note_path
@@ -431,7 +433,9 @@ def _make_filter(edge: Any, filter: Mapping[str, Any]) -> Any:
 
 def _make_condition(edge: Any, one: Mapping[str, Any]) -> Any:
     if "key" not in one:
-        return edge.HasIdCondition(one["has_id"]) if "has_id" in one else _make_filter(edge, one)
+        return (
+            edge.HasIdCondition(set(one["has_id"])) if "has_id" in one else _make_filter(edge, one)
+        )
     condition = dict(one)
     if "match" in condition:
         ((kind, wanted),) = condition["match"].items()
