@@ -8,15 +8,21 @@ import subprocess
 import sys
 import threading
 
+import chromadb
 import numpy as np
 import pytest
 import qdrant_edge
 from milvus_lite.server_manager import server_manager_instance
-from qdrant_client import models
+from pymilvus import DataType, MilvusClient
+from qdrant_client import QdrantClient, models
 
 import nnnorm
-from nnnorm.index import Items, open_store
+from nnnorm.index import Items, build_index, export_index, open_index, open_store
 from nnnorm.index.store import Sample
+from nnnorm.index.stores.chroma import ChromaStore
+from nnnorm.index.stores.milvus import MilvusStore
+from nnnorm.index.stores.qdrant import QdrantStore
+from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 from tests.index.test_index import make_data
 from tests.servers import clear_memory, in_memory
 
@@ -384,3 +390,303 @@ def test_a_shard_whose_removal_was_killed_is_gone(step, folder):
     store.exchange()
     check_contents(store, rows(5))
     store.close()
+
+
+# --- collections of the caller --------------------------------------------------------------------
+
+
+def sparse(own):
+    return {"indices": [own, own + 100], "values": [0.5, 0.25]}
+
+
+def three_vectors(gallery):
+    """Points with the vector to correct, another one, and a sparse one."""
+    return [
+        {"id": own, "image": row.tolist(), "text": [1.0, 0.0, float(own)], "words": sparse(own)}
+        for own, row in enumerate(gallery)
+    ]
+
+
+def fill_qdrant(folder, gallery):
+    client = QdrantClient(path=str(folder / "q"))
+    client.create_collection(
+        "mine",
+        vectors_config={
+            "image": models.VectorParams(size=9, distance=models.Distance.DOT),
+            "text": models.VectorParams(size=3, distance=models.Distance.EUCLID),
+        },
+        sparse_vectors_config={"words": models.SparseVectorParams()},
+    )
+    points = [
+        models.PointStruct(
+            id=one["id"],
+            vector={
+                "image": one["image"],
+                "text": one["text"],
+                "words": models.SparseVector(**one["words"]),
+            },
+            payload={"year": one["id"]},
+        )
+        for one in three_vectors(gallery)
+    ]
+    client.upsert("mine", points)
+    client.close()
+    return QdrantStore(folder / "q", "mine", vector="image"), QdrantStore(folder / "q", "copy")
+
+
+def fill_edge(folder, gallery):
+    (folder / "mine").mkdir()
+    distance = qdrant_edge.Distance
+    config = qdrant_edge.EdgeConfig(
+        vectors={
+            "image": qdrant_edge.EdgeVectorParams(size=9, distance=distance.Dot),
+            "text": qdrant_edge.EdgeVectorParams(size=3, distance=distance.Euclid),
+        },
+        sparse_vectors={"words": qdrant_edge.EdgeSparseVectorParams()},
+    )
+    shard = qdrant_edge.EdgeShard.create(str(folder / "mine"), config)
+    points = [
+        qdrant_edge.Point(
+            one["id"],
+            {
+                "image": one["image"],
+                "text": one["text"],
+                "words": qdrant_edge.SparseVector(**one["words"]),
+            },
+            {"year": one["id"]},
+        )
+        for one in three_vectors(gallery)
+    ]
+    operation = qdrant_edge.UpdateOperation
+    shard.update(operation.upsert_points(points))
+    shard.update(operation.create_field_index("year", qdrant_edge.PayloadSchemaType.Integer))
+    shard.close()
+    source = QdrantEdgeStore(folder / "mine", vector="image", kind="flat")
+    return source, QdrantEdgeStore(folder / "copy", kind="flat")
+
+
+def fill_milvus(folder, gallery):
+    client = MilvusClient(str(folder / "m.db"))
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    schema.add_field("key", DataType.INT64, is_primary=True)
+    schema.add_field("image", DataType.FLOAT_VECTOR, dim=9)
+    schema.add_field("text", DataType.FLOAT_VECTOR, dim=3)
+    schema.add_field("words", DataType.SPARSE_FLOAT_VECTOR)
+    schema.add_field("year", DataType.INT16)
+    schema.add_field("title", DataType.VARCHAR, max_length=40, nullable=True)
+    schema.add_field(
+        "tags", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=4, max_length=20
+    )
+    schema.add_field("price", DataType.DOUBLE, default_value=2.5)
+    index = client.prepare_index_params()
+    index.add_index("image", index_type="FLAT", metric_type="IP")
+    index.add_index("text", index_type="HNSW", metric_type="L2")
+    index.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
+    index.add_index("year", index_type="INVERTED")
+    client.create_collection("mine", schema=schema, index_params=index)
+    rows = [
+        {
+            "key": one["id"],
+            "image": one["image"],
+            "text": one["text"],
+            "words": dict(zip(one["words"]["indices"], one["words"]["values"], strict=True)),
+            "year": one["id"],
+            "tags": ["red" if one["id"] % 2 else "blue"],
+            "shelf": f"shelf {one['id'] // 10}",
+        }
+        for one in three_vectors(gallery)
+    ]
+    client.insert("mine", rows)
+    client.close()
+    place = folder / "m.db"
+    return MilvusStore(place, "mine", vector="image"), MilvusStore(place, "copy")
+
+
+def exported(source, target, data):
+    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(data.gallery, data.references)
+    index = export_index(source, target, bias=bias, ids=np.arange(len(data.gallery)))
+    right = nnnorm.search(data.queries, data.gallery, bias, k=5).indices
+    assert index.search(data.queries, k=5).ids.tolist() == right.tolist()
+    return index
+
+
+def unit_rows(n):
+    drawn = np.random.default_rng(5).normal(size=(n, 9))
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def refreshed(index, data):
+    """The same index after a refresh by another bank, which streams all items once more."""
+    new = nnnorm.Corrector.fit(data.gallery, unit_rows(90))
+    index.refresh(new)
+    exact = nnnorm.search(data.queries, data.gallery, new.bias_of(data.gallery), k=5)
+    assert index.search(data.queries, k=5).ids.tolist() == exact.indices.tolist()
+    return index
+
+
+def test_a_copy_of_a_qdrant_collection_keeps_its_other_vectors(folder, data):
+    index = exported(*fill_qdrant(folder, data.gallery), data)
+    for _ in range(2):
+        client = index.store.client
+        (point,) = client.retrieve("copy", [7], with_vectors=True)
+        assert set(point.vector) == {"image", "text", "words"}
+        assert point.vector["text"] == [1.0, 0.0, 7.0]
+        assert point.vector["words"] == models.SparseVector(**sparse(7))
+        assert point.payload == {"year": 7}
+        nearest = client.query_points("copy", query=[1.0, 0.0, 30.2], using="text", limit=1)
+        assert nearest.points[0].id == 30
+        refreshed(index, data)
+    index.close()
+
+
+def test_a_copy_of_a_shard_keeps_its_other_vectors_and_payload_indexes(folder, data):
+    index = exported(*fill_edge(folder, data.gallery), data)
+    for _ in range(2):
+        shard = index.store.client
+        (point,) = shard.retrieve([7], True, True)
+        assert point.vector["text"] == [1.0, 0.0, 7.0]
+        assert point.vector["words"].indices == [7, 107]
+        assert set(shard.info().payload_schema) == {"year"}
+        refreshed(index, data)
+    index.close()
+
+
+def test_a_copy_of_a_milvus_collection_keeps_fields_types_and_indexes(folder, data):
+    index = exported(*fill_milvus(folder, data.gallery), data)
+    for _ in range(2):
+        client = index.store.client
+        fields = {f["name"]: f for f in client.describe_collection("copy")["fields"]}
+        assert fields["year"]["type"] == DataType.INT16
+        assert fields["title"]["params"]["max_length"] == 40
+        assert fields["image"]["params"]["dim"] == 10
+        assert fields["text"]["params"]["dim"] == 3
+        assert set(client.list_indexes("copy")) == {"image", "text", "words", "year"}
+        # The filters of the application find what they found before.
+        for wanted in ("year >= 50", "shelf == 'shelf 3'", "array_contains(tags, 'red')"):
+            before = client.query("mine", filter=wanted, output_fields=["key"])
+            after = client.query("copy", filter=wanted, output_fields=["key"])
+            assert len(after) > 0
+            assert {row["key"] for row in after} == {row["key"] for row in before}
+        named = ["words", "text", "price", "title"]
+        (row,) = client.get("copy", [7], output_fields=named)
+        assert row["words"] == {7: 0.5, 107: 0.25}
+        assert (row["text"], row["price"], row["title"]) == ([1.0, 0.0, 7.0], 2.5, None)
+        found = index.search(data.queries, k=5, filter="year >= 50", with_metadata=True)
+        assert found.ids.min() >= 50
+        assert found.metadata[0][0]["shelf"] == "shelf 5"
+        refreshed(index, data)
+    index.close()
+
+
+def test_metadata_whose_names_milvus_needs_survive(folder):
+    known = [{"id": "seven", "embedding": [1, 2], "nnnorm_bias": "?", "nnnorm_json": {"a": None}}]
+    items = rows(1)
+    items = Items(items.ids, items.vectors, items.values, known)
+    store = fill(make("milvus", folder), items)
+    check_contents(store, items)
+    assert store.metadata_of(items.ids) == known
+    store.close()
+
+
+# --- clients of the caller ------------------------------------------------------------------------
+
+
+def own_milvus(folder):
+    client = MilvusClient(str(folder / "m.db"))
+    return client, MilvusStore(client, "photos"), lambda: client.list_collections()
+
+
+def own_qdrant(folder):
+    client = QdrantClient(":memory:")
+    return client, QdrantStore(client, "photos"), lambda: client.get_collections()
+
+
+def own_chroma(folder):
+    client = chromadb.PersistentClient(str(folder / "c"))
+    return client, ChromaStore(client, "photos", ef=500), lambda: client.list_collections()
+
+
+@pytest.mark.parametrize("make_own", [own_milvus, own_qdrant, own_chroma])
+def test_a_client_of_the_caller_is_used_and_left_open(make_own, folder, data):
+    client, store, ask = make_own(folder)
+    index = build_index(store, data.gallery, data.bias)
+    assert index.store.client is client
+    right = nnnorm.search(data.queries, data.gallery, data.bias, k=5).indices
+    assert index.search(data.queries, k=5).ids.tolist() == right.tolist()
+    refreshed(index, data)
+    index.close()
+    ask()
+    assert f"of the given {store.client_type}" in store.name
+    assert len(open_index(type(store)(client, "photos"))) == 60
+
+
+def test_a_client_of_another_engine_is_refused():
+    with pytest.raises(
+        nnnorm.NNNormError, match="must be an address, a path or a MilvusClient; got QdrantClient"
+    ):
+        MilvusStore(QdrantClient(":memory:"))
+
+
+# --- what was built before there were generations -------------------------------------------------
+
+
+def old_qdrant(folder):
+    client = QdrantClient(path=str(folder / "q"))
+    client.create_collection("photos", models.VectorParams(size=10, distance="Dot"))
+    client.close()
+
+
+def old_milvus(folder):
+    client = MilvusClient(str(folder / "milvus.db"))
+    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("embedding", DataType.FLOAT_VECTOR, dim=10)
+    schema.add_field("metadata", DataType.JSON)
+    index = client.prepare_index_params()
+    index.add_index("embedding", index_type="FLAT", metric_type="IP")
+    client.create_collection(
+        "photos", schema=schema, index_params=index, properties={"nnnorm": "null"}
+    )
+    client.close()
+
+
+@pytest.mark.parametrize(("engine", "make_old"), [("qdrant", old_qdrant), ("milvus", old_milvus)])
+def test_a_collection_of_the_plain_name_works_and_its_copy_is_refreshed(
+    engine, make_old, folder, data
+):
+    make_old(folder)
+    known = [{"year": own} for own in range(60)]
+    corrector = nnnorm.Corrector.fit(data.gallery, data.references)
+    build_index(make(engine, folder), data.gallery[:40], corrector, metadata=known[:40]).close()
+    with open_index(make(engine, folder)) as index:
+        index.add(data.gallery[40:50], corrector, ids=range(40, 50), metadata=known[40:50])
+        index.upsert(data.gallery[45:], corrector, ids=range(45, 60), metadata=known[45:])
+        index.delete([3])
+        index.add(data.gallery[3:4], corrector, ids=[3], metadata=known[3:4])
+        bias = corrector.bias_of(data.gallery)
+        right = nnnorm.search(data.queries, data.gallery, bias, k=5).indices
+        found = index.search(data.queries, k=5, with_metadata=True)
+        assert found.ids.tolist() == right.tolist()
+        assert found.metadata[0] == [known[own] for own in found.ids[0]]
+        other = nnnorm.Corrector.fit(data.gallery, unit_rows(90))
+        with pytest.raises(nnnorm.NNNormError, match="copy it once with nnnorm index export"):
+            index.refresh(other)
+        assert index.search(data.queries, k=5).ids.tolist() == right.tolist()
+        copy = type(index.store)(index.store.place, "copy")
+        with export_index(index.store, copy) as better:
+            refreshed(better, data)
+            if engine == "milvus":
+                ids = [row["id"] for row in copy.client.query("copy", filter="year >= 55")]
+                assert sorted(ids) == [55, 56, 57, 58, 59]
+
+
+def test_the_note_beside_an_older_shard_moves_into_it(folder, data):
+    build_index(make("qdrant-edge", folder), data.gallery, data.bias).close()
+    beside = folder / "edge.nnnorm"
+    (folder / "edge" / "nnnorm.json").rename(beside)
+    with open_index(make("qdrant-edge", folder)) as index:
+        refreshed(index, data)
+        assert not beside.exists()
+        index.rollback()
+        right = nnnorm.search(data.queries, data.gallery, data.bias, k=5).indices
+        assert index.search(data.queries, k=5).ids.tolist() == right.tolist()

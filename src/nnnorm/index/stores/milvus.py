@@ -36,9 +36,9 @@ from nnnorm.index.store import (
 from nnnorm.index.stores.database import BIAS, METADATA, AliasedStore, Entry, other_vectors
 
 _METRICS: dict[str, StoreMetric] = {"IP": "ip", "COSINE": "cosine", "L2": "l2"}
-# Properties of a collection: the note, and whether metadata are fields. Earlier versions kept them
-# in one JSON field.
-_NOTE, _LAYOUT = "nnnorm", "nnnorm_fields"
+# Properties of a collection: the note, the field of the vector that is corrected, and whether
+# metadata are fields. Earlier versions kept them in one JSON field.
+_NOTE, _VECTOR, _LAYOUT = "nnnorm", "nnnorm_vector", "nnnorm_fields"
 # Field for metadata whose names other fields have.
 _REST = "nnnorm_json"
 _LONGEST_NAME = 65535
@@ -140,7 +140,7 @@ class MilvusStore(AliasedStore):
             metric_type=metric.upper(),
             params=graph if self.is_graph else {},
         )
-        self._create(schema, index)
+        self._create(schema, index, vector)
 
     def create_like(
         self, source: Store, width: int, metric: StoreMetric, *, strings: bool, sample: Sample
@@ -181,16 +181,16 @@ class MilvusStore(AliasedStore):
                     params={name: value for name, value in one.items() if name not in _STATISTICS},
                     **metrics,
                 )
-        self._create(schema, index)
+        self._create(schema, index, known.vector)
 
-    def _create(self, schema: Any, index: Any) -> None:
+    def _create(self, schema: Any, index: Any, vector: str) -> None:
         name = self._new_generation()
         with self._translating():
             self.client.create_collection(
                 name,
                 schema=schema,
                 index_params=index,
-                properties={_NOTE: "null", _LAYOUT: "own"},
+                properties={_NOTE: "null", _LAYOUT: "own", _VECTOR: vector},
                 **_STRONG,
             )
             self._serve(name)
@@ -314,14 +314,14 @@ class MilvusStore(AliasedStore):
             return self._known
         about = self._about()
         fields = {field["name"]: field for field in about["fields"]}
-        vector = self._choose_vector(fields)
+        properties = about.get("properties") or {}
+        vector = self._choose_vector(fields, self.options.vector or properties.get(_VECTOR, ""))
         with self._translating():
             self.client.load_collection(self.actual)
             names = self.client.list_indexes(self.actual, field_name=vector)
             if not names:
                 raise NNNormError(f"{self.name} has no index on {vector}; create one first")
             index = self.client.describe_index(self.actual, names[0])
-        properties = about.get("properties") or {}
         is_ours = _NOTE in properties and _LAYOUT not in properties
         self._known = _Schema(
             fields,
@@ -336,9 +336,8 @@ class MilvusStore(AliasedStore):
         )
         return self._known
 
-    def _choose_vector(self, fields: Mapping[str, Mapping[str, Any]]) -> str:
+    def _choose_vector(self, fields: Mapping[str, Mapping[str, Any]], asked: str) -> str:
         known = [name for name, field in fields.items() if field["type"].name == "FLOAT_VECTOR"]
-        asked = self.options.vector
         if asked in known:
             return asked
         if asked or len(known) != 1:

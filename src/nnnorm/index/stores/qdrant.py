@@ -22,6 +22,7 @@ from nnnorm.index.stores.database import AliasedStore, read_filter
 from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore, Shared
 
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
+_VECTOR = "nnnorm_vector"  # metadata of a collection: the name of the vector that is corrected
 _FOLDERS = Shared()
 atexit.register(_FOLDERS.close)  # a client that is left open complains when Python ends
 # Local mode is not made for threads: one call at a time.
@@ -120,7 +121,7 @@ class QdrantStore(AliasedStore, PointStore):
     def _create(self, **settings: Any) -> None:
         name = self._new_generation()
         with self._translating():
-            self.client.create_collection(name, **settings)
+            self.client.create_collection(name, metadata={_VECTOR: self._using}, **settings)
             self._serve(name)
 
     # --- the alias ---
@@ -171,7 +172,8 @@ class QdrantStore(AliasedStore, PointStore):
             n_points = self.client.count(name, exact=True).count
         vectors = config.params.vectors
         if isinstance(vectors, dict):
-            self._using = self._choose_vector(list(vectors), self.options.vector)
+            noted = (config.metadata or {}).get(_VECTOR, "")
+            self._using = self._choose_vector(list(vectors), self.options.vector or noted)
             vectors = vectors[self._using]
         if vectors is None:
             raise NNNormError(f"{self.name} has no dense vectors")
@@ -252,7 +254,7 @@ class QdrantStore(AliasedStore, PointStore):
 
     def _write_note(self, note: dict[str, Any]) -> None:
         self._check_served()
-        self.client.update_collection(self.actual, metadata={"nnnorm": note})
+        self.client.update_collection(self.actual, metadata={"nnnorm": note})  # others stay
 
     def _connect(self) -> Any:
         client = require("qdrant_client", "qdrant").QdrantClient

@@ -25,6 +25,7 @@ from nnnorm.io import write_whole
 
 _T = TypeVar("_T")
 _CONFIG, _NOTE = "edge_config.json", "nnnorm.json"
+_VECTOR = "vector"  # entry of the note: the name of the vector that is corrected
 # Ends of the names of folders: the generation that is not served, one on its way there, and one on
 # its way out.
 _OTHER, _PARKED, _DROPPED = ".nnnorm-other", ".nnnorm-parked", ".nnnorm-dropped"
@@ -168,6 +169,7 @@ class QdrantEdgeStore(PointStore):
         with _MOVING, self._translating():
             self._settle()
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_file({})
             text = json.dumps(about).encode()
             # A shard is made from its configuration, which is all that a kill leaves here.
             write_whole(self.folder / _CONFIG, lambda file: file.write(text))
@@ -272,7 +274,8 @@ class QdrantEdgeStore(PointStore):
             return None
         about = self._configuration()
         try:
-            self._using = self._choose_vector(list(about["vectors"]), self.options.vector)
+            noted = (self._read_file() or {}).get(_VECTOR, "")
+            self._using = self._choose_vector(list(about["vectors"]), self.options.vector or noted)
             vectors = about["vectors"][self._using]
             width, distance = vectors["size"], vectors["distance"]
             codes = vectors.get("quantization_config") or about.get("quantization_config") or ()
@@ -374,6 +377,10 @@ class QdrantEdgeStore(PointStore):
         return self._named(".nnnorm")
 
     def _read_note(self) -> Any:
+        note = self._read_file()
+        return note and {name: entry for name, entry in note.items() if name != _VECTOR}
+
+    def _read_file(self) -> dict[str, Any] | None:
         self._settle()
         path = self.folder / _NOTE
         if not path.exists() and self.folder == self._path:
@@ -381,19 +388,26 @@ class QdrantEdgeStore(PointStore):
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            note = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(note, dict):
+                raise ValueError("it is no mapping")
         except ValueError as error:
             raise NNNormError(
                 f"{path} is no note of nnnorm ({first_line(error)}); restore it "
                 "together with the shard, or build the shard again"
             ) from error
+        return note
 
     def _write_note(self, note: dict[str, Any]) -> None:
         self._check_served()
-        text = json.dumps(note, indent=2).encode()
-        write_whole(self.folder / _NOTE, lambda file: file.write(text))
+        self._know()  # the name of the vector
+        self._write_file(note)
         if not self._is_other:
             self._old_note_path.unlink(missing_ok=True)
+
+    def _write_file(self, note: dict[str, Any]) -> None:
+        text = json.dumps({**note, _VECTOR: self._using}, indent=2).encode()
+        write_whole(self.folder / _NOTE, lambda file: file.write(text))
 
     def _move_note(self) -> None:
         """Put the note into the folder of the shard, so that both move in one step."""
