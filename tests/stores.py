@@ -23,6 +23,12 @@ from tests.servers import chroma, lancedb, milvus, pgvector, qdrant, qdrant_edge
 omp_set_num_threads(1)
 
 
+# Engines that the tests of a living index run on (`test_living.py`), and those among them whose
+# collections several processes may open at once.
+LIVING = {"faiss", "hnswlib", "usearch"}
+SHARED = {"faiss", "hnswlib", "usearch"}
+
+
 @dataclass(frozen=True)
 class Case:
     """One engine serving one way; what is stated here is what the contract holds it to."""
@@ -34,6 +40,10 @@ class Case:
     unit: bool = False  # a re-rank needs unit norm where the engine has no inner product
     tolerance: float = 1e-5  # of scores
     slow: bool = True  # left out of `make test-fast`
+
+    @property
+    def engine(self):
+        return self.name.split()[0]
 
 
 def faiss(**options):

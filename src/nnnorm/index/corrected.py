@@ -377,7 +377,12 @@ class CorrectedIndex:
 
     @explain_arguments
     def refresh(
-        self, corrector: "Corrector | str | os.PathLike[str]", *, progress: Progress | None = None
+        self,
+        corrector: "Corrector | str | os.PathLike[str]",
+        *,
+        gallery: Source | None = None,
+        ids: Any = None,
+        progress: Progress | None = None,
     ) -> None:
         """Give all items the bias of another corrector, at once for all readers.
 
@@ -389,10 +394,23 @@ class CorrectedIndex:
         ----------
         corrector : Corrector or path
             The new corrector, or its file.
+        gallery : array or path, shape (n_gallery, dim), optional
+            The original vectors of all items, for collections that store them in few bits.
+        ids : sequence of int or str, optional
+            Ids of the rows of the gallery, by default those of its file, or 0…n−1.
         progress : callable, optional
             Called with ``(done, total)``.
         """
-        refresh(self.store, self.recipe, open_corrector(corrector), progress=progress)
+        opened = open_corrector(corrector)
+        items = None if gallery is None else opened.open(gallery, "gallery")
+        refresh(
+            self.store,
+            self.recipe,
+            opened,
+            gallery=items,
+            ids=None if items is None else name_items(items, ids),
+            progress=progress,
+        )
         self._read_note()
 
     def rollback(self) -> None:

@@ -26,11 +26,18 @@ _MOST_KEPT = 65536
 
 
 def refresh(
-    store: Store, recipe: Recipe, corrector: Corrector, *, progress: Progress | None = None
+    store: Store,
+    recipe: Recipe,
+    corrector: Corrector,
+    *,
+    gallery: Embeddings | None = None,
+    ids: Ids | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Serve the items of a collection with the values of another corrector.
 
-    Nothing is done where the collection has the values of this corrector already.
+    Nothing is done where the collection has the values of this corrector already. The vectors are
+    those of the gallery, by `ids`, where there is one.
 
     Examples
     --------
@@ -50,10 +57,17 @@ def refresh(
             f"the bias of {store.name} has a popularity added, which a refresh would lose; build "
             "the index again with the new bias and the popularity"
         )
-    read = _read(store, recipe, corrector)
+    if store.is_lossy and gallery is None:
+        raise NNNormError(
+            f"{store.name} stores its vectors in few bits and can't give them back; pass gallery= "
+            "(--gallery) with the original ones"
+        )
+    source = _Source(store, recipe, corrector, gallery, ids)
+    read = _read(source)
     new = _make_recipe(store, recipe, corrector, read)
-    if store.rewrites_values and recipe.way in ("column", "rerank") and read.are_kept:
-        pairs = ((items.ids, items.values) for items in _new_items(store, recipe, corrector, read))
+    store.save()
+    if _has_values_alone(store, recipe) and read.are_kept:
+        pairs = ((items.ids, items.values) for items in _new_items(source, read))
         with keep_interrupts():
             store.set_values(pairs, replace(new, state="whole").to_dict())  # type: ignore[arg-type]
         return
@@ -65,7 +79,7 @@ def refresh(
         fill_store(
             other,
             new,
-            _new_items(store, recipe, corrector, read),
+            _new_items(source, read),
             ids=read.ids,
             sample=Sample(len(read.ids), lambda: _packed(new, read), read.metadata),
             like=store,
@@ -90,20 +104,59 @@ def rollback(store: Store, recipe: Recipe) -> None:
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: faiss in memory has no former generation; ...
     """
-    if not (store.rewrites_values and recipe.way in ("column", "rerank")):
-        other = store.other()
-        if other.facts() is None:
-            raise NNNormError(
-                f"{store.name} has no former generation; a refresh keeps one, and a build, an "
-                "export or an add does not"
-            )
+    other = store.other()
+    if other.facts() is not None:
         if not _is_whole(other):
             raise NNNormError(
                 f"beside {store.name} there is only a part of a generation, from a refresh that "
                 "was interrupted; run that refresh again, then roll back"
             )
+    elif not _has_values_alone(store, recipe):
+        raise NNNormError(
+            f"{store.name} has no former generation; a refresh keeps one, and a build, an export "
+            "or an add does not"
+        )
+    store.save()
     with keep_interrupts():
         store.exchange()
+
+
+class _Source:
+    """The items that are served, as they were before any correction."""
+
+    def __init__(
+        self,
+        store: Store,
+        recipe: Recipe,
+        corrector: Corrector,
+        gallery: Embeddings | None,
+        ids: Ids | None,
+    ) -> None:
+        self.store, self.recipe, self.corrector = store, recipe, corrector
+        self.gallery = gallery
+        listed = [] if ids is None else ids.tolist()
+        self.row_of = {own: row for row, own in enumerate(listed)}
+
+    def scan(self) -> Iterator[tuple[Items, Embeddings]]:
+        """Yield items, and their rows as the corrector needs them."""
+        for stored in self.store.scan():
+            raw = self.recipe.unpack(stored)
+            if self.gallery is not None:
+                raw = replace(raw, vectors=self._take(self.gallery, raw.ids))
+            rows = open_embeddings(
+                raw.vectors, name="items", normalize=self.corrector.normalize, fingerprint=False
+            )
+            yield raw, self.corrector.open(rows, "items")
+
+    def _take(self, gallery: Embeddings, ids: Ids) -> FloatArray:
+        try:
+            rows = [self.row_of[own] for own in ids.tolist()]
+        except KeyError as error:
+            raise NNNormError(
+                f"{self.store.name} has the item {error.args[0]!r}, but {gallery.name} has not; "
+                "give the gallery with all items, and their ids"
+            ) from None
+        return gallery.take(np.array(rows, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -121,7 +174,8 @@ class _Read:
     metadata: list[Metadata]  # some
 
 
-def _read(store: Store, recipe: Recipe, corrector: Corrector) -> _Read:
+def _read(source: _Source) -> _Read:
+    store = source.store
     facts = store.facts()
     n_items = 0 if facts is None else facts.n_items
     if n_items == 0:
@@ -130,11 +184,9 @@ def _read(store: Store, recipe: Recipe, corrector: Corrector) -> _Read:
     ids, values, kept = list[Ids](), list[FloatArray](), list[FloatArray]()
     digest, known, metadata = hashlib.sha256(), MetadataPrint(), list[Metadata]()
     low, high, done, are_kept = np.inf, 0.0, 0, True
-    for stored in store.scan():
-        raw = recipe.unpack(stored)
-        rows = _open(raw.vectors, corrector)
+    for raw, rows in source.scan():
         are_kept = are_kept and _is_unit(raw.vectors, rows)
-        own = corrector.bias_of(rows).values
+        own = source.corrector.bias_of(rows).values
         ids.append(raw.ids)
         values.append(own)
         digest.update(repr(raw.ids.tolist()).encode())
@@ -157,12 +209,6 @@ def _read(store: Store, recipe: Recipe, corrector: Corrector) -> _Read:
         known.value,
         sample_metadata(metadata),
     )
-
-
-def _open(vectors: FloatArray, corrector: Corrector) -> Embeddings:
-    """Rows as the corrector needs them: divided by their norms where it does that."""
-    rows = open_embeddings(vectors, name="items", normalize=corrector.normalize)
-    return corrector.open(rows, "items")
 
 
 def _is_unit(vectors: FloatArray, rows: Embeddings) -> bool:
@@ -190,21 +236,24 @@ def _make_recipe(store: Store, recipe: Recipe, corrector: Corrector, read: _Read
     )
 
 
-def _new_items(store: Store, recipe: Recipe, corrector: Corrector, read: _Read) -> Iterator[Items]:
+def _new_items(source: _Source, read: _Read) -> Iterator[Items]:
     """Yield the items of a second pass, raw, with their new values."""
     done = 0
-    for stored in store.scan():
-        stop = done + len(stored)
-        if not np.array_equal(read.ids[done:stop], stored.ids):
-            raise _changed(store)
-        raw = recipe.unpack(stored)
-        rows = _open(raw.vectors, corrector)
+    for raw, rows in source.scan():
+        stop = done + len(raw)
+        if not np.array_equal(read.ids[done:stop], raw.ids):
+            raise _changed(source.store)
         yield replace(raw, vectors=rows.rows(0, len(rows)), values=read.values[done:stop])
         done = stop
 
 
 def _packed(recipe: Recipe, read: _Read) -> FloatArray:
     return recipe.pack(Items(read.ids[read.rows], read.sample, read.values[read.rows])).vectors
+
+
+def _has_values_alone(store: Store, recipe: Recipe) -> bool:
+    """Whether a refresh need not touch the vectors."""
+    return store.rewrites_values and recipe.way in ("column", "rerank")
 
 
 def _is_whole(store: Store) -> bool:

@@ -28,6 +28,9 @@ from nnnorm.version import __version__
 _FORMAT = "nnnorm.index/1"
 # Room for later items that are a little longer or have a larger bias.
 _HEADROOM = 1.05
+# Room for a larger bias of later items where numbers have few bits, of which the bound that a
+# corrector knows would take too many.
+_HEADROOM_OF_BIAS = 1.5
 # Norms that differ by more than this make graph search lose items.
 _EQUAL = 0.01
 # Norms this close to 1 differ from it by rounding only.
@@ -397,7 +400,8 @@ def make_recipe(
     if not (math.isfinite(scale) and scale > 0):
         raise NNNormError(f"scale must be positive; got {scale}")
     largest = float(np.abs(values - shift).max()) * scale
-    radius = _HEADROOM * math.hypot(high, largest) if chosen in ("cosine", "l2") else 1.0
+    room = 1.0 if corrector is None else _HEADROOM_OF_BIAS
+    radius = _HEADROOM * math.hypot(high, room * largest) if chosen in ("cosine", "l2") else 1.0
     if known is not None and chosen in get_args(Target):
         scale, radius = known.scale, 1.0 if chosen == "ip" else known.radius
     norms = bias.reference_norms or (None, None)

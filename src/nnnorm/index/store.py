@@ -147,6 +147,8 @@ class Engine(ABC):
         Whether `set_values` replaces the bias of all items at once, for other readers too.
     is_exact : bool
         Whether the search compares every item in float32, so that `verify` demands every hit.
+    is_lossy : bool
+        Whether `scan` yields vectors that were rounded to few bits; a refresh then needs a gallery.
     has_one_range : bool
         Whether numbers are quantised by one range for all coordinates; extended vectors are then
         rotated, so that the coordinate of the bias is no outlier.
@@ -163,6 +165,7 @@ class Engine(ABC):
     filters: str = ""
     rewrites_values: bool = False
     is_exact: bool = False
+    is_lossy: bool = False
     has_one_range: bool = False
     largest_k: int | None = None
 

@@ -71,6 +71,7 @@ class FaissStore(LocalStore):
         self.is_graph = kind == "hnsw"
         self.is_quantized = kind in ("sq", "pq")
         self.is_exact = kind == "flat"
+        self.is_lossy = self.is_quantized and not self._refine
 
     def _create(self, width: int, metric: StoreMetric, sample: Sample) -> None:
         faiss = require("faiss", "faiss")

@@ -91,6 +91,7 @@ class LocalStore(Store):
         self._path = Path(place) if str(place) else None
         self._gate, self._opening = _Gate(), threading.RLock()
         self._other: LocalStore | None = None  # of a store without a path
+        self.rewrites_values = self._path is not None
         self._forget()
 
     def _forget(self) -> None:
@@ -332,6 +333,28 @@ class LocalStore(Store):
                 if path is not None:
                     path.unlink(missing_ok=True)
 
+    def set_values(
+        self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
+    ) -> None:
+        """Write the second file again; the other generation is the same engine's file."""
+        self._open()
+        new = {
+            label: value
+            for ids, values in batches
+            for label, value in zip(self._label(ids).tolist(), values.tolist(), strict=True)
+        }
+        other, path = self.other(), self._path
+        if path is None or other._path is None:
+            raise NNNormError(f"{self.name} has no file, so it has no former values")
+        with self._gate.writing():
+            self.save()
+            other.drop()
+            write_whole(_sidecar(other._path), lambda file: _copy(_sidecar(path), file))
+            _link(path, other._path)
+            self._values, self._note, self._sorted = new, dict(note), None
+            blob = self._describe_all(_checksum(path))
+            write_whole(_sidecar(path), lambda file: file.write(blob))
+
     def exchange(self) -> None:
         other = self.other()
         with self._gate.writing():
@@ -348,10 +371,7 @@ class LocalStore(Store):
                     raise NNNormError(f"there is no {store.name}; refresh the index first")
             swap = _beside(path, "swap")
             swap.unlink(missing_ok=True)
-            try:
-                os.link(path, swap)
-            except OSError:  # a file system without links
-                write_whole(swap, lambda file: _copy(path, file))
+            _link(path, swap)
             write_whole(_new(path), lambda file: _copy(_sidecar(beside), file))
             write_whole(_new(beside), lambda file: _copy(_sidecar(path), file))
             os.replace(beside, path)  # from here on the other generation is served
@@ -681,6 +701,14 @@ def _swap(path: Path) -> Path | None:
 def _copy(path: Path, file: BinaryIO) -> None:
     with open(path, "rb") as source:
         shutil.copyfileobj(source, file)
+
+
+def _link(path: Path, other: Path) -> None:
+    """Give a file a second name; engines' files are replaced, never written to."""
+    try:
+        os.link(path, other)
+    except OSError:  # a file system without links
+        write_whole(other, lambda file: _copy(path, file))
 
 
 def _stamps(path: Path) -> list[Any]:

@@ -53,7 +53,8 @@ class UsearchStore(LocalStore):
             self._set_i8()
 
     def _set_i8(self) -> None:
-        self.ways, self.is_quantized, self.has_one_range = ("cosine",), True, True
+        self.ways = ("cosine",)
+        self.is_quantized = self.has_one_range = self.is_lossy = True
 
     def _take_settings(self, source: "UsearchStore") -> None:
         graph = source._index
