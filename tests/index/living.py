@@ -174,13 +174,26 @@ def _run(case, folder, name, operation, at, number, address, memory, pipe):
     os._exit(0)
 
 
-def run_child(case, folder, name, operation, at=0, number=signal.SIGKILL):
-    """Run an operation in a process of its own; the number of lines that it ran, or None."""
+def make_context():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.index.living"])
+    return context
+
+
+def start_server():
+    """Start the server by a child that does nothing."""
+    child = make_context().Process(target=os.getpid)
+    child.start()
+    child.join()
+
+
+def run_child(case, folder, name, operation, at=0, number=signal.SIGKILL):
+    """Run an operation in a process of its own; the number of lines that it ran, or None."""
+    context = make_context()
     address = servers.postgres() if case.engine == "pgvector" else None
     ours, theirs = context.Pipe(duplex=False)
     arguments = (CASES.index(case), folder, name, operation, at, number, address, servers.MEMORY)
+    servers.release_milvus()
     child = context.Process(target=_run, args=(*arguments, theirs))
     child.start()
     theirs.close()

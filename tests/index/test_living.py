@@ -22,6 +22,7 @@ from tests.index.living import (
     refresh,
     run_child,
     served,
+    start_server,
     world,
 )
 from tests.servers import clear_memory
@@ -29,8 +30,24 @@ from tests.stores import CASES, LIVING, SHARED, parametrize
 
 LIVE = [case for case in CASES if case.engine in LIVING]
 each = parametrize(LIVE)
-# Moments at which each operation is stopped; more of them with NNNORM_KILLS=20.
-N_KILLS = int(os.environ.get("NNNORM_KILLS", "4"))
+# Moments at which each operation is stopped, on one row per engine with the bias in the vectors and
+# one with the bias beside them; on all rows where NNNORM_KILLS says how many.
+ASKED = os.environ.get("NNNORM_KILLS")
+N_KILLS = int(ASKED or 4)
+
+
+def kind_of(case):
+    return case.engine, case.way in ("rerank", "column")
+
+
+FEW = list({kind_of(case): case for case in reversed(LIVE)}.values())[::-1]
+each_killed = parametrize(LIVE if ASKED else FEW)
+
+
+@pytest.fixture(scope="session")
+def children():
+    """Start the process that makes children before a test looks for processes left behind."""
+    start_server()
 
 
 @pytest.fixture
@@ -173,7 +190,8 @@ def what_is_served(case, make):
 
 
 @pytest.mark.slow
-@each
+@pytest.mark.usefixtures("children")
+@each_killed
 @pytest.mark.parametrize("operation", ["build", "export", "add", "refresh", "rollback"])
 def test_a_process_that_is_stopped_leaves_the_old_or_the_new(case, operation, tmp_path):
     rng = np.random.default_rng(len(operation))
@@ -218,10 +236,11 @@ def test_a_process_that_is_stopped_leaves_the_old_or_the_new(case, operation, tm
 
 # --- readers -------------------------------------------------------------------------------------
 
-shared = parametrize([case for case in LIVE if case.engine in SHARED])
+shared = parametrize([case for case in FEW if case.engine in SHARED])
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("children")
 @shared
 @pytest.mark.parametrize("reopens", [True, False], ids=["opening", "open"])
 def test_a_reader_sees_the_old_or_the_new_ranking(case, store, reopens, tmp_path):

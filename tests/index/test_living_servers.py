@@ -12,7 +12,6 @@ import chromadb
 import numpy as np
 import pytest
 import qdrant_edge
-from milvus_lite.server_manager import server_manager_instance
 from pymilvus import DataType, MilvusClient
 from qdrant_client import QdrantClient, models
 
@@ -24,7 +23,7 @@ from nnnorm.index.stores.milvus import MilvusStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 from tests.index.test_index import make_data
-from tests.servers import clear_memory, in_memory
+from tests.servers import clear_memory, in_memory, release_milvus
 
 pytestmark = [
     pytest.mark.slow,
@@ -347,7 +346,7 @@ getattr(store, method)()
 
 def kill(engine, folder, step, method, part="served"):
     """Run a method in another process, which dies before a step of it."""
-    server_manager_instance.release_all()  # the Milvus Lite of this process, which has the file
+    release_milvus()
     program = [sys.executable, "-c", KILLED, URLS[engine].format(folder), part, str(step), method]
     assert subprocess.run(program, check=False).returncode == 9
 

@@ -6,7 +6,6 @@ stopped when it is started again.
 """
 
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,35 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.augmentation import check_storable
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.index.fill import fill_store, make_sample
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, origin_of
-from nnnorm.index.store import Facts, FloatArray, Ids, Items, Store, Way, check_ids
+from nnnorm.index.store import (
+    Facts,
+    FloatArray,
+    Ids,
+    Items,
+    Metadata,
+    Store,
+    Way,
+    check_ids,
+)
 from nnnorm.index.urls import open_store
+from nnnorm.index.values import Correction, open_correction
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN
+
+# What a copy of a corrected collection knows of its bias, as the collection does.
+_OF_THE_BIAS = (
+    *("corrector", "origin", "popularity", "bank", "reference_k"),
+    *("reference_low", "reference_high"),
+)
+# Entries of metadata that show the target which fields there are.
+_MOST_DESCRIBED = 1000
 
 
 @explain_arguments
@@ -34,7 +51,7 @@ def export_index(
     target: "Store | str",
     *,
     references: Source | Bank | None = None,
-    bias: Bias | None = None,
+    bias: Correction | None = None,
     ids: Any = None,
     way: Way | None = None,
     normalize: bool | None = None,
@@ -46,14 +63,17 @@ def export_index(
     ----------
     source : Store or str
         The existing collection, or its URL. It is never written to. Items of a collection that
-        compares by cosine are normalised, as the engine does. A collection that is corrected
-        already keeps its bias unless another is given.
+        compares by cosine are normalised, as the engine does, and so are the queries of a search.
+        A collection that is corrected already keeps its bias unless another is given. It is closed
+        afterwards where its URL was given.
     target : Store or str
-        Where the copy goes: empty, missing, or the result of the same export, interrupted.
+        Where the copy goes: empty, missing, or the result of the same export, interrupted. In the
+        same engine it has the native columns of the source.
     references : Bank, array or path, shape (n_references, dim), optional
         Bank of past queries, on which the automatic NNN is fitted.
-    bias : Bias, optional
-        Instead of `references`: a bias that was fitted on these items.
+    bias : Corrector, path or Bias, optional
+        Instead of `references`: a corrector, or its file, which gives the items their bias; or a
+        bias that was fitted on them.
     ids : sequence of int or str, optional
         Ids of the items in the order of `bias`, by default 0…n−1.
     way : {"ip", "cosine", "l2", "rerank", "column"}, optional
@@ -80,6 +100,23 @@ def export_index(
     [[80]]
     """
     old, new = open_store(source), open_store(target)
+    try:
+        return _export(old, new, references, bias, ids, way, normalize, progress)
+    finally:
+        if isinstance(source, str):
+            old.close()
+
+
+def _export(
+    old: Store,
+    new: Store,
+    references: Source | Bank | None,
+    bias: Correction | None,
+    ids: Any,
+    way: Way | None,
+    normalize: bool | None,
+    progress: Progress | None,
+) -> CorrectedIndex:
     facts = old.facts()
     if facts is None:
         raise NNNormError(f"there is no {old.name}; check the name of the source")
@@ -92,60 +129,75 @@ def export_index(
         )
     if references is not None and bias is not None:
         raise NNNormError("give references or a bias, not both")
-    if bias is not None:
-        check_storable(bias)
-    given, note = bias, old.read_note()
+    given = None if bias is None else open_correction(bias)
+    note = old.read_note()
     recipe = None if note is None else Recipe.from_dict(note, old.name)
     if recipe is not None and recipe.state != "whole":
         raise NNNormError(
             f"{old.name} was not finished ({facts.n_items} items are in it); finish its build or "
             "export first, then export it"
         )
-    if references is None and bias is None and recipe is None:
-        raise NNNormError(f"{old.name} has no bias yet; give references (past queries) or a bias")
+    if references is None and given is None and recipe is None:
+        raise NNNormError(
+            f"{old.name} has no bias yet; give references (past queries), a corrector or a bias"
+        )
     with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
         copied = _read_all(old, facts, recipe, Path(folder), progress)
-        names, gallery, values = copied.ids, copied.gallery, copied.values
-        if references is not None:
-            unit = facts.metric == "cosine" or normalize
-            bank = open_references(references, normalize=unit)
-            bias = NNN().fit(gallery, bank)
-        elif bias is not None:
-            bias = _in_order_of(copied, bias, ids, old)
-        elif recipe is not None:  # the case of neither was refused above
-            bias = Bias(values, recipe.weight, recipe.method, dim=gallery.dim)
-        fitted: Bias = bias  # type: ignore[assignment]
-        new.imitate(old)
-        planned = make_recipe(new, gallery, fitted, way=way)
-        if recipe is not None and given is None and references is None:
-            planned = replace(
-                planned,
-                corrector=recipe.corrector,
-                origin=recipe.origin,
-                popularity=recipe.popularity,
-            )
-        elif given is not None:
-            planned = replace(planned, origin=origin_of(given))
-        planned = replace(planned, metadata=copied.metadata)
+        if isinstance(given, Corrector):
+            copied = copied._replace(gallery=given.open(copied.gallery, "items"))
+        planned, values = _plan(old, new, copied, recipe, references, given, ids, way, normalize)
         if recipe is None and facts.metric == "l2" and not planned.has_equal_norms:
-            warnings.warn(
+            warn(
                 f"{old.name} compares by l2, and its vectors have norms {planned.shortest:.3g} to "
                 f"{planned.longest:.3g}: the corrected copy ranks by inner product, which is "
-                "another order; normalise the vectors in the source where cosine was meant",
-                NNNormWarning,
-                stacklevel=3,
+                "another order; normalise the vectors in the source where cosine was meant"
             )
-
+        sample = make_sample(planned, copied.gallery, values, copied.ids, copied.some_metadata)
         whole = fill_store(
             new,
             planned,
-            _with_values(_raw_items(old, facts, recipe), copied, fitted.values, old.name),
-            ids=names,
-            sample=make_sample(planned, gallery, fitted.values, names),
+            _with_values(_raw_items(old, facts, recipe), copied, values, old.name),
+            ids=copied.ids,
+            sample=sample,
             like=old,
             progress=progress,
         )
         return CorrectedIndex(new, whole)
+
+
+def _plan(
+    old: Store,
+    new: Store,
+    copied: "_Copied",
+    recipe: Recipe | None,
+    references: Source | Bank | None,
+    given: Bias | Corrector | None,
+    ids: Any,
+    way: Way | None,
+    normalize: bool | None,
+) -> tuple[Recipe, FloatArray]:
+    """Find the bias of the items, and how the copy serves it."""
+    gallery, corrector = copied.gallery, given if isinstance(given, Corrector) else None
+    if references is not None:
+        unit = gallery.normalized or (recipe is not None and recipe.unit) or normalize
+        fitted = NNN().fit(gallery, open_references(references, normalize=unit))
+    elif corrector is not None:
+        fitted = corrector.bias_of(gallery)
+    elif isinstance(given, Bias):
+        fitted = _in_order_of(copied, given, ids, old)
+    else:
+        method = "nnn" if recipe is None else recipe.method
+        weight = 0.0 if recipe is None else recipe.weight
+        fitted = Bias(copied.values, weight, method, dim=gallery.dim)
+    new.imitate(old)
+    planned = make_recipe(new, gallery, fitted, way=way, corrector=corrector)
+    if recipe is not None and given is None and references is None:
+        kept = {name: getattr(recipe, name) for name in _OF_THE_BIAS}
+        planned = replace(planned, **kept)
+    elif isinstance(given, Bias):
+        planned = replace(planned, origin=origin_of(given))
+    unit = planned.unit or (recipe is not None and recipe.unit)
+    return replace(planned, metadata=copied.metadata, unit=unit), fitted.values
 
 
 class _Copied(NamedTuple):
@@ -156,6 +208,7 @@ class _Copied(NamedTuple):
     values: FloatArray
     as_stored: FloatArray  # on the disk, before any normalisation
     metadata: str | None  # a fingerprint
+    some_metadata: list[Metadata]
 
 
 def _raw_items(store: Store, facts: Facts, recipe: Recipe | None) -> Iterator[Items]:
@@ -181,14 +234,17 @@ def _read_all(
     )
     ids: list[Ids] = []
     values: list[FloatArray] = []
-    known, done = MetadataPrint(), 0
+    known, some, done = MetadataPrint(), list[Metadata](), 0
+    step = -(-facts.n_items // _MOST_DESCRIBED)
     for items in _raw_items(store, facts, recipe):
         if done + len(items) > facts.n_items:
             raise _changed(store.name)
         rows[done : done + len(items)] = items.vectors
         ids.append(items.ids)
         values.append(np.zeros(len(items), np.float32) if items.values is None else items.values)
-        known.take([{}] * len(items) if items.metadata is None else items.metadata)
+        described = items.metadata_list()
+        known.take(described)
+        some += described[-done % step :: step]
         done += len(items)
         if progress is not None:
             progress(done, facts.n_items)
@@ -205,7 +261,9 @@ def _read_all(
     names = check_ids(np.concatenate(ids), done, name=store.name)
     by_cosine = recipe is None and facts.metric == "cosine"
     gallery = open_embeddings(rows, name=f"the items of {store.name}", normalize=by_cosine)
-    return _Copied(names, gallery, np.concatenate(values), rows, known.value)
+    if not any(some):
+        some = []
+    return _Copied(names, gallery, np.concatenate(values), rows, known.value, some)
 
 
 def _in_order_of(copied: _Copied, bias: Bias, ids: Any, store: Store) -> Bias:
@@ -260,12 +318,10 @@ def _check_items(copied: _Copied, bias: Bias, order: npt.NDArray[np.int64], stor
         return
     # One side was normalised elsewhere, or by the engine: the last bits are not comparable.
     if not store.keeps_vectors or is_unit == expected.endswith(":unit"):
-        warnings.warn(
+        warn(
             f"whether this bias was fitted on the items of {store.name} can't be determined, "
             "because one of them was normalised elsewhere; check with nnnorm index verify, or give "
-            "references",
-            NNNormWarning,
-            stacklevel=5,
+            "references"
         )
         return
     raise NNNormError(

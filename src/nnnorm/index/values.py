@@ -10,7 +10,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Source, open_embeddings
 
 # What gives items their bias: the path is that of a corrector file.
-Correction: TypeAlias = "Bias | Corrector | str | os.PathLike[str]"
+Correction: TypeAlias = Bias | Corrector | str | os.PathLike[str]
 
 
 def open_correction(given: Correction) -> Bias | Corrector:

@@ -169,7 +169,8 @@ class LocalStore(Store):
     def create_like(
         self, source: Store, width: int, metric: StoreMetric, *, strings: bool, sample: Sample
     ) -> None:
-        if isinstance(source, type(self)):
+        # An export has options of its own; a refresh keeps those that the index was built with.
+        if isinstance(source, type(self)) and self._is_other_of(source):
             source._open()
             self._take_settings(source)
         self.create(width, metric, strings=strings, sample=sample)
@@ -324,6 +325,11 @@ class LocalStore(Store):
             self._other = self._other or type(self)(**asdict(self.options))
             return self._other
         return type(self)(_beside(self._path, "other"), **asdict(self.options))
+
+    def _is_other_of(self, source: "LocalStore") -> bool:
+        if source._path is None:
+            return source._other is self
+        return self._path == _beside(source._path, "other")
 
     def drop(self) -> None:
         self.close()
