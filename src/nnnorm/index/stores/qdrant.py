@@ -215,24 +215,33 @@ class QdrantStore(AliasedStore, PointStore):
     def _query(self, queries: FloatArray, k: int, filter: Any) -> list[list[Point]]:
         models = require("qdrant_client.models", "qdrant")
         wanted = read_filter(filter, self.filters)
+        if isinstance(wanted, Mapping):
+            with self._translating():
+                wanted = models.Filter(**wanted)
         params = None  # local mode has none
         if self.is_server:
             params = models.SearchParams(
                 hnsw_ef=max(self.options.ef, k), exact=self.options.kind == "flat"
             )
+        about = {
+            "using": self._using or None,
+            "limit": k,
+            "with_payload": PAYLOAD,
+        }
         with self._translating():
-            requests = [
-                models.QueryRequest(
-                    query=query,
-                    using=self._using or None,
-                    filter=wanted,
-                    limit=k,
-                    params=params,
-                    with_payload=PAYLOAD,
-                )
-                for query in queries.tolist()
-            ]
-            answers = self.client.query_batch_points(self.actual, requests)
+            if len(queries) == 1 or not self.is_server:  # a batch of local mode only copies it
+                answers = [
+                    self.client.query_points(
+                        self.actual, query, query_filter=wanted, search_params=params, **about
+                    )
+                    for query in queries.tolist()
+                ]
+            else:
+                requests = [
+                    models.QueryRequest(query=query, filter=wanted, params=params, **about)
+                    for query in queries.tolist()
+                ]
+                answers = self.client.query_batch_points(self.actual, requests)
         return [
             [Point(hit.id, [], hit.payload or {}, hit.score) for hit in answer.points]
             for answer in answers
