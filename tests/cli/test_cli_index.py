@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import faiss
 import numpy as np
@@ -219,3 +220,91 @@ def test_mistakes_are_one_sentence(data):
     narrow = run("index", "search", "--index", "faiss:a.faiss", "--queries", "narrow.npy")
     assert_fails(narrow, "must share dim; got 5 and 13")
     assert run(*BUILD, "--to", "faiss:a.faiss", "--way", "sideways").exit_code == 2
+
+
+# --- a living index ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def living(data):
+    """An index by a corrector, its files, and what a second corrector says."""
+    world = SimpleNamespace(
+        first=nnnorm.Corrector.fit(data.gallery, data.references, nnnorm.NNN(16, 0.75)),
+        second=nnnorm.Corrector.fit(data.gallery, data.references[:100], nnnorm.NNN(8, 0.5)),
+        new=make_data(8, 5, data.gallery.shape[1], unit=True, seed=2).gallery,
+        index=["--index", "faiss:photos.faiss"],
+    )
+    world.first.save("first.safetensors")
+    world.second.save("second.safetensors")
+    np.save("new.npy", world.new)
+    Path("new.txt").write_text("\n".join(str(own) for own in range(1000, 1008)))
+    metadata = [{"year": 2000 + row % 3} for row in range(len(data.gallery))]
+    Path("years.jsonl").write_text("\n".join(json.dumps(entry) for entry in metadata))
+    built = run(
+        *("index", "build", "--gallery", "gallery.npy", "--corrector", "first.safetensors"),
+        *("--metadata", "years.jsonl", "--to", "faiss:photos.faiss"),
+    )
+    assert built.exit_code == 0, built.output
+    return world
+
+
+def test_items_come_and_go_by_commands(data, living):
+    new = ["--gallery", "new.npy", "--ids", "new.txt", "--json"]
+    added = run("index", "add", *living.index, *new, "--corrector", "first.safetensors")
+    n_items = len(data.gallery) + 8
+    assert json.loads(added.stdout) == {
+        "index": "faiss photos.faiss",
+        "n_items": n_items,
+        "added": 8,
+    }
+    other = run("index", "add", *living.index, *new, "--corrector", "second.safetensors")
+    assert other.exit_code == 1
+    assert "such values do not mix" in other.stderr
+    again = run(
+        "index", "add", *living.index, *new, "--corrector", "first.safetensors", "--replace"
+    )
+    assert json.loads(again.stdout)["added"] == 0
+    Path("quarantine.json").write_text("[1000, 1003, 5]")
+    gone = run("index", "delete", *living.index, "--ids", "quarantine.json")
+    assert gone.stdout.startswith("Deleted from faiss photos.faiss.")
+    twice = run("index", "delete", *living.index, "--ids", "quarantine.json")
+    assert "has no item with the id 5; nothing was deleted" in twice.stderr
+    missing = ["--ids", "new.txt", "--ignore-missing", "--json"]
+    rest = run("index", "delete", *living.index, *missing)
+    assert json.loads(rest.stdout)["deleted"] == 6
+    with open_index("faiss:photos.faiss") as index:
+        assert len(index) == len(data.gallery) - 1
+
+
+def test_an_index_is_refreshed_and_rolled_back_by_commands(data, living):
+    search = ["index", "search", *living.index, "--queries", "queries.npy", "--json"]
+
+    def ids():
+        return json.loads(run(*search).stdout)["ids"]
+
+    def right(corrector):
+        return nnnorm.search(data.queries, data.gallery, corrector.bias, k=10).indices.tolist()
+
+    assert ids() == right(living.first)
+    refresh = run("index", "refresh", *living.index, "--corrector", "second.safetensors")
+    assert refresh.exit_code == 0, refresh.output
+    assert ids() == right(living.second)
+    verify = ["index", "verify", *living.index, "--queries", "queries.npy"]
+    assert run(*verify, "--corrector", "second.safetensors").exit_code == 0
+    wrong = run(*verify, "--corrector", "first.safetensors")
+    assert wrong.exit_code == 1
+    assert "Likely cause: the index averages 8 references per item, the bias 16" in wrong.stdout
+    back = json.loads(run("index", "rollback", *living.index, "--json").stdout)
+    assert back["corrector"] == living.first.fingerprint
+    assert ids() == right(living.first)
+    only = json.loads(run(*search, "--filter", '{"year": 2001}').stdout)["ids"]
+    assert {own % 3 for row in only for own in row} == {1}
+
+
+def test_a_correction_is_asked_for_once(data, living):
+    both = ["--corrector", "first.safetensors", "--bias", "bias.safetensors"]
+    build = ["index", "build", "--gallery", "gallery.npy", "--to", "faiss:other.faiss"]
+    assert "expected either --corrector" in run(*build).stderr
+    assert "got both" in run(*build, *both).stderr
+    copied = run("index", "export", "--from", "faiss:photos.faiss", "--to", "faiss:copy.faiss")
+    assert copied.stdout.startswith("Wrote a copy with the correction, faiss copy.faiss.")

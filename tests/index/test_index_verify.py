@@ -166,3 +166,52 @@ def test_copies_of_an_item_are_as_right_as_the_item(data):
     result = verify_index(build_index(FaissStore(), gallery, bias), data.queries, k=7)
     assert result.is_good
     assert result.recall == 1
+
+
+# The real cause is named before rankings are compared
+
+
+def test_an_index_of_another_weight_bank_or_k_is_named(data):
+    light = nnnorm.NNN(reference_k=16, alpha=0.1).fit(data.gallery, data.references)
+    _, problem = problem_of(build_index(FaissStore(), data.gallery, light), data)
+    assert "built with the weight 0.1, but the bias has 0.75" in problem
+    other = nnnorm.NNN(reference_k=16, alpha=0.75).fit(data.gallery, data.references[:100])
+    _, problem = problem_of(build_index(FaissStore(), data.gallery, other), data)
+    assert "values of another bank of references: refresh the index" in problem
+    narrow = nnnorm.NNN(reference_k=4, alpha=0.75).fit(data.gallery, data.references)
+    _, problem = problem_of(build_index(FaissStore(kind="sq"), data.gallery, narrow), data)
+    assert "averages 4 references per item, the bias 16" in problem
+    by_hand = nnnorm.Bias(other.values, 0.75, "nnn")
+    _, problem = problem_of(build_index(HnswlibStore(threads=1), data.gallery, by_hand), data)
+    assert "stored bias values are not those of this bias" in problem
+
+
+def lose(index, n):
+    """Replace some vectors inside the engine by zeros, as a crash or another program might."""
+    bare = faiss.downcast_index(index.store._index.index)
+    rows = faiss.rev_swig_ptr(bare.get_xb(), bare.ntotal * bare.d).reshape(bare.ntotal, bare.d)
+    rows[np.random.default_rng(0).choice(bare.ntotal, n, replace=False)] = 0
+
+
+def test_an_exact_engine_has_to_find_every_hit():
+    data = make_data(6000, 100, 32, unit=True, seed=3)
+    index = build_index(FaissStore(), data.gallery, data.bias)
+    lose(index, 53)
+    result, problem = problem_of(index, data)
+    assert 0.98 < result.recall < 1
+    assert "53 of 6000 stored vectors are not those of the gallery" in problem
+    assert result.n_compared == 6000
+    result, problem = problem_of(index, data, vectors=0)
+    assert "hits are missing, though faiss compares every item" in problem
+
+
+def test_a_corrector_is_enough_to_compare_what_is_stored(data):
+    corrector = nnnorm.Corrector.fit(data.gallery, data.references, nnnorm.NNN(16, 0.75))
+    other = nnnorm.Corrector.fit(data.gallery, data.references[:100], nnnorm.NNN(16, 0.75))
+    index = build_index(FaissStore(), data.gallery, corrector)
+    assert verify_index(index, data.queries, bias=corrector).is_good
+    assert verify_index(index, data.queries, bias=corrector, gallery=data.gallery).is_good
+    result = verify_index(index, data.queries, bias=other)
+    assert "another bank of references" in result.problems[0]
+    with pytest.raises(nnnorm.NNNormError, match="a bias goes together with its gallery"):
+        verify_index(index, data.queries, bias=data.bias)

@@ -1,15 +1,16 @@
-"""`nnnorm index`: build, search, verify and export corrected indexes inside engines.
+"""`nnnorm index`: build, search, change, verify and export corrected indexes inside engines.
 
 A URL names an engine and a collection: ``faiss:photos.faiss``, ``sqlite:photos.db?table=photos``,
 ``qdrant://localhost:6333/photos``.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from typer import Option
 
@@ -30,6 +31,7 @@ from nnnorm.cli.app import (
     read_ids,
     show_progress,
 )
+from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 from nnnorm.index import (
     CorrectedIndex,
@@ -40,7 +42,7 @@ from nnnorm.index import (
     open_index,
     verify_index,
 )
-from nnnorm.io import Progress, read_json, read_jsonl
+from nnnorm.io import Embeddings, Progress, open_embeddings, read_json, read_jsonl
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 
 index_app = typer.Typer(
@@ -59,7 +61,15 @@ IdsFile = Annotated[
 WayOption = Annotated[
     Way | None, Option(help="How the correction is served; by default the best way of the engine.")
 ]
-Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
+Weight = Annotated[float | None, Option(help="Replaces the weight of the bias; 0 switches it off.")]
+BiasFile = Annotated[Path | None, Option(help="Bias of these items, from `nnnorm fit`.")]
+CorrectorFile = Annotated[
+    Path | None,
+    Option(help="Corrector that gives items their bias, from `nnnorm fit --save-corrector`."),
+]
+MetadataFile = Annotated[
+    Path | None, Option(help="Metadata, one JSON object per item: .jsonl or .json.")
+]
 
 
 @command(
@@ -68,27 +78,119 @@ Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")
 )
 def build(
     gallery: Gallery,
-    bias: Annotated[Path, Option(help="Bias of the gallery, from `nnnorm fit`.")],
     to: Annotated[str, Option(help=f"URL of the new index, {_URL}.")],
+    bias: BiasFile = None,
+    corrector: CorrectorFile = None,
     ids: IdsFile = None,
-    metadata: Annotated[
-        Path | None, Option(help="Metadata, one JSON object per item: .jsonl or .json.")
-    ] = None,
+    metadata: MetadataFile = None,
     way: WayOption = None,
     *,
     inputs: Inputs,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Build an index in an engine from a gallery and its bias."""
-    loaded = Bias.load(bias)
-    items = inputs.open(gallery, "gallery")
+    """Build an index in an engine from a gallery and its bias, or a corrector."""
+    loaded = _load_correction(bias, corrector)
+    items = _open_rows(inputs, gallery, "gallery", loaded)
     named, described = read_ids(ids), _read_metadata(metadata)
     with _long_work("Building") as progress:
         built = build_index(
             to, items, loaded, ids=named, metadata=described, way=way, progress=progress
         )
-    _print_index(built, loaded, as_json, "Built the corrected index")
+    params = (loaded if isinstance(loaded, Bias) else loaded.bias).params
+    _print_index(built, params, as_json, "Built the corrected index")
+
+
+@command(
+    "index add --index faiss:photos.faiss --gallery new.npy --ids new.txt "
+    "--corrector corrector.safetensors",
+    index_app,
+)
+def add(
+    index: IndexUrl,
+    gallery: Annotated[Path, Option(help=f"New items: {SOURCE}.")],
+    corrector: CorrectorFile = None,
+    bias: BiasFile = None,
+    ids: Annotated[
+        Path | None,
+        Option(help="Ids of the new items: .npy, .json or .txt; by default those of their file."),
+    ] = None,
+    metadata: MetadataFile = None,
+    replace: Annotated[
+        bool, Option("--replace", help="Replace items whose ids are in the index already.")
+    ] = False,
+    *,
+    inputs: Inputs,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Add items to an index; the same command continues where it was interrupted."""
+    loaded = _load_correction(bias, corrector)
+    items = _open_rows(inputs, gallery, "new items", loaded)
+    described = _read_metadata(metadata)
+    with open_index(index) as opened:
+        before = len(opened)
+        change = opened.upsert if replace else opened.add
+        with _long_work("Adding"):
+            change(items, loaded, ids=_ids_like(opened, read_ids(ids)), metadata=described)
+            opened.save()
+        _print_change(opened, as_json, "Added to", {"added": len(opened) - before})
+
+
+@command("index delete --index faiss:photos.faiss --ids quarantine.txt", index_app)
+def delete(
+    index: IndexUrl,
+    ids: Annotated[Path, Option(help="Ids of the items: .npy, a .json list, or one per line.")],
+    missing: Annotated[
+        bool, Option("--ignore-missing", help="Leave out ids that the index does not have.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Delete items by their ids, such as those that `nnnorm scan` lists."""
+    listed = read_ids(ids)
+    with open_index(index) as opened:
+        named = np.unique(_ids_like(opened, listed))
+        if missing and len(named):
+            named = named[opened.store.present(named)]
+        if len(named):
+            opened.delete(named)
+            opened.save()
+        _print_change(opened, as_json, "Deleted from", {"deleted": len(named)})
+
+
+@command(
+    "index refresh --index faiss:photos.faiss --corrector corrector.safetensors",
+    index_app,
+)
+def refresh(
+    index: IndexUrl,
+    corrector: Annotated[
+        Path, Option(help="The new corrector, from `nnnorm fit --save-corrector`.")
+    ],
+    gallery: Annotated[
+        Path | None,
+        Option(help=f"Original vectors of all items, where the index has few bits: {SOURCE}."),
+    ] = None,
+    ids: IdsFile = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Give all items the bias of another corrector, at once for all readers."""
+    loaded = Corrector.load(corrector)
+    with open_index(index) as opened:
+        named = None if gallery is None else _ids_like(opened, read_ids(ids))
+        with _long_work("Refreshing") as progress:
+            opened.refresh(loaded, gallery=gallery, ids=named, progress=progress)
+        _print_change(opened, as_json, "Refreshed", {"corrector": opened.recipe.corrector})
+
+
+@command("index rollback --index faiss:photos.faiss", index_app)
+def rollback(index: IndexUrl, as_json: Json = False, debug: Debug = False) -> None:
+    """Serve the generation before the last refresh again; run twice, it goes forward again."""
+    with open_index(index) as opened:
+        opened.rollback()
+        _print_change(opened, as_json, "Rolled back", {"corrector": opened.recipe.corrector})
 
 
 @command("index search --index faiss:photos.faiss --queries queries.npy -k 10", index_app)
@@ -97,6 +199,10 @@ def search(
     queries: Queries,
     weight: Weight = None,
     k: Annotated[int, Option("-k", "--k", help="Hits per query.")] = 10,
+    only: Annotated[
+        str | None,
+        Option("--filter", help="Which items may come back, in the engine's language."),
+    ] = None,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write scores and ids as .npz.")
     ] = None,
@@ -108,16 +214,19 @@ def search(
     """Search a corrected index."""
     if output is not None:
         check_output(output, ".npz", [queries])
-    asked = inputs.open(queries, "queries")
+    asked = queries if inputs.metric == "ip" else inputs.open(queries, "queries")
     with open_index(index) as opened:
-        ranking = opened.search(asked, k=k, weight=weight)
+        chosen = None if only is None else opened.store.parse_filter(only)
+        ranking = opened.search(
+            asked, k=k, weight=weight, filter=chosen, normalize=inputs.normalize
+        )
         used = opened.recipe.weight if weight is None else weight
     if output is not None:
         ranking.save(output)
     if as_json:
         print_json(
             {
-                "n_queries": len(asked),
+                "n_queries": len(ranking),
                 "k": k,
                 "weight": used,
                 "extra_fetches": ranking.extra_fetches,
@@ -133,7 +242,7 @@ def search(
         typer.echo(
             f"Note: the re-rank needed {ranking.extra_fetches} further requests and fetched up to "
             f"{ranking.n_fetched:,} hits per query; the ranking of "
-            f"{int((~ranking.certain).sum()):,} of {len(asked):,} queries is not certain",
+            f"{int((~ranking.certain).sum()):,} of {len(ranking):,} queries is not certain",
             err=True,
         )
 
@@ -151,6 +260,10 @@ def verify(
         Option(help="What the index should hold; by default what it holds is read from it."),
     ] = None,
     bias: Annotated[Path | None, Option(help="Bias of that gallery.")] = None,
+    corrector: Annotated[
+        Path | None,
+        Option(help="Corrector that the index should have, with or without a gallery."),
+    ] = None,
     ids: IdsFile = None,
     way: Annotated[
         Way | None, Option(help="For an index filled with augment_gallery: its target.")
@@ -165,14 +278,14 @@ def verify(
     debug: Debug = False,
 ) -> None:
     """Compare an index with the exact corrected search; exit code 1 where they differ."""
-    if (gallery is None) != (bias is None):
+    if corrector is None and (gallery is None) != (bias is None):
         raise NNNormError("--gallery and --bias go together; give both or neither")
-    if way is not None and gallery is None:
+    if way is not None and (gallery is None or bias is None):
         raise NNNormError("--way is for an index filled by hand, which needs --gallery and --bias")
-    asked = inputs.open(queries, "queries")
-    items = inputs.open(gallery, "gallery") if gallery else None
-    loaded = Bias.load(bias) if bias else None
-    if way is not None and items is not None and loaded is not None:
+    asked = queries if inputs.metric == "ip" else inputs.open(queries, "queries")
+    loaded = None if bias is None and corrector is None else _load_correction(bias, corrector)
+    items = _open_rows(inputs, gallery, "gallery", loaded) if gallery else None
+    if way is not None and items is not None and isinstance(loaded, Bias):
         opened = adopt_index(index, items, loaded, way=way)
     else:
         opened = open_index(index)
@@ -187,6 +300,7 @@ def verify(
             weight=weight,
             sample=sample,
             seed=seed,
+            normalize=inputs.normalize,
         )
         name, served = opened.store.name, _WAYS[opened.recipe.way]
     if as_json:
@@ -200,6 +314,9 @@ def verify(
             "items": f"{result.n_items:,}",
             "correction": served,
             "further requests": f"{result.extra_fetches:,}" if result.extra_fetches else None,
+            "compared with": f"{result.n_compared:,} vectors of the gallery"
+            if result.n_compared
+            else "what it holds itself; give --gallery and --bias for what it should hold",
         }
         print_facts(f"{name} {verdict} the exact corrected search.", facts)
         for problem in result.problems:
@@ -222,6 +339,9 @@ def export(
     bias: Annotated[
         Path | None, Option(help="Bias of these items, instead of --references.")
     ] = None,
+    corrector: Annotated[
+        Path | None, Option(help="Corrector for these items, instead of --references.")
+    ] = None,
     ids: Annotated[
         Path | None,
         Option(help="Ids of the rows of the bias: .npy or a .json list; by default 0…n−1."),
@@ -231,20 +351,67 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Copy a collection with the correction; an interrupted copy continues when run again."""
-    loaded = Bias.load(bias) if bias else None
+    loaded = None if bias is None and corrector is None else _load_correction(bias, corrector)
     named = read_ids(ids)
     with _long_work("Exporting") as progress:
         done = export_index(
             source, to, references=references, bias=loaded, ids=named, way=way, progress=progress
         )
-    _print_index(done, loaded, as_json, "Wrote the corrected copy")
+    params = None
+    if loaded is not None:
+        params = (loaded if isinstance(loaded, Bias) else loaded.bias).params
+    _print_index(done, params, as_json, "Wrote a copy with the correction,")
 
 
 # --- files in, facts out ------------------------------------------------------------------------
 
 
-def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
+def _load_correction(bias: Path | None, corrector: Path | None) -> Bias | Corrector:
+    if bias is not None and corrector is None:
+        return Bias.load(bias)
+    if bias is None and corrector is not None:
+        return Corrector.load(corrector)
+    raise NNNormError(
+        "expected either --corrector (nnnorm fit --save-corrector) or --bias (nnnorm fit); got "
+        f"{'neither' if bias is None else 'both'}"
+    )
 
+
+def _open_rows(
+    inputs: Inputs, path: Path, name: str, correction: Bias | Corrector | None
+) -> Embeddings:
+    """Open items; a corrector knows whether they are normalised."""
+    if isinstance(correction, Corrector) and inputs.normalize is None:
+        return open_embeddings(path, name=name, normalize=correction.normalize)
+    return inputs.open(path, name)
+
+
+def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
+    """Read ids of a text file as whole numbers where those of the index are."""
+    if ids is None or not all(isinstance(own, str) for own in ids):
+        return ids
+    kept = [own.strip() for own in ids if own.strip()]
+    first = next(iter(index.store.scan(1)), None)
+    if first is None or first.ids.dtype.kind == "U":
+        return kept
+    try:
+        return [int(own) for own in kept]
+    except ValueError:
+        return kept  # refused with the kind that they should have
+
+
+def _print_change(index: CorrectedIndex, as_json: bool, done: str, changed: dict[str, Any]) -> None:
+    name, n_items = index.store.name, len(index)
+    if as_json:
+        print_json({"index": name, "n_items": n_items, **changed})
+        return
+    facts = {
+        key: f"{value:,}" if isinstance(value, int) else value for key, value in changed.items()
+    }
+    print_facts(f"{done} {name}.", {**facts, "items": f"{n_items:,}"})
+
+
+def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:
     if path is None:
         return None
     if path.suffix == ".jsonl":
@@ -276,14 +443,16 @@ _WAYS: dict[Way, str] = {
 }
 
 
-def _print_index(index: CorrectedIndex, bias: Bias | None, as_json: bool, done: str) -> None:
+def _print_index(
+    index: CorrectedIndex, params: Mapping[str, Any] | None, as_json: bool, done: str
+) -> None:
     with index:
         name, n_items, recipe = index.store.name, len(index), index.recipe
     if as_json:
         print_json({"index": name, "n_items": n_items, **recipe.to_dict()})
         return
     is_known = recipe.method in METHOD_NAMES
-    params = {"alpha": recipe.weight} if bias is None else bias.params
+    params = {"alpha": recipe.weight} if params is None else params
     setting = describe_setting(recipe.method, params, between=", ", equals=" = ")
     facts = {
         "items": f"{n_items:,}",

@@ -1,7 +1,9 @@
 """Comparison of a live index with the exact corrected search, and likely causes of a difference.
 
-The same queries go to the index and to the exact search. The ids give recall@k, the scores of the
-hits give the error; together they usually show what went wrong.
+First the note is compared with the bias that the index should have (bank, k, normalisation,
+weight), then stored vectors and values with those of the gallery. The same queries then go to the
+index and to the exact search: the ids give recall@k, the scores of the hits give the error, and
+together they usually show what else went wrong.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -12,16 +14,20 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import check_storable, fit_augmentation
 from nnnorm.bias import Bias
+from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex, IndexRanking, open_index
 from nnnorm.index.recipe import make_recipe
 from nnnorm.index.store import FloatArray, Ids, Store, Way, name_items
 from nnnorm.index.urls import open_store
+from nnnorm.index.values import Correction, open_correction, open_items
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.ranking import search
 
 _GOOD_RECALL = 0.99
 _GOOD_SCORE = 1e-3  # of the spread of the scores
+# Distance of a stored vector from the right one, as a share of its norm, that is rounding.
+_NEAR, _NEAR_IN_FEW_BITS = 1e-2, 0.3
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,9 @@ class Verification:
     n_queries, n_items, k : int
     extra_fetches : int
         Number of further requests of a re-rank.
+    n_compared : int
+        Number of stored vectors that were compared with the gallery; 0 without one, where the index
+        was only compared with what it holds itself.
     problems : tuple of str
         Likely causes of a difference, one sentence each; empty where there is none.
     """
@@ -47,6 +56,7 @@ class Verification:
     n_items: int
     k: int
     extra_fetches: int
+    n_compared: int
     problems: tuple[str, ...]
 
     @property
@@ -65,11 +75,12 @@ def verify_index(
     queries: Source,
     *,
     gallery: Source | None = None,
-    bias: Bias | None = None,
+    bias: Correction | None = None,
     ids: Any = None,
     k: int = 10,
     weight: float | None = None,
     sample: int = 200,
+    vectors: int = 20_000,
     seed: int = 0,
     normalize: bool | None = None,
 ) -> Verification:
@@ -80,17 +91,22 @@ def verify_index(
     index : CorrectedIndex or str
         An index, or its URL, which is opened and closed again.
     queries : array or path, shape (n_queries, dim)
-    gallery, bias : array or path, and Bias; optional
-        What the index should hold. Without them the index itself is read, which does not show
-        the error of numbers that it stores in few bits.
+    gallery : array or path, shape (n_gallery, dim), optional
+        What the index should hold. Without it the index is compared with the items that it holds
+        itself, which does not show whether they are right.
+    bias : Corrector, path or Bias, optional
+        The correction that the index should have: a corrector, or its file, which gives the values
+        of any items; or the bias of the gallery, which goes together with it.
     ids : sequence of int or str, optional
         Ids of the rows of the gallery, by default those of its file, or 0…n−1.
     k : int
         Number of hits per query.
     weight : float, optional
-        Replaces the weight of the bias.
+        Ask with another weight than that of the bias.
     sample : int
         Number of queries to ask, chosen at random.
+    vectors : int
+        Largest number of stored vectors to compare with the gallery.
     seed : int
         Random seed.
     normalize : bool, optional
@@ -120,6 +136,7 @@ def verify_index(
                 k=k,
                 weight=weight,
                 sample=sample,
+                vectors=vectors,
                 seed=seed,
                 normalize=normalize,
             )
@@ -128,20 +145,35 @@ def verify_index(
             "index must be a CorrectedIndex, from build_index or open_index, or its URL; got "
             f"{type(index).__name__}. The order is (index, queries)"
         )
-    if (gallery is None) != (bias is None):
+    given = None if bias is None else open_correction(bias)
+    if gallery is None and isinstance(given, Bias):
+        raise NNNormError("a bias goes together with its gallery; give both, or a corrector")
+    if gallery is not None and given is None:
         raise NNNormError("gallery and bias go together; give both or neither")
-    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    recipe = index.recipe
+    asked = recipe.open_queries(queries, normalize, index.store.name)
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(asked), min(sample, len(asked)), replace=False))
     some = asked.take(rows)
-    if gallery is None or bias is None:
+    if gallery is None:
         names, items, expected = _read_index(index)
+        if isinstance(given, Corrector):
+            held = Embeddings([items.rows(0, len(items))], name=items.name)
+            items, expected = open_items(held, given, name=items.name, normalize=None)
     else:
-        check_storable(bias)
-        items, expected = open_embeddings(gallery, name="gallery", normalize=normalize), bias
-        expected.check_gallery(items)
+        unit = True if recipe.unit and normalize is None and isinstance(given, Corrector) else None
+        items, expected = open_items(
+            gallery,
+            given,  # type: ignore[arg-type]  # the case of None was refused above
+            name="gallery",
+            normalize=unit if normalize is None else normalize,
+        )
         names = name_items(items, ids)
-    used = index.recipe.weight if weight is None else weight
+    problems = [] if given is None else _about_origin(index, items, expected, weight)
+    n_compared, of_stored = 0, list[str]()
+    if given is not None and vectors > 0:
+        n_compared, of_stored = _about_stored(index, names, items, expected, vectors)
+    used = expected.weight if weight is None else weight
     right = search(some, items, expected, k=min(k, len(items)), weight=used)
     found = index.search(some, k=k, weight=used)
     row_of = {name: row for row, name in enumerate(names.tolist())}
@@ -161,14 +193,17 @@ def verify_index(
         n_items=len(names),
         k=k,
         extra_fetches=found.extra_fetches,
+        n_compared=n_compared if gallery is not None else 0,
         problems=(),
     )
-    problems = [
-        *_about_items(index, found, found_rows, len(names)),
-        *_about_scores(index, found, known, raw, values, used, result.score_error, scale),
-    ]
-    if result.recall < _GOOD_RECALL:
-        problems += _about_recall(index, found, result, bool(problems))
+    problems += _about_items(index, found, found_rows, len(names))
+    if not problems and result.score_error > _GOOD_SCORE * scale and known.any():
+        problems += _name_scores(index, found, known, raw, values, used, scale)
+    problems = problems or of_stored
+    if not problems and result.score_error > _GOOD_SCORE * scale and known.any():
+        problems += _describe_scores(index, found, known, raw - used * values, result, scale)
+    if not problems and result.recall < (1.0 if index.store.is_exact else _GOOD_RECALL):
+        problems += _about_recall(index, found, result)
     return replace(result, problems=tuple(problems))
 
 
@@ -232,6 +267,102 @@ def adopt_index(
 # --- what may be wrong ----------------------------------------------------------------------------
 
 
+def _about_origin(
+    index: CorrectedIndex, items: Embeddings, bias: Bias, weight: float | None
+) -> list[str]:
+    """Compare what the note says of the bias with the bias that is expected."""
+    recipe, problems = index.recipe, []
+    rebuild = "refresh the index (nnnorm index refresh), or build it again"
+    if recipe.method != bias.method:
+        problems.append(f"the bias of the index is by {recipe.method}, not by {bias.method}")
+    elif None not in (recipe.reference_k, bias.reference_k) and (
+        recipe.reference_k != bias.reference_k
+    ):
+        problems.append(
+            f"the index averages {recipe.reference_k} references per item, the bias "
+            f"{bias.reference_k}: {rebuild}"
+        )
+    if recipe.unit and not items.normalized and not _has_unit_norms(items):
+        problems.append(
+            "the items of the index were divided by their norms, those of the gallery were not: "
+            "pass normalize=True (--normalize)"
+        )
+    bank = bias.fingerprints.get("references")
+    if None not in (recipe.bank, bank) and recipe.bank != bank and not problems:
+        own, new = str(recipe.bank), str(bank)
+        is_same = own.partition(":")[0] == new.partition(":")[0]
+        problems.append(
+            "the references of the index were normalised otherwise than those of the bias: "
+            f"{rebuild}"
+            if is_same
+            else f"the index has the values of another bank of references: {rebuild}"
+        )
+    corrector = bias.fingerprints.get("corrector")
+    if None not in (recipe.corrector, corrector) and recipe.corrector != corrector:
+        problems = problems or [f"the index has the values of another corrector: {rebuild}"]
+    if weight is None and abs(recipe.weight - bias.weight) > 1e-6 * max(1, abs(bias.weight)):
+        problems.append(
+            f"the index was built with the weight {recipe.weight:.4g}, but the bias has "
+            f"{bias.weight:.4g}: {rebuild}, or pass weight= to each search"
+        )
+    return problems
+
+
+def _about_stored(
+    index: CorrectedIndex,
+    names: Ids,
+    items: Embeddings,
+    bias: Bias,
+    limit: int,
+) -> tuple[int, list[str]]:
+    """Compare stored vectors and values with those of the gallery, and count what differs."""
+    row_of = {name: row for row, name in enumerate(names.tolist())}
+    wrong_vectors, wrong_values, out_of_range = list[Any](), list[Any](), 0
+    near = _NEAR_IN_FEW_BITS if index.store.is_quantized else _NEAR
+    n_compared = 0
+    for batch in index.scan():
+        kept = np.array([own in row_of for own in batch.ids.tolist()], dtype=bool)
+        there = batch.take(kept)
+        if len(there):
+            rows = np.array([row_of[own] for own in there.ids.tolist()], dtype=np.int64)
+            right, values = items.take(rows), bias.values[rows]
+            size = np.linalg.norm(right, axis=1).clip(min=1e-12)
+            away = np.linalg.norm(there.vectors - right, axis=1) / size
+            wrong_vectors += there.ids[away > near].tolist()
+            if there.values is not None:
+                room = near * max(float(np.ptp(bias.values)), 1e-3)
+                wrong_values += there.ids[np.abs(there.values - values) > room].tolist()
+                in_range = [index.recipe.has_in_range(value) for value in there.values[:, None]]
+                out_of_range += len(there) - sum(in_range)
+        n_compared += len(there)
+        if n_compared >= limit:
+            break
+    problems = []
+    if 0 < len(wrong_vectors) < n_compared / 2:  # scores say more of a mistake in all of them
+        problems.append(
+            f"{len(wrong_vectors)} of {n_compared} stored vectors are not those of the gallery "
+            f"(such as that of the id {wrong_vectors[0]}): they were lost or changed; upsert these "
+            "items again"
+        )
+    elif wrong_values and not wrong_vectors:
+        problems.append(
+            f"{len(wrong_values)} of {n_compared} stored bias values are not those of this bias "
+            f"(such as that of the id {wrong_values[0]}): they come from another fit; refresh the "
+            "index (nnnorm index refresh)"
+        )
+    if out_of_range and index.recipe.way == "rerank":
+        problems.append(
+            f"{out_of_range} stored bias values are outside of the range that the index knows, so "
+            "that a re-rank is not certain; refresh the index (nnnorm index refresh)"
+        )
+    return n_compared, problems
+
+
+def _has_unit_norms(items: Embeddings) -> bool:
+    low, high = items.norm_range
+    return max(1 - low, high - 1) <= 5e-3
+
+
 def _about_items(
     index: CorrectedIndex, found: IndexRanking, rows: npt.NDArray[np.int64], n_items: int
 ) -> list[str]:
@@ -251,19 +382,16 @@ def _about_items(
     return problems
 
 
-def _about_scores(
+def _name_scores(
     index: CorrectedIndex,
     found: IndexRanking,
     known: npt.NDArray[np.bool_],
     raw: FloatArray,
     values: FloatArray,
     weight: float,
-    error: float,
     scale: float,
 ) -> list[str]:
-    """Find the mistake that explains the returned scores."""
-    if error <= _GOOD_SCORE * scale or not known.any():
-        return []
+    """Find the one mistake that explains all returned scores, if there is one."""
     problems = index.store.traps()
     if problems:
         return problems
@@ -274,7 +402,6 @@ def _about_scores(
             f"{recipe.longest:.4g}: normalise the embeddings (bias and queries too)"
         ]
     got, right = found.scores[known], (raw - weight * values)[known]
-    close = 0.02 * scale
     guesses = {
         "scores are uncorrected: the coordinate of the bias is missing, or the query has 0 there": (
             raw[known]
@@ -282,9 +409,20 @@ def _about_scores(
         "scores are distances, 1 − product: subtract them from 1": 1 - right,
         "scores have the wrong sign: the engine returns minus the product": -right,
     }
-    for sentence, guess in guesses.items():
-        if np.abs(got - guess).max() < close:
-            return [sentence]
+    close = 0.02 * scale
+    return [text for text, guess in guesses.items() if np.abs(got - guess).max() < close][:1]
+
+
+def _describe_scores(
+    index: CorrectedIndex,
+    found: IndexRanking,
+    known: npt.NDArray[np.bool_],
+    expected: FloatArray,
+    result: Verification,
+    scale: float,
+) -> list[str]:
+    """Say what is left where scores are wrong for no reason that has a name."""
+    got, right, error = found.scores[known], expected[known], result.score_error
     slope = np.corrcoef(got, right)[0, 1] if len(got) > 2 and np.ptp(right) > 0 else 0.0
     if error > 0.1 * scale and slope < 0.999 and not index.store.is_quantized:
         return [
@@ -297,12 +435,8 @@ def _about_scores(
     ]
 
 
-def _about_recall(
-    index: CorrectedIndex, found: IndexRanking, result: Verification, explained: bool
-) -> list[str]:
+def _about_recall(index: CorrectedIndex, found: IndexRanking, result: Verification) -> list[str]:
     store, recipe = index.store, index.recipe
-    if explained:
-        return []
     if not found.certain.all():
         return [
             f"the re-rank was cut off for {(~found.certain).sum()} of {result.n_queries} queries "
@@ -310,6 +444,13 @@ def _about_recall(
         ]
     if problems := store.traps():
         return problems
+    if store.is_exact:
+        missing = round((1 - result.recall) * result.n_queries * result.k)
+        return [
+            f"{missing} hits are missing, though {store.engine} compares every item here: some "
+            "items are stored without the right vector; compare them with the gallery "
+            "(--gallery), and upsert them again"
+        ]
     if store.is_graph and not recipe.has_equal_norms:
         return [
             f"the index walks a graph over unequal norms ({recipe.shortest:.3g} to "
