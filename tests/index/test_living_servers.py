@@ -4,6 +4,7 @@ Two generations and their exchange, also after a kill at any step; upserts that 
 the engine's own language; clients and collections that are the caller's own.
 """
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from nnnorm.index.stores.milvus import MilvusStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
 from tests.index.test_index import make_data
+from tests.index.test_index_servers import chroma_server
 from tests.servers import clear_memory, in_memory, release_milvus
 
 pytestmark = [
@@ -689,3 +691,104 @@ def test_the_note_beside_an_older_shard_moves_into_it(folder, data):
         index.rollback()
         right = nnnorm.search(data.queries, data.gallery, data.bias, k=5).indices
         assert index.search(data.queries, k=5).ids.tolist() == right.tolist()
+
+
+# --- threads, async, few bits ---------------------------------------------------------------------
+
+
+@every_engine
+def test_one_index_answers_many_threads_while_items_are_replaced(engine, folder, data):
+    index = build_index(make(engine, folder), data.gallery, data.bias)
+    right = nnnorm.search(data.queries, data.gallery, data.bias, k=5).indices.tolist()
+    wrong = []
+
+    def read():
+        for _ in range(10):
+            found = index.search(data.queries, k=5).ids.tolist()
+            if found != right:
+                wrong.append(found)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for one in readers:
+        one.start()
+    for _ in range(5):
+        index.upsert(data.gallery, data.bias, ids=range(60))
+    for one in readers:
+        one.join()
+    assert not wrong
+    index.close()
+
+
+def test_a_chroma_server_lives_and_its_asynchronous_client_asks_the_same(tmp_path, data):
+    with chroma_server(tmp_path / "served") as address:
+        with build_index(f"chroma://{address}/photos?ef=500", data.gallery, data.bias) as index:
+            refreshed(index, data)
+            index.rollback()
+            right = nnnorm.search(data.queries, data.gallery, data.bias, k=5).indices.tolist()
+            assert index.search(data.queries, k=5).ids.tolist() == right
+            asked = index.ask(data.queries)
+
+        async def search():
+            host, _, port = address.partition(":")
+            client = await chromadb.AsyncHttpClient(host, port=int(port))
+            photos = await client.get_collection("photos", embedding_function=None)
+            return await photos.query(query_embeddings=asked, n_results=5)
+
+        found = asyncio.run(search())["ids"]
+        assert [list(map(int, row)) for row in found] == right
+
+
+def clustered(n, seed):
+    """Unit rows that share a direction and have a falling spectrum, as real embeddings do."""
+    basis = np.random.default_rng(9).normal(size=(128, 128)) * np.linspace(1, 0.1, 128)
+    drawn = np.random.default_rng(seed).normal(size=(n, 128)) @ basis + 1.5
+    return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_a_copy_of_a_shard_of_few_bits_is_as_good_as_the_shard(folder):
+    gallery, references, queries = (clustered(n, seed) for seed, n in enumerate((3000, 1000, 50)))
+    (folder / "mine").mkdir()
+    codes = qdrant_edge.ScalarQuantizationConfig(type=qdrant_edge.ScalarType.Int8, quantile=0.99)
+    params = qdrant_edge.EdgeVectorParams(
+        size=128, distance=qdrant_edge.Distance.Dot, quantization_config=codes
+    )
+    config = qdrant_edge.EdgeConfig(
+        vectors=params,
+        hnsw_config=qdrant_edge.HnswIndexConfig(m=16, ef_construct=100, full_scan_threshold=10),
+        optimizers=qdrant_edge.EdgeOptimizersConfig(indexing_threshold=10),
+    )
+    shard = qdrant_edge.EdgeShard.create(str(folder / "mine"), config)
+    points = [qdrant_edge.Point(own, row) for own, row in enumerate(gallery.tolist())]
+    shard.update(qdrant_edge.UpdateOperation.upsert_points(points))
+    shard.optimize()
+    shard.close()
+
+    def recall(found, exact):
+        return np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, exact.indices, strict=True)])
+
+    bias = nnnorm.NNN(reference_k=16, alpha=0.75).fit(gallery, references)
+    source = QdrantEdgeStore(folder / "mine", ef=500)
+    before = recall(source.search(queries, 10).ids, nnnorm.search(queries, gallery, k=10))
+    with export_index(source, QdrantEdgeStore(folder / "copy", ef=500), bias=bias) as index:
+        assert index.store.is_quantized
+        assert index.recipe.rotation is not None
+        exact = nnnorm.search(queries, gallery, bias, k=10)
+        assert recall(index.search(queries, k=10).ids, exact) >= before - 0.01
+
+
+def test_milvus_knows_codes_of_few_bits_by_the_type_of_the_index(folder):
+    client = MilvusClient(str(folder / "m.db"))
+    for kind, few in (("IVF_SQ8", True), ("HNSW", False), ("FLAT", False)):
+        schema = client.create_schema(auto_id=False)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("v", DataType.FLOAT_VECTOR, dim=9)
+        index = client.prepare_index_params()
+        index.add_index("v", index_type=kind, metric_type="IP", params={"nlist": 4})
+        client.create_collection(kind.lower(), schema=schema, index_params=index)
+        store = MilvusStore(client, kind.lower())
+        assert store.is_quantized == few
+        assert store.is_exact == (kind == "FLAT")
+        copy = MilvusStore(client, "copy")
+        copy.imitate(store)
+        assert copy.is_quantized == few
+    client.close()
