@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
+from milvus_lite.server_manager import server_manager_instance
 
 from nnnorm.index.stores.chroma import ChromaStore
 from nnnorm.index.stores.lancedb import LancedbStore
@@ -106,6 +107,11 @@ def lancedb(**options):
 
 def chroma(**options):
     return lambda folder, name: ChromaStore(in_memory(folder) / "chroma", name, **options)
+
+
+def release_milvus():
+    """Stop the Milvus Lite of this process, which keeps its files to itself until then."""
+    server_manager_instance.release_all()
 
 
 def milvus(**options):

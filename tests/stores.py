@@ -25,7 +25,7 @@ omp_set_num_threads(1)
 
 # Engines that the tests of a living index run on (`test_living.py`), and those among them whose
 # collections several processes may open at once.
-LIVING = {"faiss", "hnswlib", "usearch"}
+LIVING = {"faiss", "hnswlib", "usearch", "qdrant", "qdrant-edge", "chroma", "milvus"}
 SHARED = {"faiss", "hnswlib", "usearch"}
 LIVING |= {"duckdb", "sqlite-vec", "pgvector", "lancedb"}
 SHARED |= {"sqlite-vec", "pgvector", "lancedb"}

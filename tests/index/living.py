@@ -193,6 +193,7 @@ def run_child(case, folder, name, operation, at=0, number=signal.SIGKILL):
     address = servers.postgres() if case.engine == "pgvector" else None
     ours, theirs = context.Pipe(duplex=False)
     arguments = (CASES.index(case), folder, name, operation, at, number, address, servers.MEMORY)
+    servers.release_milvus()
     child = context.Process(target=_run, args=(*arguments, theirs))
     child.start()
     theirs.close()

@@ -189,6 +189,7 @@ def _plan(
         method = "nnn" if recipe is None else recipe.method
         weight = 0.0 if recipe is None else recipe.weight
         fitted = Bias(copied.values, weight, method, dim=gallery.dim)
+    new.imitate(old)
     planned = make_recipe(new, gallery, fitted, way=way, corrector=corrector)
     if recipe is not None and given is None and references is None:
         kept = {name: getattr(recipe, name) for name in _OF_THE_BIAS}

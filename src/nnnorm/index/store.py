@@ -213,6 +213,14 @@ class Store(Engine):
         called where `facts` is None.
         """
 
+    def imitate(self, source: "Store") -> None:
+        """Expect to be created like `source`, before a recipe is made for this store.
+
+        A store whose abilities depend on the collection, such as `is_quantized`, then has those of
+        `source`. Nothing is written.
+        """
+        return None
+
     def create_like(
         self, source: "Store", width: int, metric: StoreMetric, *, strings: bool, sample: Sample
     ) -> None:

@@ -2,12 +2,14 @@
 
 Chroma's distance for inner products is 1 − product. Its ids are strings: a collection that nnnorm
 creates notes where they were integers. Chroma skips existing ids without an error, so `add` is only
-called with new ones. Documents are kept as metadata under Chroma's own key.
+called with new ones. Documents are kept as metadata under Chroma's own key. Chroma has no aliases:
+two generations exchange their names in three steps, and the next open finishes what was killed.
 """
 
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,13 @@ from nnnorm.index.store import (
     gather_hits,
     make_items,
 )
-from nnnorm.index.stores.database import BIAS, DatabaseStore
+from nnnorm.index.stores.database import BIAS, DatabaseStore, read_filter
 
 # What Chroma can't keep (lists, mappings, None) goes under this key of an item's metadata.
 _OTHER = "nnnorm_json"
 _DOCUMENT = "chroma:document"
+# Ends of the names of the generation that is not served, and of one that is on its way there.
+_UNSERVED, _PARKED = "-nnnorm-other", "-nnnorm-parked"
 _LARGEST = 2**63 - 1
 
 
@@ -51,17 +55,21 @@ class ChromaStore(DatabaseStore):
 
     Parameters
     ----------
-    place : str or PathLike
-        A folder, or a server (``http://localhost:8000``).
+    place : str, PathLike or Client
+        A folder, a server (``http://localhost:8000``), or a client, which `close` leaves open.
     """
 
     engine, product = "chroma", "Chroma"
+    client_type = "ClientAPI"
+    filters = "a where of Chroma, as a mapping or in JSON"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     is_graph = True
     keeps_vectors = False
     largest_k: int = 30_000  # hits of one request: its SQLite takes no more variables
     options_type = ChromaOptions
     options: ChromaOptions
+    # Chroma's own collection as it was found first; an exchange of names leaves it as it is.
+    _handle: Any = None
 
     def facts(self) -> Facts | None:
         found = self._find()
@@ -84,35 +92,68 @@ class ChromaStore(DatabaseStore):
         }
         about = {"nnnorm_width": width, "nnnorm_ids": "strings" if strings else "numbers"}
         with self._translating():
-            self.client.create_collection(
-                self.collection,
+            self._handle = self.client.create_collection(
+                self.collection + (_UNSERVED if self._is_other else ""),
                 configuration={"hnsw": graph},
                 metadata=about,
                 embedding_function=None,
             )
 
     def add(self, items: Items) -> None:
+        self._check_served()
         known = items.metadata_list()
         documents = [entry.pop(_DOCUMENT, None) for entry in known]
-        kept = [_flatten(entry) for entry in known]
-        for entry, value in zip(kept, items.value_list(), strict=True):
-            if value is not None:
-                entry[BIAS] = value
+        self._write(self.found.add, items, known, documents)
+
+    def upsert(self, items: Items) -> None:
+        self._check_served()
+        names = list(map(str, items.ids.tolist()))
         with self._translating():
-            self.found.add(
-                ids=list(map(str, items.ids.tolist())),
+            rows = self.found.get(ids=names, include=["metadatas", "documents"])
+        texts = zip(rows["ids"], rows["documents"], strict=True)
+        written = {name for name, text in texts if text is not None}
+        before = dict(zip(rows["ids"], rows["metadatas"], strict=True))
+        known = items.metadata_list()
+        documents = [entry.pop(_DOCUMENT, None) for entry in known]
+        # Chroma merges: a field goes where it is None, but a document only with its item.
+        gone = [
+            n for n, text in zip(names, documents, strict=True) if text is None and n in written
+        ]
+        if gone:
+            with self._translating():
+                self.found.delete(ids=gone)
+        self._write(self.found.upsert, items, known, documents, before)
+
+    def _write(
+        self,
+        write: Any,
+        items: Items,
+        known: list[dict[str, Any]],
+        documents: list[str | None],
+        before: Mapping[str, Any] | None = None,
+    ) -> None:
+        names = list(map(str, items.ids.tolist()))
+        kept = []
+        for name, entry, value in zip(names, known, items.value_list(), strict=True):
+            new = _flatten(entry) | ({} if value is None else {BIAS: value})
+            kept.append(dict.fromkeys((before or {}).get(name) or ()) | new)
+        with self._translating():
+            write(
+                ids=names,
                 embeddings=items.vectors,
                 metadatas=[entry or None for entry in kept] if any(kept) else None,
                 documents=documents if any(one is not None for one in documents) else None,
             )
 
     def delete(self, ids: Ids) -> None:
+        self._check_served()
         with self._translating():
             self.found.delete(ids=list(map(str, ids.tolist())))
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         found = self.found
         own, metric = self._own(found), self._metric(found)
+        where = read_filter(filter, self.filters)
         rows: list[list[Hit]] = []
         step = max(1, self.largest_k // k)
         for start in range(0, len(queries), step):
@@ -120,6 +161,7 @@ class ChromaStore(DatabaseStore):
                 hits = found.query(
                     query_embeddings=queries[start : start + step],
                     n_results=k,
+                    where=where,
                     include=["distances", "metadatas"],
                 )
             for columns in zip(hits["ids"], hits["distances"], hits["metadatas"], strict=True):
@@ -136,31 +178,122 @@ class ChromaStore(DatabaseStore):
                 rows = found.get(
                     limit=batch, offset=start, include=["embeddings", "metadatas", "documents"]
                 )
-            nothing = [None] * len(rows["ids"])
-            metadatas = [entry or {} for entry in rows["metadatas"] or nothing]
-            known = [
-                {**_unflatten(entry), **({} if text is None else {_DOCUMENT: text})}
-                for entry, text in zip(metadatas, rows["documents"] or nothing, strict=True)
-            ]
-            values = [entry.get(BIAS) for entry in metadatas]
-            yield make_items(list(map(own, rows["ids"])), rows["embeddings"], values, known)
+            values = [(entry or {}).get(BIAS) for entry in rows["metadatas"]]
+            ids = list(map(own, rows["ids"]))
+            yield make_items(ids, rows["embeddings"], values, _described(rows))
+
+    def metadata_of(self, ids: Ids) -> list[dict[str, Any]]:
+        names = list(map(str, ids.tolist()))
+        with self._translating():
+            rows = self.found.get(
+                ids=list(dict.fromkeys(names)), include=["metadatas", "documents"]
+            )
+        known = dict(zip(rows["ids"], _described(rows), strict=True))
+        return [known.get(name, {}) for name in names]
+
+    # --- generations ---
+
+    def other(self) -> "ChromaStore":
+        twin = self._twin()
+        twin._handle = None
+        return twin
+
+    def exchange(self) -> None:
+        self._check_served()
+        served = self.found
+        if self._get(_UNSERVED) is None:
+            raise NNNormError(f"{self.name} has no other generation; refresh it first")
+        with self._translating():
+            served.modify(name=self.collection + _PARKED)
+        self._settle()
+        self._handle = None
+
+    def drop(self) -> None:
+        self._handle = None
+        if self._is_missing():
+            return
+        self._settle()
+        for end in [_UNSERVED] if self._is_other else [_UNSERVED, ""]:
+            if self._get(end) is not None:
+                with self._translating():
+                    self.client.delete_collection(self.collection + end)
+
+    def close(self) -> None:
+        super().close()
+        self._handle = None
+
+    def _settle(self) -> None:
+        """Finish an exchange of names that was killed, or that another process is about to."""
+        for _ in range(5):
+            parked = self._get(_PARKED)
+            if parked is None:
+                return
+            served, other = self._get(""), self._get(_UNSERVED)
+            with suppress(require("chromadb.errors", "chroma").ChromaError):
+                if served is None:
+                    (other or parked).modify(name=self.collection)
+                elif other is None:
+                    parked.modify(name=self.collection + _UNSERVED)
+
+    def _get(self, end: str) -> Any:
+        missing = require("chromadb.errors", "chroma").NotFoundError
+        with self._translating():
+            try:
+                return self.client.get_collection(self.collection + end, embedding_function=None)
+            except missing:
+                return None
+
+    def _check_served(self) -> None:
+        """Raise before a write to a generation that is not served any more."""
+        if self._is_other or self._handle is None:
+            return
+        served = self._get("")
+        if served is None or served.id != self._handle.id:
+            raise NNNormError(
+                f"{self.name} was refreshed or rolled back since it was opened; open it again, so "
+                "that nothing is written to the generation that is not served"
+            )
 
     # --- facts about the collection ---
 
     @property
     def found(self) -> Any:
-        """Chroma's own collection, as it is now."""
+        """Chroma's own collection."""
         return self._found(self._find())
 
+    def _is_missing(self) -> bool:
+        return self._is_absent(Path(self.address) / "chroma.sqlite3")
+
     def _find(self) -> Any:
-        if self._is_absent(Path(self.address) / "chroma.sqlite3"):
-            return None
+        if self._handle is None and not self._is_missing():
+            end = _UNSERVED if self._is_other else ""
+            self._handle = self._get(end)
+            if self._handle is None:
+                self._settle()
+                self._handle = self._get(end)
+        return self._handle
+
+    def _look_again(self) -> Any:
+        """Chroma's collection as it is now, under whichever name."""
+        known = self.found
+        for end in ("", _UNSERVED, _PARKED):
+            now = self._get(end)
+            if now is not None and now.id == known.id:
+                self._handle = now
+                return now
+        raise self._gone()
+
+    def _gone(self) -> NNNormError:
+        return NNNormError(
+            f"{self.name} was refreshed again since it was opened, and the generation that it had "
+            "then is removed; open it again"
+        )
+
+    def _translate(self, error: Exception) -> NNNormError:
         missing = require("chromadb.errors", "chroma").NotFoundError
-        with self._translating():
-            try:
-                return self.client.get_collection(self.collection, embedding_function=None)
-            except missing:
-                return None
+        if isinstance(error, missing) and self._handle is not None:
+            return self._gone()
+        return super()._translate(error)
 
     def _metric(self, found: Any) -> StoreMetric:
         settings = found.configuration_json or {}
@@ -183,10 +316,11 @@ class ChromaStore(DatabaseStore):
         return set(map(self._own(found), names))
 
     def _read_note(self) -> Any:
-        return (self.found.metadata or {}).get("nnnorm")
+        return (self._look_again().metadata or {}).get("nnnorm")
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        found = self.found
+        self._check_served()
+        found = self._look_again()
         found.modify(metadata={**(found.metadata or {}), "nnnorm": json.dumps(note)})
 
     # --- the client ---
@@ -209,6 +343,14 @@ class ChromaStore(DatabaseStore):
         if self._client is None:
             return (Exception,)  # opening raises whatever its parts raise
         return (errors.ChromaError, ValueError, TypeError, OSError)
+
+
+def _described(rows: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The metadata of rows, with their documents."""
+    return [
+        _unflatten(entry or {}) | ({} if text is None else {_DOCUMENT: text})
+        for entry, text in zip(rows["metadatas"], rows["documents"], strict=True)
+    ]
 
 
 def _flatten(metadata: dict[str, Any]) -> dict[str, Any]:

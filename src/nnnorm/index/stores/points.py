@@ -4,6 +4,7 @@ The id of a point is an unsigned integer or a UUID; other names become a UUID an
 payload. Cosine collections keep the direction of a vector only.
 """
 
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from nnnorm.index.store import (
     Found,
     Ids,
     Items,
+    Store,
     StoreMetric,
     Way,
     check_kind,
@@ -27,25 +29,32 @@ from nnnorm.index.store import (
     make_items,
     uuid_of,
 )
-from nnnorm.index.stores.database import BIAS, DatabaseStore
+from nnnorm.index.stores.database import BIAS, DatabaseStore, Entry, other_vectors
 
 _NAME = "nnnorm_id"
 PAYLOAD = [BIAS, _NAME]  # what a search needs of it
+_ONE_RANGE = ("scalar", "binary")
 DISTANCES: dict[StoreMetric, str] = {"ip": "Dot", "cosine": "Cosine", "l2": "Euclid"}
 
 
 class Point(NamedTuple):
-    """One point; a hit has a score, an item has a vector."""
+    """One point; a hit has a score, an item has a vector and perhaps others."""
 
     id: int | str
     vector: list[float]
     payload: Mapping[str, Any]
     score: float = 0.0
+    others: Mapping[str, Any] = {}
 
     @property
     def own(self) -> int | str:
         """The caller's id."""
         return self.payload.get(_NAME, self.id)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The payload without what nnnorm put there."""
+        return {key: value for key, value in self.payload.items() if key not in PAYLOAD}
 
 
 class Described(NamedTuple):
@@ -65,20 +74,23 @@ class Shared:
 
     def __init__(self) -> None:
         self._users: dict[str, tuple[Any, int]] = {}
+        self._lock = threading.Lock()
 
     def take(self, folder: str, make: Callable[[], Any]) -> Any:
         """Return the client of a folder, made if there is none yet."""
-        client, users = self._users.get(folder, (None, 0))
-        client = make() if client is None else client
-        self._users[folder] = client, users + 1
-        return client
+        with self._lock:
+            client, users = self._users.get(folder, (None, 0))
+            client = make() if client is None else client
+            self._users[folder] = client, users + 1
+            return client
 
     def release(self, folder: str) -> bool:
         """Give one back, and return whether it was the last."""
-        client, users = self._users.pop(folder)
-        if users > 1:
-            self._users[folder] = client, users - 1
-        return users == 1
+        with self._lock:
+            client, users = self._users.pop(folder)
+            if users > 1:
+                self._users[folder] = client, users - 1
+            return users == 1
 
     def close(self) -> None:
         """Close whatever is still open."""
@@ -92,6 +104,8 @@ class PointStore(DatabaseStore):
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     keeps_vectors = False
     _using: str = ""  # name of the vector, once looked up
+    _known: Facts | None = None  # of the last look at the collection
+    _codes: str | None = None  # how numbers are stored, of the last look or of a model
 
     # --- what a library adds ---
 
@@ -108,12 +122,16 @@ class PointStore(DatabaseStore):
         """Delete points."""
 
     @abstractmethod
-    def _query(self, queries: FloatArray, k: int) -> list[list[Point]]:
+    def _query(self, queries: FloatArray, k: int, filter: Any) -> list[list[Point]]:
         """Find hits, with Qdrant's own scores and `PAYLOAD`."""
 
     @abstractmethod
     def _scroll(self, batch: int, offset: Any) -> tuple[list[Point], Any]:
         """Return some points from `offset` on, and the next offset or None."""
+
+    @abstractmethod
+    def _payloads(self, ids: list[Any]) -> dict[Any, Mapping[str, Any]]:
+        """Return the payloads of points."""
 
     # --- what both do ---
 
@@ -127,7 +145,9 @@ class PointStore(DatabaseStore):
                 f"{self.name} compares by {described.distance}; expected one of "
                 f"{', '.join(metrics)}"
             )
-        return Facts(described.width, metrics[described.distance], described.n_points)
+        self._known = Facts(described.width, metrics[described.distance], described.n_points)
+        self._codes = described.codes
+        return self._known
 
     def check_new(self, ids: Ids) -> None:
         """Raise for ids of another kind: Qdrant accepts both, but a ranking has ids of one kind."""
@@ -146,20 +166,25 @@ class PointStore(DatabaseStore):
         ]
 
     def add(self, items: Items) -> None:
+        self._know()  # this looks up the name of the vector
         points = []
-        for own, vector, payload, value in zip(
+        for own, vector, payload, value, others in zip(
             items.ids.tolist(),
             items.vectors.tolist(),
             items.metadata_list(),
             items.value_list(),
+            other_vectors(items),
             strict=True,
         ):
             if value is not None:
                 payload[BIAS] = value
             if _point_id(own) != own:
                 payload[_NAME] = own
-            points.append(Point(_point_id(own), vector, payload))
+            points.append(Point(_point_id(own), vector, payload, others=others))
         self._upsert(points)
+
+    def upsert(self, items: Items) -> None:
+        self.add(items)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
         points = [_point_id(own) for own in ids.tolist()]
@@ -171,15 +196,15 @@ class PointStore(DatabaseStore):
         self._erase([_point_id(own) for own in ids.tolist()])
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        metric = self._found(self.facts()).metric
+        metric = self._know().metric
         rows = [
             [(hit.own, hit.score, hit.payload.get(BIAS)) for hit in row]
-            for row in self._query(queries, k)
+            for row in self._query(queries, k, filter)
         ]
         return gather_hits(rows, lambda score: -(score**2) if metric == "l2" else score)
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        self._found(self.facts())  # this also looks up the name of the vector
+        self._know()
         offset = None
         while True:
             points, offset = self._scroll(batch, offset)
@@ -190,12 +215,40 @@ class PointStore(DatabaseStore):
             if offset is None:
                 return
 
+    def metadata_of(self, ids: Ids) -> list[dict[str, Any]]:
+        points = [_point_id(own) for own in ids.tolist()]
+        payloads = self._payloads(list(dict.fromkeys(points)))
+        return [Point(one, [], payloads.get(one) or {}).metadata for one in points]
+
+    def imitate(self, source: Store) -> None:
+        if isinstance(source, type(self)):
+            source._know()
+            self._codes = source._codes
+
+    @property
+    def is_quantized(self) -> bool:  # type: ignore[override]
+        if self._codes is None:
+            self.facts()
+        return bool(self._codes)
+
+    @property
+    def has_one_range(self) -> bool:  # type: ignore[override]
+        """Whether a random rotation helps: one range, or one bit, for every coordinate."""
+        return self.is_quantized and any(kind in (self._codes or "") for kind in _ONE_RANGE)
+
+    def _know(self) -> Facts:
+        """The facts of the last look, which also found the name of the vector."""
+        return self._known or self._found(self.facts())
+
     def _items(self, points: list[Point]) -> Items:
         items = make_items(
             [point.own for point in points],
             [point.vector for point in points],
             [point.payload.get(BIAS) for point in points],
-            [{k: v for k, v in point.payload.items() if k not in PAYLOAD} for point in points],
+            [
+                Entry(point.metadata, point.others) if point.others else point.metadata
+                for point in points
+            ],
         )
         if items.ids.dtype.kind not in "iU":
             raise NNNormError(f"ids must fit in 64 bits with a sign; {self.name} has larger ones")
@@ -204,12 +257,16 @@ class PointStore(DatabaseStore):
     def _has_string_ids(self) -> bool:
         return any(isinstance(point.own, str) for point in self._scroll(1, None)[0])
 
-    def _name_vector(self, vector: Any) -> Any:
+    def _name_vector(self, vector: Any, others: Mapping[str, Any] | None = None) -> Any:
         """A vector as the library takes it, under its name where it has one."""
-        return {self._using: vector} if self._using else vector
+        return {self._using: vector, **(others or {})} if self._using or others else vector
 
-    def _pick_vector(self, vectors: Any) -> Any:
-        return vectors[self._using] if self._using else vectors
+    def _make_point(self, point_id: int | str, vectors: Any, payload: Any) -> Point:
+        """Make a point of what the library returns: one vector, or several by name."""
+        if not isinstance(vectors, dict):
+            return Point(point_id, vectors, payload or {})
+        others = {name: vector for name, vector in vectors.items() if name != self._using}
+        return Point(point_id, vectors[self._using], payload or {}, others=others)
 
     def _choose_vector(self, names: Sequence[str], asked: str) -> str:
         """Choose one of several named vectors: the one asked for, or the only one."""

@@ -1,0 +1,215 @@
+"""What one query costs through `index.search`, beside the same call with the engine's own client.
+
+Synthetic unit rows (5,000 items, 256 dimensions) go into each engine with the correction built in.
+One query at a time is sent in turns, through `index.search` and with the engine's own call, which
+gets the vector of `index.ask` ready made. Both ask for 10 hits. Of each side the fastest tenth
+counts (its slowest call), which leaves out what else the machine did.
+
+    python benchmarks/calls.py [--engine NAME] [--calls 300] [--output FILE.json]
+    python benchmarks/calls.py --tables     # print the table of the stored JSON
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from engines import QUICK, postgres, unit
+from real_sets import RESULTS, Floats, machine, table
+from threadpoolctl import threadpool_limits
+
+import nnnorm
+from nnnorm.index import CorrectedIndex, build_index
+from nnnorm.io.files import check_writable, write_whole
+
+OUTPUT = RESULTS / "calls.json"
+K = 10
+# One query, ready made, sent with the engine's own client.
+Call: TypeAlias = Callable[[Floats], Any]
+
+
+def faiss_call(index: CorrectedIndex, place: str) -> Call:
+    import faiss
+
+    own = faiss.read_index(place)
+    return lambda row: own.search(row[None], K)
+
+
+def hnswlib_call(index: CorrectedIndex, place: str) -> Call:
+    import hnswlib
+
+    own = hnswlib.Index("l2", index.recipe.width)
+    own.load_index(place)
+    own.set_ef(128)
+    return lambda row: own.knn_query(row[None], K, num_threads=1)
+
+
+def usearch_call(index: CorrectedIndex, place: str) -> Call:
+    from usearch.index import Index
+
+    own = Index.restore(place)
+    own.expansion_search = 128
+    # The width of a stored vector is a multiple of 8.
+    wide = own.ndim
+
+    def ask(row: Floats) -> Any:
+        return own.search(np.pad(row, (0, wide - len(row)))[None], K, threads=1)
+
+    return ask
+
+
+def qdrant_call(index: CorrectedIndex, place: str) -> Call:
+    client: Any = getattr(index.store, "client")  # noqa: B009
+    return lambda row: client.query_points("photos", query=row.tolist(), limit=K)
+
+
+def edge_call(index: CorrectedIndex, place: str) -> Call:
+    import qdrant_edge as edge
+
+    shard: Any = getattr(index.store, "client")  # noqa: B009
+    params = edge.SearchParams(hnsw_ef=128)
+
+    def ask(row: Floats) -> Any:
+        query = edge.Query.Nearest(row.tolist())
+        return shard.query(edge.QueryRequest(limit=K, query=query, params=params))
+
+    return ask
+
+
+def chroma_call(index: CorrectedIndex, place: str) -> Call:
+    client: Any = getattr(index.store, "client")  # noqa: B009
+    own = client.get_collection("photos", embedding_function=None)
+    return lambda row: own.query(query_embeddings=row[None], n_results=K)
+
+
+def milvus_call(index: CorrectedIndex, place: str) -> Call:
+    client: Any = getattr(index.store, "client")  # noqa: B009
+    params = {"metric_type": index.recipe.metric.upper()}
+    return lambda row: client.search(
+        "photos", data=[row.tolist()], limit=K, search_params=params, consistency_level="Strong"
+    )
+
+
+def sqlite_call(index: CorrectedIndex, place: str) -> Call:
+    own: Any = getattr(index.store, "client")  # noqa: B009
+    text = "SELECT rowid, distance FROM photos WHERE embedding MATCH ? AND k = ?"
+    return lambda row: own.execute(text, (row.tobytes(), K)).fetchall()
+
+
+def duckdb_call(index: CorrectedIndex, place: str) -> Call:
+    own: Any = getattr(index.store, "client")  # noqa: B009
+    width, weight = index.recipe.width, index.recipe.weight
+    text = (
+        f"SELECT id, array_inner_product(embedding, ?::FLOAT[{width}]) - {weight} * nnnorm_bias s "
+        f"FROM photos ORDER BY s DESC LIMIT {K}"
+    )
+    return lambda row: own.execute(text, [row.tolist()]).fetchall()
+
+
+def pgvector_call(index: CorrectedIndex, place: str) -> Call:
+    own: Any = getattr(index.store, "client")  # noqa: B009
+    text = "SELECT id, embedding <#> %s::vector FROM photos ORDER BY 2 LIMIT %s"
+    return lambda row: own.execute(text, (str(row.tolist()), K)).fetchall()
+
+
+def lancedb_call(index: CorrectedIndex, place: str) -> Call:
+    client: Any = getattr(index.store, "client")  # noqa: B009
+    own = client.open_table("photos")
+    return lambda row: own.search(row).distance_type("dot").limit(K).to_arrow()
+
+
+ENGINES: dict[str, tuple[str, str, Callable[[CorrectedIndex, str], Call]]] = {
+    "faiss": ("faiss:{}", "photos.faiss", faiss_call),
+    "faiss hnsw": ("faiss:{}?kind=hnsw", "photos.faiss", faiss_call),
+    "hnswlib": ("hnswlib:{}?threads=1", "photos.hnsw", hnswlib_call),
+    "usearch": ("usearch:{}?threads=1", "photos.usearch", usearch_call),
+    "sqlite-vec": ("sqlite:{}?table=photos", "photos.db", sqlite_call),
+    "duckdb": ("duckdb:{}?table=photos", "photos.duckdb", duckdb_call),
+    "pgvector": ("{postgres}&table=photos", "", pgvector_call),
+    "lancedb": ("lancedb:{}?table=photos", "lance", lancedb_call),
+    "qdrant local": ("qdrant:{}?collection=photos", "qdrant", qdrant_call),
+    "qdrant-edge": ("qdrant-edge:{}", "edge", edge_call),
+    "chroma": ("chroma:{}?collection=photos", "chroma", chroma_call),
+    "milvus lite": ("milvus:{}?collection=photos", "photos.db", milvus_call),
+    "milvus lite hnsw": ("milvus:{}?collection=photos&kind=hnsw", "photos.db", milvus_call),
+}
+
+
+def measure(name: str, rows: dict[str, Floats], bias: nnnorm.Bias, n_calls: int) -> dict[str, Any]:
+    url, file, make_call = ENGINES[name]
+    with tempfile.TemporaryDirectory(prefix="nnnorm-", dir=QUICK) as folder:
+        place = str(Path(folder) / file)
+        address = postgres() if "{postgres}" in url else ""
+        with build_index(url.format(place, postgres=address), rows["gallery"], bias) as index:
+            call = make_call(index, place)
+            asked = index.ask(rows["queries"])
+            times: dict[str, list[float]] = {"index": [], "own": []}
+            for turn in range(-n_calls // 10, n_calls):
+                one = turn % len(asked)
+                query, vector = rows["queries"][one : one + 1], asked[one]
+                # Whichever comes second finds warm caches: they take turns.
+                for side in ("index", "own") if turn % 2 else ("own", "index"):
+                    started = time.perf_counter()
+                    index.search(query, k=K) if side == "index" else call(vector)
+                    if turn >= 0:
+                        times[side].append(1000 * (time.perf_counter() - started))
+    ours, own = (statistics.quantiles(times[side], n=10)[0] for side in ("index", "own"))
+    return {"engine": name, "index_ms": round(ours, 4), "own_ms": round(own, 4)}
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown table of the stored results."""
+    rows = [
+        [
+            row["engine"],
+            f"{row['own_ms']:.2f}",
+            f"{row['index_ms']:.2f}",
+            f"{row['index_ms'] - row['own_ms']:.2f}",
+            f"{row['index_ms'] / row['own_ms']:.2f}",
+        ]
+        for row in results["engines"]
+    ]
+    columns = ["engine", "own call, ms", "`index.search`, ms", "difference, ms", "ratio"]
+    return table(columns, rows) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time one query through an index.")
+    parser.add_argument("--engine", choices=ENGINES, action="append", help="only this one")
+    parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--output", type=Path, default=None, help="the JSON file of the results")
+    parser.add_argument("--tables", action="store_true", help="print the stored table")
+    arguments = parser.parse_args()
+    if arguments.tables:
+        print(tables(json.loads((arguments.output or OUTPUT).read_text(encoding="utf-8"))), end="")
+        return 0
+    if arguments.output is not None:
+        check_writable(arguments.output)
+    n_items, dim = 5000, 256
+    rng = np.random.default_rng(0)
+    drawn = {"gallery": n_items, "references": 2000, "queries": 50}
+    rows = {name: unit(rng.normal(size=(n, dim))) for name, n in drawn.items()}
+    bias = nnnorm.NNN(16, 0.75).fit(rows["gallery"], rows["references"])
+    found = []
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # random rows are no collection that graphs like
+        for name in arguments.engine or ENGINES:
+            found.append(measure(name, rows, bias, arguments.calls))
+            print(found[-1], file=sys.stderr)
+    results = {**machine(), "n_items": n_items, "dim": dim, "k": K, "engines": found}
+    if arguments.output is not None:
+        text = json.dumps(results, indent=1) + "\n"
+        write_whole(arguments.output, lambda file: file.write(text.encode()))
+    print(tables(results), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
