@@ -2,8 +2,11 @@
 
 Each case has a bank and 64 unlabelled queries from the source of the test queries. Own banks come
 from that source too; foreign banks are COCO captions for Flickr8k's pictures, the opposite end of
-each set's first principal axis, another platform (APIBench) or short searches (shapes). The switch
-uses the recent queries alone where they and the bank do not mix (z > 3), else both.
+each set's first principal axis, another platform (APIBench) or short searches (shapes). Where bank
+and recent queries do not mix (z > 3), the *switch* uses the recent queries alone, and *weighed* uses
+all, with a reliability that the recent queries measure. Elsewhere the two are the same.
+
+The weighing was chosen on seeds 300, 302, … 312, before those of the stored results were measured.
 
     python benchmarks/foreign.py             # measure, write JSON, print the tables
     python benchmarks/foreign.py --tables    # print the tables of the stored JSON
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 from cases import Case, Judge, fewer_queries, own_cases, stress_cases
 from real_sets import RESULTS, Floats, points, run_benchmark, table
-from rules import FIRST, SECOND, Contestant, Material, shipped
+from rules import FIRST, SECOND, Contestant, Material, find_leaders, shipped_with_recent
 
 from nnnorm import open_embeddings
 from nnnorm.foreign import FOREIGN_Z, foreign_z
@@ -35,8 +38,8 @@ CONTESTANTS: dict[str, tuple[str, Contestant]] = {
     "second rule, recent": ("recent", SECOND),
     "second rule, both": ("both", SECOND),
     "second rule, switch": ("switch", SECOND),
-    "`NNN()`, switch": ("switch", shipped),
 }
+SHIPPED = "`NNN()`, recent="
 
 
 def split_recent(case: Case, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -66,6 +69,12 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
             label: round(judge.gain(contestant(made[which])), 4)
             for label, (which, contestant) in CONTESTANTS.items()
         }
+        n_recent = len(find_leaders(recent, SECOND.copies or 1)) if z > FOREIGN_Z else 0
+        weighed = {
+            "second rule, weighed": SECOND(made["both"], n_recent),
+            SHIPPED: shipped_with_recent(case.gallery, bank, recent),
+        }
+        gains |= {label: round(judge.gain(c), 4) for label, c in weighed.items()}
         where = {"case": case.name, "kind": case.kind, "seed": seed, "z": round(z, 2)}
         cells.append({**where, "without": judge.without, "gains": gains})
         print(f"{case.name}  seed {seed}  z {z:.1f}", file=sys.stderr)
@@ -120,7 +129,7 @@ def tables(results: dict[str, Any]) -> str:
 SHOWN = {
     "first rule, bank": "#b3452c",
     "second rule, bank": "#d9a441",
-    "`NNN()`, switch": "#1f6f8b",
+    SHIPPED: "#1f6f8b",
 }
 
 

@@ -37,7 +37,7 @@ from nnnorm.copies import (
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.foreign import choose_references, foreign_z
+from nnnorm.foreign import FOREIGN_Z, foreign_z
 from nnnorm.io import (
     Embeddings,
     Progress,
@@ -218,9 +218,11 @@ class Corrector:
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries of one's own, without labels, where the bank comes from elsewhere:
-            they decide whether they are used alone or with the bank. The `params` of the bias tell:
-            ``bank`` is "recent" or "both", and ``bank_z`` how far both are from one source.
+            A few dozen queries of one's own, without labels, where the bank may come from
+            elsewhere. They join it; where both do not seem to be of one source, they also measure
+            its reliability, by which `NNN()` chooses α. Methods that measure none are then fitted
+            on the recent queries alone. The `params` of the bias have ``bank``, "both" or "recent",
+            and ``bank_z``, how far both are from one source (above 3 they are not).
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
         duplicates, own_rows : optional
@@ -253,10 +255,11 @@ class Corrector:
         past = open_references(references, normalize=normalize)
         used = use_references(references, past, duplicates, progress)
         choice: dict[str, Any] = {}
+        n_doubting = 0
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             _check_norms(own, past.norm_range, "references")
-            used, choice = _choose_bank(used, own, duplicates)
+            used, choice, n_doubting = _choose_bank(used, own, duplicates, method)
         first = _keep(used_rows(used), items)
         second = None
         if gallery_references is not None:
@@ -280,6 +283,8 @@ class Corrector:
             memory_budget=memory_budget,
             progress=progress,
         )
+        if n_doubting:
+            bias = method.weigh_by_recent(bias, items, banks[0], n_doubting)
         bias = replace(
             bias,
             n_references=count_references(used),
@@ -719,17 +724,24 @@ def _describe(method: Method) -> dict[str, Any]:
 
 
 def _choose_bank(
-    used: References, recent: Embeddings, duplicates: Duplicates
-) -> tuple[References, dict[str, Any]]:
-    """The recent queries alone, or with the bank, and which; copies among them count once."""
+    used: References, recent: Embeddings, duplicates: Duplicates, method: Method
+) -> tuple[References, dict[str, Any], int]:
+    """The recent queries with the bank or alone, which, and how many of them doubt the bank.
+
+    Copies among all of them count once. A bank that is foreign to the recent queries is used
+    with them where the method can weigh its reliability by them.
+    """
     bank = used_rows(used)
-    z, chosen = foreign_z(bank, recent), choose_references(bank, recent)
-    found = without_copies(chosen, duplicates)
-    if chosen is recent:
-        return found, {"bank": "recent", "bank_z": z}
+    z = foreign_z(bank, recent)
+    is_foreign = z > FOREIGN_Z
+    if is_foreign and not method.weighs_reliability:
+        return without_copies(recent, duplicates), {"bank": "recent", "bank_z": z}, 0
+    found, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
     if isinstance(found, Intents):
+        n_recent = int((found.rows < n_recent).sum())
         found = replace(found, n_rows=count_references(used) + len(recent))
-    return found, {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    choice = {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    return found, choice, n_recent if is_foreign else 0
 
 
 def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:

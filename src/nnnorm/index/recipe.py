@@ -310,11 +310,14 @@ def make_recipe(
         _check_rerank(metric, low, high, gallery.name, f", or use another way: {others}")
     values = bias.values.astype(np.float64)
     shift = float(values.mean())
+    largest = float(np.abs(values - shift).max())
     if scale is None:
-        scale = _choose_scale(values, bias.weight) if store.is_quantized else 1.0
+        # Values that are longer than the items would lead a graph instead of them.
+        is_balanced = store.is_quantized or largest > high
+        scale = _choose_scale(values, bias.weight) if is_balanced else 1.0
     if not (math.isfinite(scale) and scale > 0):
         raise NNNormError(f"scale must be positive; got {scale}")
-    largest = float(np.abs(values - shift).max()) * scale
+    largest *= scale
     radius = _HEADROOM * math.hypot(high, largest) if chosen in ("cosine", "l2") else 1.0
     return Recipe(
         dim=gallery.dim,
