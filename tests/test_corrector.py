@@ -467,7 +467,7 @@ def test_recent_queries_join_an_own_bank(from_elsewhere):
 
 @pytest.mark.filterwarnings("ignore:the references seem to cover only a part")
 def test_recent_queries_weigh_a_foreign_bank_by_the_reliability_that_they_measure(from_elsewhere):
-    gallery, own, foreign, recent = from_elsewhere
+    gallery, _, foreign, recent = from_elsewhere
     rows = np.concatenate([recent, foreign])
     corrector = Corrector.fit(gallery, foreign, recent=recent, duplicates="keep")
     params = corrector.bias.params
