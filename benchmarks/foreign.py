@@ -7,7 +7,7 @@ and recent queries do not mix (z > 3), the *switch* uses the recent queries alon
 all of them, with a reliability that the recent queries measure. Elsewhere the two are the same.
 
 64 queries are few, and a case has as few as 100 test queries, so that the mean of five draws is
-uncertain by several tenths of a point: foreign banks are measured on 15 further seeds too. The
+uncertain by several tenths of a point: foreign banks are measured on ten further seeds too. The
 weighing was chosen on seeds 300, 302, … 312, before any of the others were measured.
 
     python benchmarks/foreign.py             # measure, write JSON, print the tables
@@ -32,7 +32,7 @@ from nnnorm.foreign import FOREIGN_Z, foreign_z
 OUTPUT = RESULTS / "foreign.json"
 SEEDS = (100, 101, 102, 103, 104)
 # What is added to a seed for its further draws.
-FURTHER = (5, 10, 15)
+FURTHER = (5, 10)
 N_RECENT = 64
 RECENT, SHIPPED = "second rule, recent", "`NNN()`, recent="
 # A contestant is a way to make a bank and a rule.
@@ -183,7 +183,7 @@ def tables(results: dict[str, Any]) -> str:
     )
     further = further_tables(results)
     return (
-        f"{summary}\n\n{z_table}\n\n### Foreign banks over 20 seeds\n\n{further}\n\n"
+        f"{summary}\n\n{z_table}\n\n### Foreign banks over 15 seeds\n\n{further}\n\n"
         f"### Case by case\n\n{detail}\n"
     )
 

@@ -114,7 +114,7 @@ def fit(
     ] = None,
     recent: Annotated[
         Path | None,
-        Option(help="Recent queries of one's own, which decide whether the bank is used."),
+        Option(help="Recent queries of one's own, which join the bank and judge it."),
     ] = None,
     solver: Annotated[
         Solver,
