@@ -5,10 +5,11 @@ follows Zipf's law, is given as the bank just as it is. The traffic that is meas
 same pictures with the same popularity, by a caption that is not in the log.
 
 At an exponent of 1.0 one picture has an eighth of the traffic, at 1.2 nearly a quarter, so that
-seeds differ by points, by the luck of which pictures are popular. So `NNN()` is measured on 40 further logs too,
-also without that luck: the gain in the same traffic of a bank that has every caption once, less its
-gain where all pictures are asked for equally often, is known without any log and is subtracted. On
-average over all orders of the pictures it is 0, so that the mean stays the same.
+seeds differ by points, by the luck of which pictures are popular. So `NNN()` is measured on 40
+further logs too, also without that luck: the gain in the same traffic of a bank that has every
+caption once, less its gain where all pictures are asked for equally often, is known without any log
+and is subtracted. On average over all orders of the pictures it is 0, so that the mean stays the
+same.
 
     python benchmarks/logs.py             # measure, write JSON, print the tables
     python benchmarks/logs.py --tables    # print the tables of the stored JSON
