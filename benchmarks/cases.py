@@ -268,18 +268,26 @@ def _lowest(values: Floats, share: float) -> Ints:
     return np.sort(np.argsort(values)[: int(share * len(values))])
 
 
+def log_sets(data: Path) -> dict[str, tuple[Floats, Floats]]:
+    """Five captions of each picture, shape ``(n_items, 5, dim)``, and the pictures."""
+    flickr8k = Flickr8k(data / "flickr8k")
+    test, shapes = flickr8k.pairs.some(flickr8k.images("test")), load_shapes()
+    sets = {
+        "flickr8k": (as_floats(test.text), as_floats(test.image)),
+        "shapes": (shapes.queries, shapes.gallery),
+    }
+    return {
+        name: (captions[rows_of(np.arange(len(items)), 5)].reshape(len(items), 5, -1), items)
+        for name, (captions, items) in sets.items()
+    }
+
+
 def log_cases(
     data: Path, seed: int, exponents: Sequence[float] = EXPONENTS
 ) -> Iterator[tuple[str, float, bool, Case]]:
     """``(set, exponent, whether repeats are varied, case)``."""
-    flickr8k = Flickr8k(data / "flickr8k")
-    test, shapes = flickr8k.pairs.some(flickr8k.images("test")), load_shapes()
-    for name, captions, gallery in (
-        ("flickr8k", as_floats(test.text), as_floats(test.image)),
-        ("shapes", shapes.queries, shapes.gallery),
-    ):
+    for name, (of_item, gallery) in log_sets(data).items():
         n_items = len(gallery)
-        of_item = captions[rows_of(np.arange(n_items), 5)].reshape(n_items, 5, -1)
         for exponent in exponents:
             rng = np.random.default_rng([seed, 3, round(10 * exponent)])
             popularity = (1 / np.arange(1, n_items + 1) ** exponent)[rng.permutation(n_items)]

@@ -2,25 +2,34 @@
 
 A log of 6,000 queries over the 1,000 test pictures of Flickr8k and of the shapes, whose popularity
 follows Zipf's law, is given as the bank just as it is. The traffic that is measured asks for the
-same pictures with the same popularity, by a caption that is not in the log. At an exponent of 1.2
-one picture has a fifth of the traffic, so single seeds differ by points.
+same pictures with the same popularity, by a caption that is not in the log.
+
+At an exponent of 1.0 one picture has an eighth of the traffic, at 1.2 nearly a quarter, so that
+seeds differ by points, by the luck of which pictures are popular. So `NNN()` is measured on 40
+further logs too, also without that luck: the gain in the same traffic of a bank that has every
+caption once, less its gain where all pictures are asked for equally often, is known without any log
+and is subtracted. On average over all orders of the pictures it is 0, so that the mean stays the
+same.
 
     python benchmarks/logs.py             # measure, write JSON, print the tables
     python benchmarks/logs.py --tables    # print the tables of the stored JSON
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import EXPONENTS, Judge, log_cases
+from cases import EXPONENTS, Judge, log_cases, log_sets
 from real_sets import RESULTS, points, run_benchmark, table
 from rules import FIRST, SECOND, Contestant, Material, shipped
 
 OUTPUT = RESULTS / "logs.json"
 SEEDS = (100, 101, 102, 103, 104)
+# What is added to a seed for each of its further logs.
+FURTHER = tuple(range(1000, 9000, 1000))
 SETS = {"flickr8k": "Flickr8k", "shapes": "Shapes"}
 CONTESTANTS: dict[str, Contestant] = {
     "first rule": FIRST,
@@ -43,7 +52,23 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
         where = {"set": name, "exponent": exponent, "varied": is_varied, "seed": seed}
         cells.append({**where, "intents": n_intents, "without": judge.without, "gains": gains})
         print(f"{case.name}  seed {seed}  {gains['second rule']:+.2f}", file=sys.stderr)
-    return {"cells": cells}
+    return {"cells": cells, "further": list(measure_further(data, seed))}
+
+
+def measure_further(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    """`NNN()` on further logs: its gain, and how much of that is luck."""
+    steady = {
+        name: shipped(Material(gallery, captions[:, :4].reshape(-1, captions.shape[2])))
+        for name, (captions, gallery) in log_sets(data).items()
+    }
+    for number in (seed + more for more in FURTHER):
+        for name, exponent, is_varied, case in log_cases(data, number):
+            judge = Judge(case)
+            gain = judge.gain(shipped(Material(case.gallery, case.bank)))
+            evenly = judge.hits(steady[name]).mean() - judge.hits(None).mean()
+            luck = judge.gain(steady[name]) - 100 * float(evenly)
+            where = {"set": name, "exponent": exponent, "varied": is_varied, "seed": number}
+            yield {**where, "gain": round(gain, 4), "luck": round(luck, 4)}
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -67,7 +92,30 @@ def tables(results: dict[str, Any]) -> str:
             rows.append(["intents of 6,000 queries", *(f"{n:,.0f}" for n in intents)])
             columns = ["Zipf exponent", *(f"{exponent:g}" for exponent in EXPONENTS)]
             parts.append(f"### {title}, {repeats} repeats\n\n" + table(columns, rows))
+    parts.append("### `NNN()` on 40 further logs\n\n" + further_table(results["further"]))
     return "\n\n".join(parts) + "\n"
+
+
+def further_table(cells: list[dict[str, Any]]) -> str:
+    """Mean gains with their standard errors, as they are and without luck."""
+    rows = []
+    for name, title in SETS.items():
+        for is_varied, repeats in ((False, "equal"), (True, "varied")):
+            for luck, label in ((0, "gain"), (1, "without luck")):
+                row = [f"{title}, {repeats}: {label}"]
+                for exponent in EXPONENTS:
+                    spot = name, exponent, is_varied
+                    gains = np.array(
+                        [
+                            cell["gain"] - luck * cell["luck"]
+                            for cell in cells
+                            if (cell["set"], cell["exponent"], cell["varied"]) == spot
+                        ]
+                    )
+                    error = gains.std(ddof=1) / np.sqrt(len(gains))
+                    row.append(f"{points(float(gains.mean()))} ± {error:.2f}")
+                rows.append(row)
+    return table(["Zipf exponent", *(f"{exponent:g}" for exponent in EXPONENTS)], rows)
 
 
 SHOWN = {

@@ -124,6 +124,20 @@ def reliability(scores: Floats, reference_k: int, *, seed: int = 0) -> float:
     return 2 * r / (1 + r) if r > 0 else 0.0
 
 
+def held_out_reliability(
+    scores: Floats, n_recent: int, reference_k: int, recent_k: int, *, seed: int = 0
+) -> float:
+    """How well all others predict the biases of half of the recent queries, which come first."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(N_SPLITS):
+        out = rng.permutation(n_recent)[: n_recent // 2]
+        others = _mean_of_best(np.delete(scores, out, axis=1), reference_k)
+        found.append(_correlation(others, _mean_of_best(scores[:, out], max(1, recent_k // 2))))
+    r = float(np.mean(found))
+    return 2 * r / (1 + r) if r > 0 else 0.0
+
+
 def _mean_of_best(scores: Floats, k: int) -> Floats:
     k = min(k, scores.shape[1])
     return np.asarray(np.partition(scores, -k, axis=1)[:, -k:].mean(axis=1))
@@ -166,12 +180,15 @@ class Rule:
         """The k of a bank of so many leaders."""
         return min(n_references, self.largest, max(self.smallest, n_references // self.share))
 
-    def choose(self, material: Material) -> tuple[int, float]:
-        """``(k, α)`` for a gallery and a bank."""
+    def choose(self, material: Material, n_recent: int = 0) -> tuple[int, float]:
+        """``(k, α)`` for a gallery and a bank, whose first rows may measure the reliability."""
         best, of_sample = material.scores(self.copies, self.centred)
         n_references = of_sample.shape[1]
         k = self.reference_k(n_references)
-        rel = material.reliability(self.copies, self.centred, k)
+        if n_recent:
+            rel = held_out_reliability(of_sample, n_recent, k, self.reference_k(n_recent))
+        else:
+            rel = material.reliability(self.copies, self.centred, k)
         alpha = self.alpha * rel**self.power * n_references / (n_references + self.doubt)
         if self.gate is not None:
             low, high = self.gate
@@ -179,9 +196,9 @@ class Rule:
             alpha *= min(1.0, max(0.0, (c - low) / (high - low)))
         return k, alpha
 
-    def __call__(self, material: Material) -> Floats:
+    def __call__(self, material: Material, n_recent: int = 0) -> Floats:
         """``b(r)`` of every item."""
-        k, alpha = self.choose(material)
+        k, alpha = self.choose(material, n_recent)
         best, _ = material.scores(self.copies, self.centred)
         return np.asarray(np.float32(alpha) * best[:, :k].mean(axis=1))
 
@@ -199,6 +216,14 @@ def shipped(material: Material) -> Floats:
         warnings.simplefilter("ignore", nnnorm.NNNormWarning)  # these banks are meant to be odd
         bias = nnnorm.NNN().fit(material.gallery, material.bank, normalize=False)
     return np.asarray(bias.correction)
+
+
+def shipped_with_recent(gallery: Floats, bank: Floats, recent: Floats) -> Floats:
+    """`nnnorm.Corrector.fit(…, recent=…)`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnnorm.NNNormWarning)
+        corrector = nnnorm.Corrector.fit(gallery, bank, recent=recent, normalize=False)
+    return np.asarray(corrector.bias.correction)
 
 
 def as_floats(rows: npt.ArrayLike) -> Floats:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import nnnorm
 from nnnorm import Bank, NNNormError, NNNormWarning
+from nnnorm.io import load_record, save_record
 from tests.test_copies import naive_leaders
 
 
@@ -543,6 +544,16 @@ def test_a_bank_that_was_loaded_goes_on_as_if_it_had_not_been_saved(log, tmp_pat
     half = Bank.load(path)
     half.add(log[300:], times=np.arange(300, 600))
     assert same(whole, half)
+
+
+def test_a_bank_that_was_saved_before_forgotten_queries_were_counted_is_loaded(log, tmp_path):
+    path = tmp_path / "bank.safetensors"
+    Bank.of(log, normalize=True).save(path)
+    arrays, about = load_record(path, "bank", "nnnorm bank build")
+    del about["n_forgotten"]
+    save_record(path, "bank", arrays, about)
+    bank = Bank.load(path)
+    assert (bank.n_seen, bank.n_forgotten) == (600, 0)
 
 
 def test_a_bank_file_is_small_and_of_plain_numbers(log, tmp_path):

@@ -448,21 +448,65 @@ def test_a_refit_takes_a_gallery_that_has_grown_and_keeps_the_second_bank(made):
         first.refit(made.references, gallery=made.gallery[:, :12])
 
 
-def test_recent_queries_replace_a_foreign_bank_and_join_one_s_own(made):
+@pytest.fixture
+def from_elsewhere():
+    """A gallery, an own and a foreign bank, and recent queries."""
     gallery, queries, past = make_embeddings(n_items=100, n_past=200, dim=16, seed=3)
-    past = past[::5]
-    recent, foreign = queries[::5][:64], -past
+    own = past[::5]
+    return gallery, own, -own, queries[::5][:64]
 
-    alone, both = (
-        Corrector.fit(gallery, references, recent=recent, duplicates="keep")
-        for references in (foreign, past)
-    )
-    assert len(alone.references) == 64
-    assert len(both.references) == 64 + len(past)
-    assert alone.bias.params["bank"] == "recent"
+
+def test_recent_queries_join_an_own_bank(from_elsewhere):
+    gallery, own, _, recent = from_elsewhere
+    both = Corrector.fit(gallery, own, recent=recent, duplicates="keep")
+    plain = nnnorm.NNN().fit(gallery, np.concatenate([recent, own]), duplicates="keep")
+    assert len(both.references) == 64 + len(own)
     assert both.bias_of(gallery[:5]).params["bank"] == "both"
-    assert both.bias.params["bank_z"] < 3 < alone.bias.params["bank_z"]
-    assert "bank" not in Corrector.fit(gallery, past).bias.params
+    assert both.bias.params["bank_z"] < 3
+    assert both.bias.weight == pytest.approx(plain.weight, rel=0.01)
+    assert "bank" not in Corrector.fit(gallery, own).bias.params
+
+
+@pytest.mark.filterwarnings("ignore:the references seem to cover only a part")
+def test_recent_queries_weigh_a_foreign_bank_by_the_reliability_that_they_measure(from_elsewhere):
+    gallery, _, foreign, recent = from_elsewhere
+    rows = np.concatenate([recent, foreign])
+    corrector = Corrector.fit(gallery, foreign, recent=recent, duplicates="keep")
+    params = corrector.bias.params
+    assert (params["bank"], len(corrector.references)) == ("both", len(rows))
+    assert params["bank_z"] > 3
+
+    half = corrector.references.astype(np.float32)
+    scores = (gallery - gallery.mean(axis=0)) @ half.T
+    expected = naive_held_out_reliability(scores, len(recent), params["reference_k"], 4)
+    assert params["reliability"] == pytest.approx(expected, abs=1e-5)
+    trusting = nnnorm.NNN().fit(gallery, rows, duplicates="keep")
+    ratio = np.sqrt(expected / trusting.params["reliability"])
+    assert corrector.bias.weight == pytest.approx(trusting.weight * ratio, abs=1e-3)
+    assert corrector.method.alpha == corrector.bias.weight
+
+
+def naive_held_out_reliability(scores, n_recent, reference_k, half_k):
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(8):
+        out = rng.permutation(n_recent)[: n_recent // 2]
+        others = np.sort(np.delete(scores, out, axis=1), axis=1)[:, -reference_k:].mean(axis=1)
+        held = np.sort(scores[:, out], axis=1)[:, -half_k:].mean(axis=1)
+        found.append(np.corrcoef(others, held)[0, 1])
+    r = np.mean(found)
+    return max(0, 2 * r / (1 + r))
+
+
+def test_methods_that_measure_no_reliability_use_recent_queries_alone(from_elsewhere):
+    gallery, own, foreign, recent = from_elsewhere
+    for method in (nnnorm.NNN(4, 0.5), nnnorm.CSLS(4)):
+        alone, both = (
+            Corrector.fit(gallery, bank, method, recent=recent, duplicates="keep")
+            for bank in (foreign, own)
+        )
+        assert (alone.bias.params["bank"], len(alone.references)) == ("recent", 64)
+        assert (both.bias.params["bank"], len(both.references)) == ("both", 64 + len(own))
 
 
 def test_a_refit_takes_the_very_bank_of_the_fit(made):

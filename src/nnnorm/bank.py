@@ -511,8 +511,9 @@ class Bank:
             leaders = Leaders(about["dim"], most=about["most"], seed=seed, half_life=span)
             order = ("rows", "last_seen", "counts", "norms")
             leaders.restore(about["n_rows"], *(arrays[name] for name in order))
-            names = ("normalized", "clock", "n_seen", "n_forgotten", "created")
-            kept = {name: about[name] for name in names}
+            kept = {name: about[name] for name in ("normalized", "clock", "n_seen", "created")}
+            # Banks that were saved before this was counted lack it.
+            kept["n_forgotten"] = about.get("n_forgotten", 0)
             return cls(leaders, half_life=span, seed=seed, **kept)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise damaged(path, "bank", _MAKER, error) from error

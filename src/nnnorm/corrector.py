@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,11 +33,12 @@ from nnnorm.copies import (
     References,
     count_params,
     count_references,
+    is_sample,
     used_rows,
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.foreign import choose_references, foreign_z
+from nnnorm.foreign import FOREIGN_Z, foreign_z
 from nnnorm.io import (
     Embeddings,
     Progress,
@@ -218,9 +219,11 @@ class Corrector:
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries of one's own, without labels, where the bank comes from elsewhere:
-            they decide whether they are used alone or with the bank. The `params` of the bias tell:
-            ``bank`` is "recent" or "both", and ``bank_z`` how far both are from one source.
+            A few dozen queries of one's own, without labels, where the bank may come from
+            elsewhere. They join it; where both do not seem to be of one source, they also measure
+            its reliability, by which `NNN()` chooses α. Methods that measure none are then fitted
+            on the recent queries alone. The `params` of the bias have ``bank``, "both" or "recent",
+            and ``bank_z``, how far both are from one source (above 3 they are not).
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
         duplicates, own_rows : optional
@@ -248,16 +251,16 @@ class Corrector:
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
         Corrector(nnn k=4 α=0.5, 95 references of 8 dimensions, normalized)
         """
-        _check_method(method)
+        check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         used = use_references(references, past, duplicates, progress)
-        choice: dict[str, Any] = {}
+        choice = _Choice(used_rows(used), count_references(used), count_params(used))
         if recent is not None:
             own = open_embeddings(recent, name="recent", normalize=normalize)
             _check_norms(own, past.norm_range, "references")
-            used, choice = _choose_bank(used, own, duplicates)
-        first = _keep(used_rows(used), items)
+            choice = _choose_bank(used, own, duplicates, method)
+        first = _keep(choice.references, items)
         second = None
         if gallery_references is not None:
             name = "gallery_references"
@@ -280,11 +283,9 @@ class Corrector:
             memory_budget=memory_budget,
             progress=progress,
         )
-        bias = replace(
-            bias,
-            n_references=count_references(used),
-            params={**bias.params, **count_params(used), **choice},
-        )
+        if choice.n_doubting:
+            bias = method.weigh_by_recent(bias, items, banks[0], choice.n_doubting)
+        bias = replace(bias, n_references=choice.n_given, params={**bias.params, **choice.params})
         settled = _settled(bias.method, bias.params)
         center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(_has_unit_norms(rows) for rows in (items, *banks))
@@ -686,7 +687,13 @@ class Corrector:
 # --- the method ----------------------------------------------------------------------------------
 
 
-def _check_method(method: Method) -> None:
+def check_method(method: Method) -> None:
+    """Raise unless the method gives each item a value of its own, as a corrector needs.
+
+    Examples
+    --------
+    >>> check_method(NNN())
+    """
     if not isinstance(method, Method):
         raise NNNormError(f"method must be a method such as NNN(); got {type(method).__name__}")
     if method.gated_by:
@@ -718,18 +725,50 @@ def _describe(method: Method) -> dict[str, Any]:
 # --- the bank and its bounds ---------------------------------------------------------------------
 
 
+class _Choice(NamedTuple):
+    """What a corrector is fitted on.
+
+    Attributes
+    ----------
+    references : Embeddings, shape (n_references, dim)
+        Without copies.
+    n_given : int
+        Number of rows before copies were dropped.
+    params : dict
+        What the `params` of the bias say of them.
+    n_doubting : int
+        Number of recent queries among the references, which come first, where the others are
+        foreign to them; else 0.
+    """
+
+    references: Embeddings
+    n_given: int
+    params: dict[str, Any]
+    n_doubting: int = 0
+
+
 def _choose_bank(
-    used: References, recent: Embeddings, duplicates: Duplicates
-) -> tuple[References, dict[str, Any]]:
-    """The recent queries alone, or with the bank, and which; copies among them count once."""
+    used: References, recent: Embeddings, duplicates: Duplicates, method: Method
+) -> _Choice:
+    """The recent queries with the bank, or alone; copies among all of them count once.
+
+    A bank that is foreign to the recent queries is used with them where the method can weigh its
+    reliability by them.
+    """
     bank = used_rows(used)
-    z, chosen = foreign_z(bank, recent), choose_references(bank, recent)
-    found = without_copies(chosen, duplicates)
-    if chosen is recent:
-        return found, {"bank": "recent", "bank_z": z}
-    if isinstance(found, Intents):
-        found = replace(found, n_rows=count_references(used) + len(recent))
-    return found, {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    z = foreign_z(bank, recent)
+    if z > FOREIGN_Z and not method.weighs_reliability:
+        alone = without_copies(recent, duplicates)
+        params = {**count_params(alone), "bank": "recent", "bank_z": z}
+        return _Choice(used_rows(alone), len(recent), params)
+    both, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
+    n_given = count_references(used) + n_recent
+    if isinstance(both, Intents):
+        n_recent = int((both.rows < n_recent).sum())
+    sampled = {"intents_sampled": True} if is_sample(used) else {}
+    chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    params = {**count_params(both), **sampled, **chosen}
+    return _Choice(used_rows(both), n_given, params, n_recent if z > FOREIGN_Z else 0)
 
 
 def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:

@@ -69,8 +69,11 @@ def test_extend_prints_a_table_or_json(files):
     assert (about["n_gallery"], about["output"]) == (40, "b2.safetensors")
 
 
+NUMBERS = ["--reference-k", "8", "--alpha", "0.5"]
+
+
 def test_recent_queries_may_replace_the_bank(files):
-    result = run(*FIT[:-2], "--recent", "foreign.npy", "--json")
+    result = run(*FIT[:-2], *NUMBERS, "--recent", "foreign.npy", "--json")
     about = json.loads(result.stdout)
     assert (about["n_references"], about["params"]["bank"]) == (100, "recent")
     assert about["params"]["bank_z"] > 3
@@ -78,15 +81,30 @@ def test_recent_queries_may_replace_the_bank(files):
 
 
 @pytest.mark.parametrize(
-    ("recent", "words"),
+    ("recent", "numbers", "words"),
     [
-        ("foreign", "the recent queries alone, as the references are not like them (z = "),
-        ("own", "the recent queries and the references, which are like them (z = "),
+        ("foreign", NUMBERS, "the recent queries alone, as the references are not like them (z = "),
+        ("foreign", [], "the recent queries and the references, which are not like them (z = "),
+        ("own", [], "the recent queries and the references, which are like them (z = "),
     ],
 )
-def test_fit_says_what_the_recent_queries_decided(files, recent, words):
-    assert words in " ".join(run(*FIT, "--recent", f"{recent}.npy").stdout.split())
-    assert words in " ".join(run("info", "corrector.safetensors").stdout.split())
+def test_fit_says_what_the_recent_queries_decided(files, recent, numbers, words):
+    fitted = run(*FIT, *numbers, "--recent", f"{recent}.npy").stdout
+    for shown in (fitted, run("info", "corrector.safetensors").stdout):
+        assert words in " ".join(shown.split())
+        assert "sampled" not in shown
+
+
+def test_fit_says_what_measured_the_reliability(files):
+    for recent, words in (("foreign", "half of the recent queries"), ("own", "two halves of")):
+        shown = run(*FIT, "--recent", f"{recent}.npy").stdout
+        assert f"(biases from {words}" in " ".join(shown.split())
+
+
+def test_fit_says_that_its_setting_is_centred(files):
+    assert ", centred" in run(*FIT).stdout
+    assert ", centred" in run("info", "bias.safetensors").stdout
+    assert "centred" not in run(*FIT, *NUMBERS).stdout
 
 
 @pytest.mark.slow
@@ -148,3 +166,45 @@ def test_tune_takes_clicks_and_info_shows_both_parts(files):
     (both + nnnorm.Popularity(np.arange(300), weight=0.05)).save("both.safetensors")
     shown = run("info", "both.safetensors").stdout
     assert "0.05·log(1 + clicks), of 44,850 clicks" in shown
+
+
+TUNE = ["tune", "--gallery", "gallery.npy", "--references", "references.npy"]
+TUNE += ["--queries", "asked.npy", "--truth", "truth.npy", "-o", "bias.safetensors"]
+TUNE += ["--save-corrector", "corrector.safetensors"]
+
+
+@pytest.fixture
+def labelled(files):
+    shapes = nnnorm.load_shapes()
+    is_of = shapes.truth < 300
+    np.save("asked.npy", shapes.queries[is_of])
+    np.save("truth.npy", shapes.truth[is_of])
+    np.save("clicks.npy", np.arange(300) ** 2)
+    return files
+
+
+def test_tune_keeps_a_corrector_of_the_chosen_setting(labelled):
+    result = run(*TUNE, "--json")
+    assert result.exit_code == 0, result.output
+    best = json.loads(result.stdout)["best"]
+    corrector = nnnorm.Corrector.load("corrector.safetensors")
+    assert (corrector.method.name, corrector.method.params) == (best["method"], best["params"])
+    bias = nnnorm.Bias.load("bias.safetensors")
+    assert bias.fingerprints["corrector"] == corrector.fingerprint
+    np.testing.assert_array_equal(bias.values, corrector.bias.values)
+    assert run(*EXTEND).exit_code == 0
+
+
+def test_tune_adds_the_popularity_to_the_bias_of_its_corrector(labelled):
+    result = run(*TUNE, "--clicks", "clicks.npy", "--json")
+    assert result.exit_code == 0, result.output
+    weight = json.loads(result.stdout)["popularity"]["weight"]
+    corrector = nnnorm.Corrector.load("corrector.safetensors")
+    bias = nnnorm.Bias.load("bias.safetensors")
+    popular = weight * np.log1p(np.arange(300) ** 2)
+    np.testing.assert_allclose(bias.correction, corrector.bias.correction - popular, atol=1e-5)
+
+
+def test_tune_refuses_a_corrector_of_a_method_that_can_t_have_one_before_the_work(labelled):
+    for name in ("sinkhorn", "qbnorm"):
+        assert_fails(run(*TUNE, "--method", name), "later items have no value of their own")

@@ -366,3 +366,18 @@ def test_on_photos_eight_bits_cost_the_corrected_search_what_they_cost_the_plain
     raw = nnnorm.search(queries, gallery, k=10).indices
     assert corrected > 0.92
     assert corrected > share_found(plain.search(queries, 10).ids, raw) - 0.025
+
+
+def test_values_that_are_longer_than_the_items_do_not_lead_a_graph():
+    gallery, queries, past = make_embeddings(n_items=2000, n_past=500, dim=32, seed=5)
+    clicks = np.random.default_rng(0).zipf(1.5, size=2000)
+    bias = nnnorm.NNN(32, 0.001).fit(gallery, past) + nnnorm.Popularity(clicks)
+    assert np.ptp(bias.values) > 50
+    right = nnnorm.search(queries[:200], gallery, bias, k=10).indices
+
+    def recall(**options):
+        index = build_index(FaissStore(kind="hnsw"), gallery, bias, **options)
+        return share_found(index.search(queries[:200], k=10).ids, right)
+
+    assert recall() >= 0.99
+    assert recall(scale=1.0) < 0.9

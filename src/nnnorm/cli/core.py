@@ -38,6 +38,7 @@ from nnnorm.cli.app import (
 from nnnorm.cli.bank import describe_bank
 from nnnorm.copies import describe_intents, describe_size
 from nnnorm.corrector import Corrector
+from nnnorm.foreign import FOREIGN_Z
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.means import Solver
 from nnnorm.methods import (
@@ -113,7 +114,7 @@ def fit(
     ] = None,
     recent: Annotated[
         Path | None,
-        Option(help="Recent queries of one's own, which decide whether the bank is used."),
+        Option(help="Recent queries of one's own, which join the bank and judge it."),
     ] = None,
     solver: Annotated[
         Solver,
@@ -306,6 +307,11 @@ def _root(version: Annotated[bool, Option("--version", help="Print the version."
 def _why_nothing(bias: Bias) -> str:
     if bias.method == "none":
         return "the method is none"
+    if bias.params.get("reliability") == 0 and _is_doubted(bias):
+        return (
+            "the references are not like the recent queries, whose biases do not agree with all "
+            "others, so the weight is 0; give more queries of your own"
+        )
     if bias.params.get("reliability") == 0:
         return (
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
@@ -342,9 +348,7 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
             f"{bias.params['n_clicks']:,} clicks"
         )
     if "reliability" in bias.params:
-        facts["reliability"] = (
-            f"{bias.params['reliability']:.2f} (biases from two halves of the bank agree)"
-        )
+        facts["reliability"] = f"{bias.params['reliability']:.2f} ({_describe_halves(bias)})"
     if "density" in bias.params:
         facts["density"] = (
             f"{bias.params['density']:.2f} (biases agree with how close items are to each other)"
@@ -370,7 +374,19 @@ def _describe_choice(bank: str, z: float | None) -> str:
     shown = f"z = {z:.1f}".replace("-", "−")
     if bank == "recent":
         return f"the recent queries alone, as the references are not like them ({shown})"
-    return f"the recent queries and the references, which are like them ({shown})"
+    are = "are not" if z > FOREIGN_Z else "are"
+    return f"the recent queries and the references, which {are} like them ({shown})"
+
+
+def _is_doubted(bias: Bias) -> bool:
+    """Whether the references are used although they are not like the recent queries."""
+    return bias.params.get("bank") == "both" and (bias.params["bank_z"] or 0) > FOREIGN_Z
+
+
+def _describe_halves(bias: Bias) -> str:
+    if _is_doubted(bias):
+        return "biases from half of the recent queries agree with those from all others"
+    return "biases from two halves of the bank agree"
 
 
 def _spread(values: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Each takes files, prints a table (or JSON), and writes Markdown and plots where 
 checked before the work begins.
 """
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,9 +33,19 @@ from nnnorm.cli.app import (
     read_ids,
     show_progress,
 )
+from nnnorm.corrector import Corrector, check_method
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
-from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, MethodName, label_method
+from nnnorm.methods import (
+    METHOD_NAMES,
+    NO_CORRECTION,
+    Method,
+    MethodName,
+    find_method,
+    label_method,
+    make_method,
+)
+from nnnorm.popularity import Popularity
 from nnnorm.report import (
     tabulate_ablation,
     tabulate_comparison,
@@ -206,6 +217,10 @@ def tune(
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write the chosen bias there.")
     ] = None,
+    save_corrector: Annotated[
+        Path | None,
+        Option(help="Write a corrector of the chosen setting, for items that arrive later."),
+    ] = None,
     seed: Seed = 0,
     *,
     inputs: Inputs,
@@ -215,13 +230,18 @@ def tune(
     """Try a grid of settings on queries with known answers, and choose one."""
     report.check()
     methods = _check_names(method) or ("nnn",)
+    read = [gallery, references, queries, truth, gallery_references, clicks]
     if output is not None:
-        read = [gallery, references, queries, truth, gallery_references, clicks]
         check_output(output, ".safetensors", read)
+    if save_corrector is not None:
+        check_output(save_corrector, ".safetensors", [*read, output])
+        for name in methods:
+            check_method(_first_of_grid(name))
     items = inputs.open(gallery, "gallery")
     bank = inputs.open_references(references)
     asked = inputs.open(queries, "queries")
     second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
+    counted = read_ids(clicks, "clicks")
     with show_progress("Trying every setting") as progress:
         tuning = study.tune(
             items,
@@ -231,22 +251,42 @@ def tune(
             methods=methods,
             gallery_references=second,
             duplicates=duplicates,
-            clicks=read_ids(clicks, "clicks"),
+            clicks=counted,
             select=select,
             seed=seed,
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
+        bias = tuning.bias
+        if save_corrector is not None:
+            chosen = make_method(tuning.best.method, **tuning.best.params)
+            corrector = Corrector.fit(
+                items,
+                bank,
+                chosen,
+                gallery_references=None if chosen.gallery_bank == "refused" else second,
+                duplicates=duplicates,
+                own_rows=True,  # which was warned of
+                memory_budget=memory_budget * 2**20,
+                progress=progress,
+            )
+            corrector.save(save_corrector)
+            bias = corrector.bias
+            if tuning.popularity is not None and tuning.popularity.weight:
+                bias = bias + Popularity(counted, tuning.popularity.weight)
     if output is not None:
-        tuning.bias.save(output)
+        bias.save(output)
         typer.echo(f"The chosen bias is in {output}", err=True)
+    if save_corrector is not None:
+        typer.echo(f"A corrector of that setting is in {save_corrector}", err=True)
     figures: Figures = {}
     if any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
         figures = {
             "grid.png": lambda p: p.plot_grid(tuning),
             "reference-k.png": lambda p: p.plot_reference_k(tuning),
         }
-    about = {**tuning.to_dict(), "output": str(output) if output else None}
+    written = {"output": output, "corrector": save_corrector}
+    about = tuning.to_dict() | {name: path and str(path) for name, path in written.items()}
     report.deliver([tabulate_tuning(tuning)], about, figures)
 
 
@@ -361,6 +401,12 @@ def _with_weight(bias: Bias, weight: float | None) -> dict[str, Any]:
         name: weight if name in ("alpha", "weight") else value
         for name, value in bias.params.items()
     }
+
+
+def _first_of_grid(name: MethodName) -> Method:
+    grid = find_method(name)[1].grid
+    first = grid if isinstance(grid, Mapping) else grid[0]
+    return make_method(name, **{param: values[0] for param, values in first.items()})
 
 
 def _check_names(names: list[str] | None) -> list[MethodName]:

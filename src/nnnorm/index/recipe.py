@@ -395,11 +395,14 @@ def make_recipe(
     values = bias.values.astype(np.float64)
     known = None if corrector is None or store.is_quantized or scale else corrector.augmentation
     shift = float(values.mean()) if known is None else known.shift
+    largest = float(np.abs(values - shift).max())
     if scale is None:
-        scale = _choose_scale(values, bias.weight) if store.is_quantized else 1.0
+        # Values that are longer than the items would lead a graph instead of them.
+        is_balanced = store.is_quantized or largest > high
+        scale = _choose_scale(values, bias.weight) if is_balanced else 1.0
     if not (math.isfinite(scale) and scale > 0):
         raise NNNormError(f"scale must be positive; got {scale}")
-    largest = float(np.abs(values - shift).max()) * scale
+    largest *= scale
     room = 1.0 if corrector is None else _HEADROOM_OF_BIAS
     radius = _HEADROOM * math.hypot(high, room * largest) if chosen in ("cosine", "l2") else 1.0
     if known is not None and chosen in get_args(Target):

@@ -18,7 +18,7 @@ from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.io import Progress, Source, check_same_norms, open_embeddings, open_matrix
+from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver
 from nnnorm.methods.automatic import is_narrow
 from nnnorm.methods.statistics import BankName, Needs, Statistics
@@ -132,6 +132,11 @@ class Method(ABC):
         return self.gallery_bank == "needed"
 
     @property
+    def weighs_reliability(self) -> bool:
+        """Whether the weight is left to a rule that measures the reliability of the bank."""
+        return False
+
+    @property
     def gated_by(self) -> tuple[BankName, ...]:
         """The banks whose activation sets decide per query whether a part of the bias applies."""
         return ()
@@ -167,6 +172,22 @@ class Method(ABC):
     @classmethod  # noqa: B027 - `Statistics.prepare` is enough for most
     def share_work(cls, methods: Sequence["Method"], statistics: Statistics) -> None:
         """Compute at once what several settings share beyond their `needs`, and keep it."""
+
+    def weigh_by_recent(
+        self, bias: Bias, gallery: Embeddings, references: Embeddings, n_recent: int
+    ) -> Bias:
+        """Weigh a bias anew where its references are foreign to the recent queries among them.
+
+        Parameters
+        ----------
+        bias : Bias
+            Fitted by this method on these very inputs.
+        gallery : Embeddings, shape (n_gallery, dim)
+        references : Embeddings, shape (n_recent + n_others, dim)
+            The recent queries come first.
+        n_recent : int
+        """
+        return bias
 
     @abstractmethod
     def values(self, statistics: Statistics) -> FloatArray:

@@ -127,10 +127,17 @@ def describe_setting(
     --------
     >>> describe_setting("nnn", {"reference_k": 1024, "alpha": 0.75, "reliability": 0.9})
     'k=1024 α=0.75'
+    >>> describe_setting("nnn", {"reference_k": 8, "alpha": 0.5, "center": True})
+    'k=8 α=0.5 centred'
     """
     symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
     return between.join(
-        f"{symbols[param]}{equals}{value if isinstance(value, int) else f'{value:.4g}'}"
+        # A switch is named where it is on.
+        symbols[param] if value is True else f"{symbols[param]}{equals}{_write(value)}"
         for param, value in params.items()
-        if param in symbols
+        if param in symbols and value is not False
     )
+
+
+def _write(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.4g}"
