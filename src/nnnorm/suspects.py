@@ -5,6 +5,7 @@ An item that was made to be found differs from honest ones in what it does to th
     bias         the mean of its 16 best scores with the references
     neighbours   the same, beyond what items with as close neighbours in the gallery get
     intents      number of topics of the bank with a query that has it among its ten best
+    firsts       number of references that have it in first place
     blends       number of blends of two references that have it in first place
     side         how far it lies from the gallery towards the references
 
@@ -51,11 +52,11 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int
 
-SIGNALS = ("bias", "neighbours", "intents", "blends", "side")
+SIGNALS = ("bias", "neighbours", "intents", "firsts", "blends", "side")
 DEFAULT_BUDGET = "0.2%"
 # A share of a small gallery is no alert at all; so many are looked at in any gallery.
 LEAST_ALERTS = 5
-# Sums of five robust z; docs/scan.md has what clean and planted items reach.
+# Sums of six robust z; docs/scan.md has what clean and planted items reach.
 WATCH, QUARANTINE = 8.0, 16.0
 
 # The work is bounded by these, whatever the sizes of gallery and bank; the figures of docs/scan.md
@@ -72,7 +73,7 @@ _N_NEIGHBOURS = 10
 _COPY = 0.98
 _MOST_TOPICS = 64
 _N_FOLDS = 5
-_SHRINKAGE = 0.05
+_SHRINKAGE = 0.1
 # Products of other block sizes differ in the last bits.
 _ROUNDING = 1e-6
 # Fewer items or references have no spread to judge by.
@@ -255,6 +256,7 @@ class _Measured:
     bias: DoubleArray
     density: DoubleArray
     intents: DoubleArray
+    firsts: DoubleArray
     blends: DoubleArray
     side: DoubleArray
     # The landmark that an item is a copy of, or is itself; −1 where there is none.
@@ -345,8 +347,9 @@ class Expected:
         work = len(bank) + len(self._blends)
         self.work_per_item = work + len(self._rows)
         done = Done(progress, work * len(self._rows))
-        self._retrieved = self._thresholds(self._references, _PLACES, done)
-        self._first = self._thresholds(self._blends, 1, done)
+        tops = self._thresholds(self._references, _PLACES, done)
+        self._first, self._retrieved = tops[:, 0].copy(), tops[:, -1].copy()
+        self._first_of_blends = self._thresholds(self._blends, 1, done)[:, 0].copy()
         self._sides = _Sides(self._rows.rows(0, len(self._rows)), bank, rng)
         self._of_landmarks = self._measure(self._rows, np.arange(len(self._rows)), None)
         self._line = _fit_line(self._of_landmarks.density, self._of_landmarks.bias)
@@ -369,14 +372,13 @@ class Expected:
         """Number of blends of two references."""
         return len(self._blends)
 
-    def _thresholds(self, queries: Embeddings, place: int, done: Done) -> FloatArray:
-        """The score at a place of each query's ranking of the landmarks."""
-        place = min(place, len(self._rows))
+    def _thresholds(self, queries: Embeddings, n_places: int, done: Done) -> FloatArray:
+        """The scores at the first places of each query's ranking of the landmarks."""
         found = top_k(
             Products(queries, self._rows, memory_budget=self._memory_budget),
-            place,
+            min(n_places, len(self._rows)),
             memory_budget=self._memory_budget,
-        ).scores[:, -1]
+        ).scores
         done.add(len(queries) * len(self._rows))
         return np.asarray(found - _ROUNDING * np.abs(found))
 
@@ -408,7 +410,7 @@ class Expected:
         of_leader = self._of_landmarks
         copies = np.flatnonzero(measured.leader >= 0)
         shared = {}
-        for name in ("intents", "blends"):
+        for name in ("intents", "firsts", "blends"):
             values = getattr(measured, name).copy()
             leaders = getattr(of_leader, name)[measured.leader[copies]]
             values[copies] = np.maximum(values[copies], leaders)
@@ -432,10 +434,9 @@ class Expected:
         """Turn numbers into robust z."""
         return {name: self._usual[name].z(values) for name, values in self._raw(measured).items()}
 
-    def usual(self, name: str) -> float:
-        """The median of a signal before it became a z."""
-        median = self._usual[name].median
-        return round(math.exp(median) - 1) if name == "intents" else median
+    def usual(self, name: str) -> int:
+        """The median of a count."""
+        return int(np.median(getattr(self._of_landmarks, name)))
 
     def _raw(self, measured: _Measured) -> dict[str, DoubleArray]:
         """The numbers on scales on which honest items are about evenly spread."""
@@ -444,13 +445,14 @@ class Expected:
             "neighbours": measured.bias
             - self._line @ np.stack([np.ones(len(measured.bias)), measured.density]),
             "intents": np.log1p(measured.intents),
+            "firsts": np.sqrt(measured.firsts + 0.5),
             "blends": np.sqrt(measured.blends + 0.5),
             "side": measured.side,
         }
 
     def _measure(self, items: Embeddings, own: IntArray, progress: Progress | None) -> _Measured:
         n_items = len(items)
-        bias, intents, blends = (np.empty(n_items) for _ in range(3))
+        bias, intents, firsts, blends = (np.empty(n_items) for _ in range(4))
         done = Done(progress, self.work_per_item * n_items)
 
         def reduce(columns: Embeddings, make: Any, per_row: int) -> Any:
@@ -465,14 +467,16 @@ class Expected:
             )
 
         k, n_topics = self._reference_k, self.n_topics
-        for start, stop, (best, found) in reduce(
+        for start, stop, (best, topics, first) in reduce(
             self._references,
-            lambda n: _KeepTopics(n, k, self._retrieved, self._topics, n_topics),
+            lambda n: _KeepTopics(n, k, self._retrieved, self._topics, self._first),
             4 * (10 * k + 128) + n_topics,
         ):
             bias[start:stop] = best.mean(axis=1, dtype=np.float64)
-            intents[start:stop] = found
-        for start, stop, counts in reduce(self._blends, lambda n: _KeepCounts(n, self._first), 16):
+            intents[start:stop], firsts[start:stop] = topics, first
+        for start, stop, counts in reduce(
+            self._blends, lambda n: _KeepCounts(n, self._first_of_blends), 16
+        ):
             blends[start:stop] = counts
         density, leader = self._neighbours(items, own, _counting(done))
         side = np.concatenate(
@@ -481,7 +485,7 @@ class Expected:
                 for start, block in items.blocks()
             ]
         )
-        return _Measured(bias, density, intents, blends, side, leader)
+        return _Measured(bias, density, intents, firsts, blends, side, leader)
 
     def _neighbours(
         self, items: Embeddings, own: IntArray, progress: Progress
@@ -513,24 +517,31 @@ def _pick(measured: _Measured, rows: IntArray) -> _Measured:
 
 
 class _KeepTopics:
-    """Of a strip of items: their best scores, and the number of topics that retrieve them."""
+    """Of a strip of items: best scores, number of topics that retrieve them, first places."""
 
     def __init__(
-        self, n_rows: int, k: int, thresholds: FloatArray, topics: IntArray, n_topics: int
+        self,
+        n_rows: int,
+        k: int,
+        retrieved: FloatArray,
+        topics: IntArray,
+        first: FloatArray,
     ) -> None:
         self._best = KeepBestValues(n_rows, k)
-        self._thresholds, self._topics = thresholds, topics
-        self._found = np.zeros((n_rows, n_topics), dtype=bool)
+        self._firsts = _KeepCounts(n_rows, first)
+        self._retrieved, self._topics = retrieved, topics
+        self._found = np.zeros((n_rows, int(topics.max()) + 1), dtype=bool)
 
     def update(self, block: FloatArray, first_column: int) -> None:
         last = first_column + block.shape[1]
-        hits = np.flatnonzero(block >= self._thresholds[first_column:last])
+        hits = np.flatnonzero(block >= self._retrieved[first_column:last])
         rows, columns = np.divmod(hits, block.shape[1])
         self._found[rows, self._topics[first_column + columns]] = True
+        self._firsts.update(block, first_column)
         self._best.update(block, first_column)
 
-    def finish(self) -> tuple[FloatArray, IntArray]:
-        return self._best.finish(), self._found.sum(axis=1)
+    def finish(self) -> tuple[FloatArray, IntArray, DoubleArray]:
+        return self._best.finish(), self._found.sum(axis=1), self._firsts.finish()
 
 
 class _KeepCounts:
@@ -795,15 +806,17 @@ def _reasons(
 ) -> tuple[str, ...]:
     """The signals in words, strongest first: those that are notable, or the strongest."""
     n_topics, n_blends = expected.n_topics, expected.n_blends
-    usual_blends = max(0.0, expected.usual("blends") ** 2 - 0.5)
+    usual = {name: expected.usual(name) for name in ("intents", "firsts", "blends")}
     words = {
         "bias": "its scores with the references are {z:.1f} spreads above the median item's",
         "neighbours": "its scores with the references are {z:.1f} spreads above those of items "
         "with as close neighbours",
         "intents": f"{measured.intents[place]:.0f} of {n_topics} topics of the bank retrieve it; "
-        f"a usual item, {expected.usual('intents'):.0f}",
+        f"a usual item, {usual['intents']}",
+        "firsts": f"{measured.firsts[place]:,.0f} of {expected.n_references:,} references have it "
+        f"in first place; a usual item, {usual['firsts']}",
         "blends": f"{measured.blends[place]:,.0f} of {n_blends:,} blends of two queries have it in "
-        f"first place; a usual item, {usual_blends:.0f}",
+        f"first place; a usual item, {usual['blends']}",
         "side": "it lies {z:.1f} spreads from the other items towards the queries",
     }
     ordered = sorted(SIGNALS, key=lambda name: -signals[name])

@@ -255,7 +255,8 @@ def tabulate_scan(scan: Scan) -> Table:
         for suspect in scan.suspects
     )
     notes = []
-    if scan.budget is not None and len(scan.suspects) >= scan.budget:
+    n_alerts = sum(suspect.suspicion is not None for suspect in scan.suspects)
+    if scan.budget is not None and n_alerts >= scan.budget:
         notes.append(
             f"All {scan.budget:,} alerts of the budget are used; a larger one may show more."
         )
