@@ -21,12 +21,12 @@ from real_sets import table as make_table
 from rules import as_floats
 
 import nnnorm
-from nnnorm.suspects import SIGNALS, count_alerts
+from nnnorm.suspects import SIGNALS, WATCH, count_alerts
 
 OUTPUT = RESULTS / "hostile.json"
 SEEDS = tuple(range(100, 110))
 # Flickr8k takes ten times as long as the others.
-FLICKR8K_SEEDS = (100, 101, 102)
+FLICKR8K_SEEDS = (100, 101)
 SHARES = (0.0001, 0.001, 0.002, 0.01, 0.05)
 BUDGETS = ("0.2%", "0.4%", "1%")
 KINDS = ("mean of a topic", "mean of 20 neighbours", "mean of all")
@@ -166,6 +166,8 @@ def judge(task: Task, planted: Floats) -> dict[str, Any]:
     places = {name: np.argsort(np.argsort(-v, kind="stable")) for name, v in orders.items()}
     alerts = {budget: count_alerts(budget, len(gallery)) for budget in BUDGETS}
     flagged = {suspect.item for suspect in found.suspects}
+    # What is not suspicious enough is no alert, whatever the budget.
+    places["sum"] = np.where(found.suspicion < WATCH, len(gallery), places["sum"])
     return {
         "n": len(planted),
         "alerts": list(alerts.values()),
@@ -209,15 +211,12 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
         best = best_scores(task.attacker, task.gallery)
         counts = sorted({round(share * len(task.gallery)) for share in SHARES} - {0})
         for n in counts:
-            if name == "flickr8k" and n == 16:
-                continue
             for kind in KINDS:
                 made = plant(kind, n, task, best, rng)
                 for is_hidden in (False, True):
                     rows = hide(made, task, rng) if is_hidden else made
                     facts = {"kind": kind, "hidden": is_hidden, **judge(task, rows)}
                     cases.append({**about, **facts})
-                    print(f"{seed} {name} {n} {kind} {is_hidden}", file=sys.stderr)
     return {"cases": cases, "clean": clean}
 
 

@@ -57,7 +57,7 @@ DEFAULT_BUDGET = "0.2%"
 # A share of a small gallery is no alert at all; so many are looked at in any gallery.
 LEAST_ALERTS = 5
 # Sums of six robust z; docs/scan.md has what clean and planted items reach.
-WATCH, QUARANTINE = 8.0, 16.0
+WATCH, QUARANTINE = 10.0, 17.0
 
 # The work is bounded by these, whatever the sizes of gallery and bank; the figures of docs/scan.md
 # are measured with them.
@@ -72,6 +72,8 @@ _N_NEIGHBOURS = 10
 # Items this close, as a cosine, are copies of each other.
 _COPY = 0.98
 _MOST_TOPICS = 64
+# Rows of a product of landmarks with landmarks: 16 MB at most.
+_BLOCK_ROWS = 512
 _N_FOLDS = 5
 _SHRINKAGE = 0.1
 # Products of other block sizes differ in the last bits.
@@ -337,7 +339,7 @@ class Expected:
             references.take(_choose(references, _MOST_REFERENCES, rng)),
         )
         rows = landmarks.take(chosen)
-        is_first = _first_of_copies(rows, memory_budget)
+        is_first = _first_of_copies(rows)
         self.chosen, self._rows = chosen[is_first], _open(rows[is_first], "landmarks")
         self._units = _open(as_units(rows[is_first]), "landmarks")
         self._references = _open(bank, "references")
@@ -609,14 +611,15 @@ def _open(rows: FloatArray, name: str) -> Embeddings:
     )
 
 
-def _first_of_copies(rows: FloatArray, memory_budget: int) -> npt.NDArray[np.bool_]:
-    """Whether no earlier row is a near copy; at least enough rows stay to judge by."""
-    units = _open(as_units(rows), "landmarks")
-    k = min(_N_NEIGHBOURS + 1, len(rows))
-    near = top_k(Products(units, units), k, memory_budget=memory_budget)
-    earlier = (near.indices < np.arange(len(rows))[:, None]) & (near.scores > _COPY)
-    is_first = np.logical_not(earlier.any(axis=1))
-    return np.asarray(is_first if is_first.sum() >= _FEWEST else np.ones(len(rows), dtype=bool))
+def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:
+    """Whether no earlier row is a near copy; where too few rows would be left, all of them."""
+    units = as_units(rows)
+    is_first = np.ones(len(rows), dtype=bool)
+    for start in range(0, len(rows), _BLOCK_ROWS):
+        block = units[start : start + _BLOCK_ROWS]
+        near = block @ units[: start + len(block)].T > _COPY
+        is_first[start : start + len(block)] = ~np.tril(near, start - 1).any(axis=1)
+    return is_first if is_first.sum() >= _FEWEST else np.ones(len(rows), dtype=bool)
 
 
 def _find_topics(rows: FloatArray, rng: np.random.Generator, n_rounds: int = 8) -> IntArray:
