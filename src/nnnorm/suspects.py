@@ -15,6 +15,7 @@ the suspicion. Near copies share the counts of one of them, so that a hub can't 
 copies. Zeros, constants and stray norms are faults, whatever they do to queries.
 """
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,8 @@ _COPY = 0.98
 _MOST_TOPICS = 64
 # Rows of a product of landmarks with landmarks: 16 MB at most.
 _BLOCK_ROWS = 512
+# Items whose neighbours are found at once; the neighbours of all would take more than the budget.
+_CHUNK_ROWS = 16384
 _N_FOLDS = 5
 _SHRINKAGE = 0.1
 # Products of other block sizes differ in the last bits.
@@ -190,13 +193,11 @@ class Scan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the ids of `quarantined`: a JSON list, or text with one per line."""
-        import json
-
         path, ids = Path(path), self.quarantined
         if path.suffix == ".json":
             text = json.dumps(ids, ensure_ascii=False) + "\n"
         elif path.suffix == ".txt":
-            if broken := [one for one in map(str, ids) if one != one.strip() or "\n" in one]:
+            if broken := [one for one in map(str, ids) if one.strip().splitlines() != [one]]:
                 raise NNNormError(
                     f"the id {broken[0]!r} can't be a line of {path}; write a .json file"
                 )
@@ -480,7 +481,7 @@ class Expected:
             self._blends, lambda n: _KeepCounts(n, self._first_of_blends), 16
         ):
             blends[start:stop] = counts
-        density, leader = self._neighbours(items, own, _counting(done))
+        density, leader = self._neighbours(items, own, done)
         side = np.concatenate(
             [
                 self._sides.project(block, leader[start : start + len(block)])
@@ -490,27 +491,25 @@ class Expected:
         return _Measured(bias, density, intents, firsts, blends, side, leader)
 
     def _neighbours(
-        self, items: Embeddings, own: IntArray, progress: Progress
+        self, items: Embeddings, own: IntArray, done: Done
     ) -> tuple[DoubleArray, IntArray]:
         """Mean cosine with the nearest other landmarks, and the landmark an item is a copy of."""
         k = min(_N_NEIGHBOURS + 1, len(self._units))
-        found = top_k(
-            Products(
-                open_embeddings(items, normalize=True),
-                self._units,
-                memory_budget=self._memory_budget,
-            ),
-            k,
-            memory_budget=self._memory_budget,
-            progress=progress,
-        )
-        is_self = found.indices == own[:, None]
-        is_copy = (found.scores[:, 0] > _COPY) & ~is_self[:, 0]
-        leader = np.where(own >= 0, own, np.where(is_copy, found.indices[:, 0], -1))
-        # Copies say nothing about how dense a place is: many of them would make it look so.
-        others = np.ma.masked_where(is_self | (found.scores > _COPY), found.scores)
-        density = others[:, :k].mean(axis=1).filled(_COPY)
-        return np.asarray(density, dtype=np.float64), leader
+        density, leader = np.empty(len(items)), own.copy()
+        for start in range(0, len(items), _CHUNK_ROWS):
+            part = slice(start, min(start + _CHUNK_ROWS, len(items)))
+            units = _open(as_units(items.rows(part.start, part.stop)), "items")
+            found = top_k(Products(units, self._units), k, memory_budget=self._memory_budget)
+            is_self = found.indices == own[part, None]
+            # Copies say nothing about how dense a place is: many of them would make it look so.
+            is_other = ~is_self & (found.scores <= _COPY)
+            n_others = is_other.sum(axis=1)
+            sums = np.where(is_other, found.scores, 0).sum(axis=1, dtype=np.float64)
+            density[part] = np.where(n_others > 0, sums / np.maximum(n_others, 1), _COPY)
+            is_copy = (own[part] < 0) & (found.scores[:, 0] > _COPY)
+            leader[part] = np.where(is_copy, found.indices[:, 0], own[part])
+            done.add(len(units) * len(self._units))
+        return density, leader
 
 
 def _pick(measured: _Measured, rows: IntArray) -> _Measured:
@@ -775,7 +774,6 @@ def judge(
     broken = {**sound.faults}
     broken |= {int(sound.rows[row]): words for row, words in (faults or {}).items()}
     suspicion[list(broken)] = np.inf
-    place_of = {int(row): place for place, row in enumerate(sound.rows)}
     n_copies = np.bincount(measured.leader[measured.leader >= 0], minlength=1)
 
     def name_of(item: int) -> Any:
@@ -790,7 +788,7 @@ def judge(
         total = float(suspicion[item])
         if total < WATCH:
             break
-        place = place_of[int(item)]
+        place = int(np.searchsorted(sound.rows, item))
         verdict: Verdict = "quarantine" if total >= QUARANTINE else "watch"
         own_signals = {name: round(float(signals[name][item]), 2) for name in SIGNALS}
         reasons = _reasons(expected, measured, place, own_signals, n_copies)
