@@ -27,7 +27,9 @@ OUTPUT = RESULTS / "hostile.json"
 SEEDS = tuple(range(100, 110))
 # Flickr8k takes ten times as long as the others.
 FLICKR8K_SEEDS = (100, 101)
-SHARES = (0.0001, 0.001, 0.002, 0.01, 0.05)
+SHARES = (0.0001, 0.001, 0.01, 0.05)
+# Of fewer than 1,000 items: one, two, and so on.
+SMALL_SHARES = (0.001, 0.002, 0.01, 0.05)
 BUDGETS = ("0.2%", "0.4%", "1%")
 KINDS = ("mean of a topic", "mean of 20 neighbours", "mean of all")
 KINDS += ("gradient, a topic", "gradient, all")
@@ -41,7 +43,7 @@ class Task(NamedTuple):
 
     gallery: Floats
     attacker: Floats
-    bank: Floats
+    bank: nnnorm.Bank
     queries: Floats
 
 
@@ -137,14 +139,19 @@ def read_task(data: Path, name: str, rng: np.random.Generator) -> Task:
         bank, attacker = np.array_split(rng.permutation(len(shapes.references)), 2)
         scenes = rng.permutation(len(shapes.gallery))[:900]
         rows = shapes.gallery[scenes], shapes.references[attacker], shapes.references[bank]
-        return Task(*(unit(as_floats(part)) for part in (*rows, shapes.queries)))
+        return make_task(*(unit(as_floats(part)) for part in (*rows, shapes.queries)))
     pairs = Flickr8k(data / name).pairs if name == "flickr8k" else read_unsplash500(data / name)
     texts, n_texts = unit(as_floats(pairs.text)), len(pairs.text) // len(pairs.image)
     ends = (0.2, 0.6, 1.0) if name == "unsplash500" else (0.3, 0.7, 1.0)
     photos = np.split(
         rng.permutation(len(pairs.image)), [round(end * len(pairs.image)) for end in ends[:2]]
     )
-    return Task(unit(as_floats(pairs.image)), *(texts[rows_of(part, n_texts)] for part in photos))
+    parts = [texts[rows_of(part, n_texts)] for part in photos]
+    return make_task(unit(as_floats(pairs.image)), *parts)
+
+
+def make_task(gallery: Floats, attacker: Floats, bank: Floats, queries: Floats) -> Task:
+    return Task(gallery, attacker, nnnorm.Bank.of(bank), queries[:: max(1, len(queries) // 5000)])
 
 
 def first_places(queries: Floats, gallery: Floats, bias: nnnorm.Bias | None) -> Floats:
@@ -209,7 +216,8 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
             }
         )
         best = best_scores(task.attacker, task.gallery)
-        counts = sorted({round(share * len(task.gallery)) for share in SHARES} - {0})
+        shares = SHARES if len(task.gallery) > 1000 else SMALL_SHARES
+        counts = sorted({round(share * len(task.gallery)) for share in shares} - {0})
         for n in counts:
             for kind in KINDS:
                 made = plant(kind, n, task, best, rng)
