@@ -1,6 +1,7 @@
 """Items that were planted or broken are found; honest ones are left alone."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -333,3 +334,17 @@ def test_signals_of_new_items_are_those_of_a_scan(shapes, bank, hub):
     old = expected.compare(expected.measure(items, np.arange(1000)))
     for name in ("bias", "intents", "firsts", "blends", "side"):
         np.testing.assert_allclose(new[name], old[name][:50], atol=0.01)
+
+
+# --- the stored benchmark ---
+
+
+@pytest.mark.parametrize("name", ["flickr8k", "unsplash500", "shapes"])
+def test_planted_hubs_were_found_within_the_budget_on_every_set(name):
+    """Of those that hold 0.2 % of first places each; a budget of 0.2 %, five alerts at least."""
+    path = Path(__file__).parents[1] / "benchmarks" / "results" / "hostile.json"
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    cases = [case for case in cases if case["set"] == name and case["n"] <= case["alerts"][0]]
+    n_holding = sum(case["n_holding"] for case in cases)
+    assert n_holding >= 50
+    assert sum(case["found"]["sum"][0] for case in cases) >= 0.95 * n_holding

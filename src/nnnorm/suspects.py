@@ -303,7 +303,7 @@ class Expected:
     memory_budget : int
         Bytes to use beyond the inputs and the result.
     progress : callable, optional
-        Called with ``(done, total)``; counted on by `measure`.
+        Called with ``(done, total)``.
 
     Examples
     --------
@@ -335,10 +335,8 @@ class Expected:
                 )
         rng = np.random.default_rng(seed)
         self._memory_budget = memory_budget
-        chosen, bank = (
-            _choose(landmarks, _MOST_LANDMARKS, rng),
-            references.take(_choose(references, _MOST_REFERENCES, rng)),
-        )
+        chosen = _choose(landmarks, _MOST_LANDMARKS, rng)
+        bank = references.take(_choose(references, _MOST_REFERENCES, rng))
         rows = landmarks.take(chosen)
         is_first = _first_of_copies(rows)
         self.chosen, self._rows = chosen[is_first], _open(rows[is_first], "landmarks")
@@ -348,13 +346,13 @@ class Expected:
         self._blends = _open(_blend(bank, rng), "blends")
         self._reference_k = min(_REFERENCE_K, max(1, len(bank) // 4))
         work = len(bank) + len(self._blends)
-        self.work_per_item = work + len(self._rows)
-        done = Done(progress, work * len(self._rows))
+        self._work_per_item = work + len(self._rows)
+        done = Done(progress, (work + self._work_per_item) * len(self._rows))
         tops = self._thresholds(self._references, _PLACES, done)
         self._first, self._retrieved = tops[:, 0].copy(), tops[:, -1].copy()
         self._first_of_blends = self._thresholds(self._blends, 1, done)[:, 0].copy()
         self._sides = _Sides(self._rows.rows(0, len(self._rows)), bank, rng)
-        self._of_landmarks = self._measure(self._rows, np.arange(len(self._rows)), None)
+        self._of_landmarks = self._measure(self._rows, np.arange(len(self._rows)), _counting(done))
         self._line = _fit_line(self._of_landmarks.density, self._of_landmarks.bias)
         self._usual = {
             name: _Usual.of(values) for name, values in self._raw(self._of_landmarks).items()
@@ -456,7 +454,7 @@ class Expected:
     def _measure(self, items: Embeddings, own: IntArray, progress: Progress | None) -> _Measured:
         n_items = len(items)
         bias, intents, firsts, blends = (np.empty(n_items) for _ in range(4))
-        done = Done(progress, self.work_per_item * n_items)
+        done = Done(progress, self._work_per_item * n_items)
 
         def reduce(columns: Embeddings, make: Any, per_row: int) -> Any:
             return reduce_rows(
