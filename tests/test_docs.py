@@ -47,6 +47,7 @@ def benchmark(monkeypatch):
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
         ("foreign", "logs.md"),
+        ("hostile", "scan.md"),
         ("logs", "logs.md"),
         ("exact", "speed.md"),
         ("million", "speed.md"),
@@ -89,6 +90,7 @@ def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
         ("logs", "flickr8k"),
         ("choosing", "flickr8k and no unsplash500"),
         ("flickr8k", "flickr8k and no unsplash500"),
+        ("hostile", "flickr8k and no unsplash500"),
     ],
 )
 def test_a_benchmark_without_its_data_says_so(benchmark, name, sets, tmp_path, monkeypatch, capsys):
@@ -124,7 +126,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["banks.md", "corrector.md"])
+@pytest.mark.parametrize("name", ["banks.md", "corrector.md", "scan.md"])
 def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
     """In their order, after the Python, which writes their files; a comment says the exit code."""
     monkeypatch.chdir(tmp_path)

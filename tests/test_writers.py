@@ -68,6 +68,7 @@ _WRITERS = {
     "io.records.save_record": "caller",
     "ranking.Ranking.save": "caller",
     "report.plots.save_figure": "caller",
+    "suspects.Scan.save": "caller",
 }
 _HOSTILE = [
     "/{outside}/planted",

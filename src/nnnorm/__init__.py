@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
     from nnnorm.popularity import Popularity
     from nnnorm.ranking import Ranking, score_matrix, search
-    from nnnorm.study import Task, ablate, audit, compare, diagnose, evaluate, tune
+    from nnnorm.study import Task, ablate, audit, compare, diagnose, evaluate, scan, tune
     from nnnorm.version import __version__
 
 _ROOMS = {
@@ -44,7 +44,10 @@ _ROOMS = {
     ),
     "nnnorm.popularity": ("Popularity",),
     "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
-    "nnnorm.study": ("Task", "ablate", "audit", "compare", "diagnose", "evaluate", "tune"),
+    "nnnorm.study": (
+        *("Task", "ablate", "audit", "compare", "diagnose"),
+        *("evaluate", "scan", "tune"),
+    ),
     "nnnorm.version": ("__version__",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

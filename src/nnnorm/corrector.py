@@ -16,7 +16,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -37,23 +38,26 @@ from nnnorm.copies import (
     used_rows,
     without_copies,
 )
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.foreign import FOREIGN_Z, foreign_z
 from nnnorm.io import (
     Embeddings,
     Progress,
+    Sound,
     Source,
     check_entries,
     check_same_norms,
     damaged,
     load_record,
     open_embeddings,
+    open_sound,
     save_record,
 )
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
 from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.suspects import Expected, Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -464,6 +468,51 @@ class Corrector:
         return bias
 
     @explain_arguments
+    def admit(
+        self,
+        items: Source,
+        *,
+        ids: Sequence[Any] | None = None,
+        progress: Progress | None = None,
+    ) -> Scan:
+        """Judge new items before they get in: by the bank, and by the items that are kept.
+
+        Each item is judged by itself, so that the verdicts do not depend on what else arrives.
+
+        Parameters
+        ----------
+        items : array or path, shape (n_items, dim)
+            Rows of zeros or NaN are reported, not refused, and so are norms that do not fit.
+        ids : sequence of int or of str, optional
+            One per item.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Scan
+            Its ``kept`` are the rows to add, its ``suspects`` the others, with the reasons.
+
+        Examples
+        --------
+        >>> from nnnorm import load_shapes
+        >>> shapes = load_shapes()
+        >>> corrector = Corrector.fit(shapes.gallery[:800], shapes.references[:2000])
+        >>> planted = shapes.references[4000:4400].mean(axis=0)
+        >>> new = np.stack([shapes.gallery[900], planted / np.linalg.norm(planted)])
+        >>> corrector.admit(new, ids=["photo", "hub"]).quarantined
+        ['hub']
+        """
+        rows = self.open_sound(items, "items")
+        unit = True if self.unit and not rows.embeddings.normalized else None
+        faults = find_stray_norms(rows.embeddings, unit=unit, norms=self.item_norms)
+        return judge(self._expected, rows, faults=faults, ids=ids, progress=progress)
+
+    @cached_property
+    def _expected(self) -> Expected:
+        return Expected(_open_kept(self.sample, "items", self.normalize), self.bank)
+
+    @explain_arguments
     def items(self, items: Source) -> FloatArray:
         """Extend items by their bias: the rows to store in an engine of any metric.
 
@@ -550,11 +599,7 @@ class Corrector:
         """
         given = source.normalized if isinstance(source, Embeddings) else False
         rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
-        if rows.dim != self.dim:
-            raise NNNormError(
-                f"{rows.name} and the references of the corrector must share dim; got {rows.dim} "
-                f"and {self.dim}. Were they encoded by different models?"
-            )
+        self._check_dim(rows)
         low, high = rows.norm_range
         if self.unit and not rows.normalized and not _has_unit_norms(rows):
             raise NNNormError(
@@ -567,6 +612,41 @@ class Corrector:
         elif not self.unit:
             _check_norms(rows, self.bank.norm_range, "references")
         return rows
+
+    def open_sound(self, source: Source, name: str) -> Sound:
+        """Open the rows of items that can be used; norms are left to the caller.
+
+        Parameters
+        ----------
+        source : array or path, shape (n_rows, dim)
+        name : {"items", "gallery"}
+
+        Returns
+        -------
+        Sound
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> corrector.open_sound(gallery * (np.arange(40) > 0)[:, None], "items").faults
+        {0: 'it is all zeros'}
+        """
+        given = source.normalized if isinstance(source, Embeddings) else False
+        with warnings.catch_warnings():  # odd norms are among the verdicts
+            warnings.simplefilter("ignore", NNNormWarning)
+            normalize = self.normalize or (given and self.unit)
+            found = open_sound(source, name=name, normalize=normalize)
+        self._check_dim(found.embeddings)
+        return found
+
+    def _check_dim(self, rows: Embeddings) -> None:
+        if rows.dim != self.dim:
+            raise NNNormError(
+                f"{rows.name} and the references of the corrector must share dim; got {rows.dim} "
+                f"and {self.dim}. Were they encoded by different models?"
+            )
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
         if self.center is not None:

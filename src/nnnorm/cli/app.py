@@ -253,13 +253,13 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
+def check_output(output: Path, suffix: str, inputs: list[Path | None], *more: str) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
     target = check_writable(output)
     if any(path is not None and path.resolve() == target for path in inputs):
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
-    if output.suffix != suffix:
-        raise NNNormError(f"the output must end in {suffix}; got {output}")
+    if output.suffix not in (suffix, *more):
+        raise NNNormError(f"the output must end in {' or '.join((suffix, *more))}; got {output}")
 
 
 def read_ids(path: Path | None, what: str = "ids") -> Any:

@@ -5,6 +5,7 @@ parquet        the columns of parquet files
 stored         matrices in one or several parts, read in float32 blocks
 ids            ids that the caller gives, checked
 embeddings     the one door for embeddings: opened and checked in one read
+sound          embeddings without their broken rows
 ready_scores   ready scores, opened and checked
 tables         the one reader of CSV, TSV, JSONL and JSON
 logs           query logs: embeddings, times and counts, read in parts
@@ -29,6 +30,7 @@ from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, rea
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
 from nnnorm.io.records import check_entries, damaged, kind_of_record, load_record, save_record
+from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
     read_column,

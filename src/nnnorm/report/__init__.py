@@ -14,5 +14,6 @@ from nnnorm.report.tables import (
     tabulate_diagnosis,
     tabulate_drift,
     tabulate_results,
+    tabulate_scan,
     tabulate_tuning,
 )

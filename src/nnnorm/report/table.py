@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LEFT = ("setting", "tuned", "chosen by", "in the paper", "needs", "figure")
+_LEFT = ("setting", "tuned", "chosen by", "in the paper", "needs", "figure", "verdict", "reasons")
 # Columns of settings and intervals, which can't be read in parts.
 _WHOLE = ("table", "setting", "tuned", "before", "after", "change")
 _NAME = 8  # letters of a name that a column keeps on one line

@@ -9,6 +9,7 @@ from nnnorm.copies import MOST_INTENTS, describe_size
 from nnnorm.methods import describe_setting
 from nnnorm.report.table import Table
 from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Drift, Interval, Result, Tuning
+from nnnorm.suspects import Scan
 
 # The statistics of N_k for people, and how each is shown.
 _STATISTICS = {
@@ -229,6 +230,37 @@ def tabulate_drift(drift: Drift) -> Table:
         f"over {drift.n_items:,} items."
     )
     return Table(title, ("", "today"), tuple(rows), tuple(notes))
+
+
+def tabulate_scan(scan: Scan) -> Table:
+    """Make one row per suspect: verdict, suspicion, and the reasons.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> tabulate_scan(Scan((), np.zeros(2), {}, 2, 99, 5)).title
+    'Nothing to quarantine among 2 items, by 99 references'
+    """
+    n_bad, n_watched = (scan.count(verdict) for verdict in ("quarantine", "watch"))
+    found = f"{n_bad:,} to quarantine" if n_bad else "Nothing to quarantine"
+    found += f" and {n_watched:,} to watch" if n_watched else ""
+    title = f"{found} among {scan.n_items:,} items, by {scan.n_references:,} references"
+    rows = tuple(
+        (
+            str(suspect.id),
+            "" if suspect.suspicion is None else f"{suspect.suspicion:.1f}",
+            suspect.verdict,
+            "; ".join(suspect.reasons),
+        )
+        for suspect in scan.suspects
+    )
+    notes = []
+    n_alerts = sum(suspect.suspicion is not None for suspect in scan.suspects)
+    if scan.budget is not None and n_alerts >= scan.budget:
+        notes.append(
+            f"All {scan.budget:,} alerts of the budget are used; a larger one may show more."
+        )
+    return Table(title, ("id", "suspicion", "verdict", "reasons"), rows, tuple(notes))
 
 
 def _hub_table(diagnosis: Diagnosis) -> Table:

@@ -12,6 +12,7 @@ tuning       choosing a method and its settings on held-out queries
 comparison   methods side by side; banks of different sizes
 diagnosis    the hubs of a gallery, before and after a correction
 drift        whether the bank of a corrector is still like the queries of today
+quarantine   which items of a gallery look planted or broken
 groups       counts of groups of items in a ranking
 audits       how often groups of items are retrieved, before and after a correction
 """
@@ -33,6 +34,7 @@ from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metr
 from nnnorm.study.grid import Grid
 from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
+from nnnorm.study.quarantine import scan
 from nnnorm.study.splits import count_overlap, split_queries, warn_of_overlap
 from nnnorm.study.truth import clusters_of, open_truth, read_truth
 from nnnorm.study.tuning import Cell, Select, Tuning, tune

@@ -1,0 +1,362 @@
+"""Planted hubs: what `nnnorm scan` finds of them, and what the correction leaves them.
+
+Items that were made to be found are added to Flickr8k's photos, to Unsplash's, and to scenes of
+shapes. The attacker has queries of their own and knows the gallery; the bank of the defender and
+the queries by which first places are counted are others, of other photos. Hubs are means of
+queries, or made by gradient to be first for as many as possible, for one topic or for all; each
+kind also in a form that is mixed with an honest item until its own robust z, as the attacker
+measures it, is below 3.
+
+    python benchmarks/hostile.py             # measure, write JSON, print the tables
+    python benchmarks/hostile.py --tables    # print the tables of the stored JSON
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from real_sets import RESULTS, Flickr8k, Floats, Ints, read_unsplash500, rows_of, run_benchmark
+from real_sets import table as make_table
+from rules import as_floats
+
+import nnnorm
+from nnnorm.suspects import SIGNALS, WATCH, count_alerts
+
+OUTPUT = RESULTS / "hostile.json"
+# Flickr8k takes ten times as long as the others.
+SEEDS = {
+    "flickr8k": (110, 111, 112, 113),
+    "unsplash500": (102, 103, 106, 107),
+    "shapes": (102, 103, 106, 107),
+}
+SHARES = (0.0001, 0.001, 0.01, 0.05)
+# Of fewer than 1,000 items: one, two, and so on.
+SMALL_SHARES = (0.001, 0.002, 0.01, 0.05)
+BUDGETS = ("0.2%", "0.4%", "1%")
+KINDS = ("mean of a topic", "mean of 20 neighbours", "mean of all")
+KINDS += ("gradient, a topic", "gradient, all")
+NAMES = {"flickr8k": "Flickr8k", "unsplash500": "Unsplash", "shapes": "shapes"}
+# Items that hold fewer first places than this have done no harm.
+LEAST_HELD = 0.002
+
+
+class Task(NamedTuple):
+    """A gallery, the attacker's queries, the defender's bank, and queries to count by."""
+
+    gallery: Floats
+    attacker: Floats
+    bank: nnnorm.Bank
+    queries: Floats
+
+
+# --- planting ----------------------------------------------------------------------------------
+
+
+def unit(rows: Floats) -> Floats:
+    return as_floats(rows / np.linalg.norm(rows, axis=-1, keepdims=True))
+
+
+def best_scores(queries: Floats, gallery: Floats) -> Floats:
+    """The score of the first place of each query."""
+    return nnnorm.search(queries, gallery, k=1).scores[:, 0]
+
+
+def cluster(rows: Floats, n_topics: int, rng: np.random.Generator) -> tuple[Floats, Ints]:
+    centres = rows[rng.permutation(len(rows))[:n_topics]]
+    topics = np.zeros(len(rows), dtype=np.int64)
+    for _ in range(10):
+        topics = (rows @ centres.T).argmax(axis=1)
+        means = [rows[topics == t].sum(axis=0) for t in range(n_topics)]
+        filled = [m if m.any() else centres[t] for t, m in enumerate(means)]
+        centres = unit(np.stack(filled))
+    return centres, topics
+
+
+def climb(start: Floats, queries: Floats, best: Floats, tau: float) -> Floats:
+    """Rows that are first for as many queries as gradient ascent on a soft count can make them."""
+    rows = start.copy()
+    n_steps = 60
+    for step in range(n_steps):
+        gap = np.clip((queries @ rows.T - best[:, None]) / tau, -50, 50)
+        soft = 1 / (1 + np.exp(-gap))
+        slope = (soft * (1 - soft)).T @ queries
+        slope -= (slope * rows).sum(axis=1, keepdims=True) * rows
+        norms = np.maximum(np.linalg.norm(slope, axis=1, keepdims=True), 1e-20)
+        rows = unit(rows + 0.3 * (1 - step / n_steps) * slope / norms)
+    return rows
+
+
+def plant(kind: str, n: int, task: Task, best: Floats, rng: np.random.Generator) -> Floats:
+    """Make n hubs of a kind from the attacker's queries."""
+    queries, gallery = task.attacker, task.gallery
+    if kind == "mean of 20 neighbours":
+        near = nnnorm.search(queries[rng.permutation(len(queries))[:n]], queries, k=20).indices
+        return unit(queries[near].mean(axis=1))
+    if kind == "mean of all":
+        size = max(20, len(queries) // 4)
+        parts = [rng.permutation(len(queries))[:size] for _ in range(n)]
+        return unit(np.stack([queries[part].mean(axis=0) for part in parts]))
+    n_topics = max(8, n) if kind == "mean of a topic" else min(64, max(8, n))
+    centres, topics = cluster(queries, min(n_topics, len(queries) // 2), rng)
+    if kind == "mean of a topic":
+        return centres[np.resize(rng.permutation(len(centres)), n)]
+    made = []
+    for group in np.array_split(np.arange(n), min(n, len(centres))):
+        topic = np.flatnonzero(topics == len(made) % len(centres))
+        is_wide = kind == "gradient, all" or len(topic) < 5
+        some = rng.permutation(np.arange(len(queries)) if is_wide else topic)[:1000]
+        start = gallery[rng.integers(len(gallery), size=len(group))]
+        made.append(climb(start, queries[some], best[some], 0.05 if is_wide else 0.03))
+    return np.concatenate(made)
+
+
+def hide(planted: Floats, task: Task, rng: np.random.Generator) -> Floats:
+    """Mix each with a near honest item until its own robust z is below 3 for the attacker."""
+    queries = task.attacker[rng.permutation(len(task.attacker))[:4000]]
+    k = min(16, len(queries) // 4)
+
+    def mean_best(rows: Floats) -> Floats:
+        return np.partition(rows @ queries.T, -k, axis=1)[:, -k:].mean(axis=1)
+
+    usual = mean_best(task.gallery[rng.permutation(len(task.gallery))[:1000]])
+    median = np.median(usual)
+    spread = 1.4826 * np.median(np.abs(usual - median))
+    near = nnnorm.search(planted, task.gallery, k=5).indices
+    weights = np.linspace(1, 0, 41)[:, None]
+    hidden = []
+    for row, items in zip(planted, near, strict=True):
+        honest = task.gallery[items[rng.integers(5)]]
+        mixed = unit(weights * row + (1 - weights) * honest)
+        below = np.flatnonzero((mean_best(mixed) - median) / spread < 3)
+        hidden.append(mixed[below[0]] if len(below) else honest)
+    return np.stack(hidden)
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def read_task(data: Path, name: str, rng: np.random.Generator) -> Task:
+    if name == "shapes":
+        shapes = nnnorm.load_shapes()
+        bank, attacker = np.array_split(rng.permutation(len(shapes.references)), 2)
+        scenes = rng.permutation(len(shapes.gallery))[:900]
+        rows = shapes.gallery[scenes], shapes.references[attacker], shapes.references[bank]
+        return make_task(*(unit(as_floats(part)) for part in (*rows, shapes.queries)))
+    pairs = Flickr8k(data / name).pairs if name == "flickr8k" else read_unsplash500(data / name)
+    texts, n_texts = unit(as_floats(pairs.text)), len(pairs.text) // len(pairs.image)
+    ends = (0.2, 0.6, 1.0) if name == "unsplash500" else (0.3, 0.7, 1.0)
+    photos = np.split(
+        rng.permutation(len(pairs.image)), [round(end * len(pairs.image)) for end in ends[:2]]
+    )
+    parts = [texts[rows_of(part, n_texts)] for part in photos]
+    return make_task(unit(as_floats(pairs.image)), *parts)
+
+
+def make_task(gallery: Floats, attacker: Floats, bank: Floats, queries: Floats) -> Task:
+    return Task(gallery, attacker, nnnorm.Bank.of(bank), queries[:: max(1, len(queries) // 5000)])
+
+
+def first_places(queries: Floats, gallery: Floats, bias: nnnorm.Bias | None) -> Floats:
+    """Share of the queries that each item is first for."""
+    first = nnnorm.search(queries, gallery, bias, k=1).indices[:, 0]
+    return np.bincount(first, minlength=len(gallery)) / len(queries)
+
+
+def judge(task: Task, planted: dict[tuple[str, bool], Floats]) -> list[dict[str, Any]]:
+    """Scan and search a gallery with planted items; one record for each kind of them."""
+    gallery = np.concatenate([task.gallery, *planted.values()])
+    found = nnnorm.scan(gallery, task.bank)
+    bias = nnnorm.NNN().fit(gallery, task.bank)
+    before, after = (first_places(task.queries, gallery, one) for one in (None, bias))
+    orders = {"sum": found.suspicion, **found.signals}
+    places = {name: np.argsort(np.argsort(-v, kind="stable")) for name, v in orders.items()}
+    # What is not suspicious enough is no alert, whatever the budget.
+    places["sum"] = np.where(found.suspicion < WATCH, len(gallery), places["sum"])
+    alerts = [count_alerts(budget, len(gallery)) for budget in BUDGETS]
+    records, start = [], len(task.gallery)
+    for (kind, is_hidden), rows in planted.items():
+        new = np.arange(start, start + len(rows))
+        start += len(rows)
+        holding = new[before[new] >= LEAST_HELD]
+        records.append(
+            {
+                "kind": kind,
+                "hidden": is_hidden,
+                "n": len(gallery) - len(task.gallery),
+                "alerts": alerts,
+                "held_before": round(float(before[new].sum()), 5),
+                "held_after": round(float(after[new].sum()), 5),
+                "n_holding": len(holding),
+                "found": {
+                    name: [int((place[holding] < n).sum()) for n in alerts]
+                    for name, place in places.items()
+                },
+                # With more planted than alerts, all alerts should be planted items.
+                "planted_alerts": [int((places["sum"][new] < n).sum()) for n in alerts],
+                "quarantined": len(set(found.quarantined) & set(holding.tolist())),
+            }
+        )
+    return records
+
+
+def galleries(
+    task: Task, is_mixed: bool, rng: np.random.Generator
+) -> Iterator[dict[tuple[str, bool], Floats]]:
+    """What is planted into each gallery: one kind, or where a scan takes long, all together."""
+    best = best_scores(task.attacker, task.gallery)
+    shares = SHARES if len(task.gallery) > 1000 else SMALL_SHARES
+    for n in sorted({round(share * len(task.gallery)) for share in shares} - {0}):
+        if is_mixed:
+            kinds = [(kind, is_hidden) for kind in KINDS for is_hidden in (False, True)]
+            drawn = [kinds[place] for place in rng.permutation(len(kinds))]
+            parts = [len(part) for part in np.array_split(np.arange(n), len(kinds)) if len(part)]
+            together = {}
+            for (kind, is_hidden), size in zip(drawn, parts, strict=False):
+                rows = plant(kind, size, task, best, rng)
+                together[kind, is_hidden] = hide(rows, task, rng) if is_hidden else rows
+            yield together
+            continue
+        for kind in KINDS:
+            made = plant(kind, n, task, best, rng)
+            yield {(kind, False): made}
+            yield {(kind, True): hide(made, task, rng)}
+
+
+def measure(data: Path, seed: int) -> dict[str, Any]:
+    cases, clean = [], []
+    for number, name in enumerate(NAMES):
+        if seed not in SEEDS[name]:
+            continue
+        rng = np.random.default_rng([seed, number])
+        task = read_task(data, name, rng)
+        about = {"set": name, "seed": seed}
+        alone = nnnorm.scan(task.gallery, task.bank)
+        clean.append(
+            {
+                **about,
+                "n_items": len(task.gallery),
+                "n_references": alone.n_references,
+                "watch": alone.count("watch"),
+                "quarantine": alone.count("quarantine"),
+                "largest": round(float(alone.suspicion.max()), 2),
+            }
+        )
+        for planted in galleries(task, name == "flickr8k", rng):
+            cases += [{**about, **record} for record in judge(task, planted)]
+    return {"cases": cases, "clean": clean}
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def within(cases: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
+    return [case for case in cases if all(case[key] == value for key, value in wanted.items())]
+
+
+def share_found(cases: list[dict[str, Any]], signal: str, budget: int) -> str:
+    """Of the items that hold first places, where there are no more of them than alerts."""
+    cases = [case for case in cases if case["n"] <= case["alerts"][budget]]
+    n_holding = sum(case["n_holding"] for case in cases)
+    if n_holding == 0:
+        return "–"
+    found = sum(case["found"][signal][budget] for case in cases)
+    return f"{100 * found / n_holding:.0f} % of {n_holding:,}"
+
+
+def tables(results: dict[str, Any]) -> str:
+    cases, parts = results["cases"], []
+    rows = []
+    for name, label in NAMES.items():
+        for is_hidden, words in ((False, "plain"), (True, "z below 3")):
+            some = within(cases, set=name, hidden=is_hidden)
+            found = [share_found(some, "sum", place) for place in range(len(BUDGETS))]
+            rows.append([f"{label}, {words}", *found])
+    parts.append(make_table(["planted hubs found", *(f"at {b}" for b in BUDGETS)], rows))
+    rows = []
+    for signal in (*SIGNALS, "sum"):
+        cells = []
+        for name in NAMES:
+            some = within(cases, set=name)
+            cells += [share_found(some, signal, place).partition(" of ")[0] for place in (0, 2)]
+        rows.append([signal, *cells])
+    heads = [f"{label}, {budget}" for label in NAMES.values() for budget in ("0.2%", "1%")]
+    parts.append(make_table(["signal", *heads], rows))
+    rows = []
+    for kind in KINDS:
+        for is_hidden, words in ((False, ""), (True, ", z below 3")):
+            cells = []
+            for name in NAMES:
+                some = within(cases, set=name, kind=kind, hidden=is_hidden)
+                cells.append(share_found(some, "sum", 0))
+            rows.append([kind + words, *cells])
+    parts.append(make_table(["kind, found at 0.2%", *NAMES.values()], rows))
+    rows = []
+    for name, label in NAMES.items():
+        for n in sorted({case["n"] for case in within(cases, set=name)}):
+            some = within(cases, set=name, n=n)
+            # Of galleries with one kind each, the mean; of kinds planted together, the sum.
+            per_seed = 1 if name == "flickr8k" else len(KINDS)
+            cells = []
+            for is_hidden in (False, True):
+                group = within(some, hidden=is_hidden)
+                n_galleries = per_seed * len({case["seed"] for case in group})
+                held = [sum(c[when] for c in group) for when in ("held_before", "held_after")]
+                shares = [100 * one / max(1, n_galleries) for one in held]
+                cells.append(f"{shares[0]:.1f} → {shares[1]:.1f} %" if group else "–")
+            n_galleries = len({case["seed"] for case in some})
+            n_galleries *= 1 if name == "flickr8k" else 2 * len(KINDS)
+            used = sum(c["planted_alerts"][0] for c in some)
+            most = n_galleries * min(n, some[0]["alerts"][0])
+            rows.append([f"{label}, {n} planted", *cells, f"{100 * used / most:.0f} %"])
+    heads = ["first places, plain", "first places, z below 3", "planted among the first alerts"]
+    parts.append(make_table(["gallery", *heads], rows))
+    rows = []
+    for name, label in NAMES.items():
+        some = within(results["clean"], set=name)
+        n_items = some[0]["n_items"]
+        rows.append(
+            [
+                f"{label}, {n_items:,} items, {len(some)} draws",
+                f"{np.mean([one['watch'] for one in some]):.1f}",
+                f"{np.mean([one['quarantine'] for one in some]):.1f}",
+                f"{max(one['largest'] for one in some):.1f}",
+            ]
+        )
+    heads = ["clean gallery", "watch, mean", "quarantine, mean", "largest suspicion"]
+    parts.append(make_table(heads, rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def draw(results: dict[str, Any], figure: Any) -> None:
+    """First places before and after the correction; what each signal finds."""
+    left, right = figure.subplots(1, 2)
+    for name, label in NAMES.items():
+        some = within(results["cases"], set=name)
+        before, after = ([100 * c[when] for c in some] for when in ("held_before", "held_after"))
+        left.scatter(before, after, s=12, alpha=0.6, label=label)
+    left.plot([0.01, 100], [0.01, 100], color="0.6", linewidth=1)
+    left.set(xscale="symlog", yscale="symlog", xlim=(0, 110), ylim=(0, 110))
+    left.set(xlabel="first places of planted items, %", ylabel="after the correction, %")
+    left.legend(frameon=False)
+    signals = (*SIGNALS, "sum")
+    for place, name in enumerate(NAMES):
+        some = [c for c in within(results["cases"], set=name) if c["n"] <= c["alerts"][0]]
+        n_holding = sum(c["n_holding"] for c in some)
+        shares = [100 * sum(c["found"][s][0] for c in some) / n_holding for s in signals]
+        right.bar(np.arange(len(signals)) + 0.27 * (place - 1), shares, 0.25, label=NAMES[name])
+    right.set_xticks(range(len(signals)), signals)
+    right.set(ylabel="planted hubs found at a budget of 0.2 %, %")
+
+
+def main() -> int:
+    sets = ("flickr8k", "unsplash500")
+    seeds = sorted({seed for some in SEEDS.values() for seed in some})
+    return run_benchmark(
+        "Find planted hubs.", OUTPUT, measure, tables, seeds=seeds, sets=sets, draw=draw
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+import json
+
+import numpy as np
+import pytest
+
+import nnnorm
+from tests.cli.test_core import assert_fails, run
+
+SCAN = ["scan", "--gallery", "gallery.npy", "--references", "references.npy"]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    shapes = nnnorm.load_shapes()
+    hub = shapes.references[6000:6300].mean(axis=0)
+    hub /= np.linalg.norm(hub)
+    monkeypatch.chdir(tmp_path)
+    arrays = {
+        "clean": shapes.gallery[:400],
+        "gallery": np.concatenate([shapes.gallery[:400], hub[None]]),
+        "new": np.concatenate([shapes.gallery[400:420], hub[None]]),
+        "references": shapes.references[:2000],
+        "narrow": shapes.gallery[:400, :60],
+        "none": shapes.gallery[:0],
+    }
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array.astype(np.float32))
+    nnnorm.Corrector.fit(shapes.gallery[:400], shapes.references[:2000]).save("c.safetensors")
+    return tmp_path
+
+
+def test_a_planted_item_is_listed_and_the_exit_code_says_so(files):
+    result = run(*SCAN, "-o", "quarantine.txt")
+    assert result.exit_code == 3, result.output
+    assert "1 to quarantine" in result.stdout
+    assert "quarantine.txt" in result.stderr
+    assert (files / "quarantine.txt").read_text() == "400\n"
+
+
+def test_a_clean_gallery_ends_with_0_and_an_empty_list(files):
+    options = ["--gallery", "clean.npy", "--references", "references.npy"]
+    result = run("scan", *options, "-o", "quarantine.json")
+    assert result.exit_code == 0, result.output
+    assert "Nothing to quarantine" in result.stdout
+    assert json.loads((files / "quarantine.json").read_text()) == []
+
+
+def test_json_has_the_suspects_with_their_reasons(files):
+    (files / "ids.txt").write_text("".join(f"p{row}\n" for row in range(401)))
+    result = run(*SCAN, "--ids", "ids.txt", "--budget", "1", "--json")
+    found = json.loads(result.stdout)
+    assert (found["quarantine"], found["watch"], found["fine"]) == (1, 0, 400)
+    assert found["budget"] == 1
+    assert [one["id"] for one in found["suspects"]] == ["p400"]
+    assert found["suspects"][0]["reasons"]
+
+
+def test_new_items_are_judged_by_a_corrector(files):
+    result = run("scan", "--corrector", "c.safetensors", "--items", "new.npy", "-o", "out.txt")
+    assert result.exit_code == 3, result.output
+    assert (files / "out.txt").read_text() == "20\n"
+    whole = run("scan", "--corrector", "c.safetensors", "--gallery", "gallery.npy", "--json")
+    assert json.loads(whole.stdout)["suspects"][0]["item"] == 400
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([*SCAN, "--budget", "lots"], "budget must be a share"),
+        ([*SCAN, "--budget", "0"], "budget must be a share"),
+        ([*SCAN, "-o", "list.csv"], "the output must end in .txt or .json"),
+        ([*SCAN, "-o", "gallery.npy"], "is one of the inputs"),
+        (["scan", "--references", "references.npy"], "give --gallery, or --items"),
+        (["scan", "--gallery", "gallery.npy"], "got neither"),
+        (["scan", "--items", "new.npy"], "give --corrector"),
+        (["scan", "--items", "new.npy", "--corrector", "c.safetensors", "--budget", "3"], "each"),
+        (["scan", "--items", "narrow.npy", "--corrector", "c.safetensors"], "must share dim"),
+        (["scan", "--gallery", "none.npy", "--references", "references.npy"], "is empty"),
+        ([*SCAN, "--corrector", "c.safetensors"], "got both"),
+    ],
+)
+def test_wrong_options_are_answered_with_a_sentence(files, options, words):
+    assert_fails(run(*options), words)
