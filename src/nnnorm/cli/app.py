@@ -7,6 +7,7 @@ A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a tra
 import functools
 import inspect
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -256,7 +257,7 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
 def check_output(output: Path, suffix: str, inputs: list[Path | None]) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
     target = check_writable(output)
-    if any(path is not None and path.resolve() == target for path in inputs):
+    if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
     if output.suffix != suffix:
         raise NNNormError(f"the output must end in {suffix}; got {output}")
