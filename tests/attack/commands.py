@@ -1,8 +1,9 @@
 """Every command of the package with healthy arguments, which the fuzzer then damages.
 
 Commands and options are read from the command line itself. A command that is missing from `LINES`
-gets a line made from the names of its required options; a file option whose name is not known here
-is what `unknown_options` reports, and the test of it fails.
+gets a line made from the names of its required options, and an input file that no line has gets a
+line of its own. Where such a line does not work, or a file option has a name that is not known here,
+the tests fail and ask for a line.
 """
 
 import inspect
@@ -90,7 +91,7 @@ LINES = {
         "--gallery gallery.npy --references a=references.npy --references b=others.npy "
         "--queries queries.npy --truth truth.npy --share 0.5 --json",
         f"{_LEARN} --truth truth.npy --validation-queries queries.npz --validation-truth truth.json "
-        "--json",
+        "--validation-gallery gallery.npz --json",
     ],
     "index build": [
         "--gallery gallery.npy --bias bias.safetensors --ids ids.npy --metadata metadata.jsonl "
@@ -151,6 +152,7 @@ OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
     "save_corrector": "out-corrector.safetensors", "to": "faiss:out",
 }  # fmt: skip
+_ONLY_WITH_CHECKPOINTS = "tokenizer"
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "reproduce")
 
@@ -190,15 +192,21 @@ def _leaves(group, path):
 def _make(name, function):
     parameters = inspect.signature(function).parameters.values()
     options = tuple(_option(one) for one in parameters if one.name != "debug")
-    lines = LINES.get(name) or [_derive(options)]
-    return Command(name, options, tuple(tuple(shlex.split(line)) for line in lines))
+    lines = [shlex.split(line) for line in LINES.get(name) or [_derive(options)]]
+    for option in options:
+        if option.flag and option.name in FILES and option.name != _ONLY_WITH_CHECKPOINTS:
+            if not any(option.flag in line for line in lines):
+                lines.append([*lines[0], option.flag, FILES[option.name]])
+    return Command(name, options, tuple(map(tuple, lines)))
 
 
 def _option(parameter):
     hint, info = get_args(parameter.annotation)[:2]
     kinds = {kind for kind in _flat(hint) if kind is not type(None)}
     (kind,) = {_KINDS.get(kind, "choice") for kind in kinds}
-    names = [name for name in getattr(info, "param_decls", None) or () if name.startswith("--")]
+    # Typer keeps the first name where a default would be.
+    written = [info.default, *(getattr(info, "param_decls", None) or ())]
+    names = [name for name in written if isinstance(name, str) and name.startswith("--")]
     flag = names[0] if names else f"--{parameter.name.replace('_', '-')}"
     is_option = type(info).__name__ == "OptionInfo"
     required = parameter.default is parameter.empty

@@ -22,6 +22,7 @@ import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +47,15 @@ CLASSES = {
 _DATABASES = ("sqlite", "duckdb", "lancedb", "qdrant-edge", "chroma", "milvus")
 _WITH_CHECKSUM = ("faiss", "hnswlib", "usearch")
 _TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?")
-# What the libraries below write themselves, before or beside the one sentence.
+_FOR_ENCODING = (
+    "torch",
+    "soundfile",
+    "PIL.Image",
+    "transformers.models.clip.modeling_clip",
+    "transformers.models.clap.modeling_clap",
+    "transformers.models.clip.image_processing_clip",
+    "nnnorm.encoders.huggingface",
+)
 _EXIT_CODES = {"drift": (0, 3, 4)}
 
 
@@ -100,15 +109,39 @@ class Fuzzer:
         self.healthy = self.folder / "healthy"
         self._boxes = [Sandbox(wall=wall) for _ in range(jobs)]
         self._free = list(self._boxes)
-        self._lock = threading.Lock()
+        self._encoding = None
+        if "encode" in self.names:  # its libraries take seconds to import
+            self._encoding = Sandbox(wall=wall, preload=_FOR_ENCODING)
+        self._lock, self._encoding_lock = threading.Lock(), threading.Lock()
         self._baselines = {}
+        self.planted = None  # a fault, to see that it is found
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for box in self._boxes:
+        for box in filter(None, (*self._boxes, self._encoding)):
             box.__exit__()
+
+    def limit(self, wall):
+        """Change the seconds after which a command counts as one that hangs."""
+        for box in self._boxes:
+            box.limits["wall"] = wall
+
+    @contextmanager
+    def _box(self, name):
+        """A server that is free, and knows what a command needs."""
+        if name == "encode":
+            with self._encoding_lock:
+                yield self._encoding
+            return
+        with self._lock:
+            box = self._free.pop()
+        try:
+            yield box
+        finally:
+            with self._lock:
+                self._free.append(box)
 
     def prepare(self):
         """Make the materials, and see that every line works with them."""
@@ -127,7 +160,8 @@ class Fuzzer:
         broken = []
         for name in self.names:
             for line in self._lines(name):
-                done, _ = self._baseline(box, name, line)
+                with self._box(name) as free:
+                    done, _ = self._baseline(free, name, line)
                 if done.code not in _EXIT_CODES.get(name, (0,)):
                     broken.append(f"nnnorm {name} {shlex.join(line)}: {done.err[-300:]}")
         return broken
@@ -275,20 +309,12 @@ class Fuzzer:
         """Run an attack; the folder of a failure is moved to `keep`."""
         folder = self.folder / f"attack-{number}"
         folder.mkdir()
-        with self._lock:
-            box = self._free.pop()
-        try:
+        with self._box(name) as box:
             attack = self.make(number, name, folder)
             before = _listing(folder)
-            done = box.run(
-                [name_part for name_part in name.split()] + attack.arguments,
-                folder,
-                roomy=_is_roomy(attack),
-            )
+            options = {"roomy": _is_roomy(attack), "planted": self.planted}
+            done = box.run([*name.split(), *attack.arguments], folder, **options)
             kind, said = self._classify(box, attack, done, folder, before)
-        finally:
-            with self._lock:
-                self._free.append(box)
         kept = None
         if kind not in GOOD and keep is not None:
             kept = _keep(folder, keep, attack, kind, said, done)
@@ -305,7 +331,8 @@ class Fuzzer:
         if done.memory > MOST_MEMORY + (2**29 if _is_roomy(attack) else 0):
             return "memory", f"{done.memory / 1e9:.1f} GB"
         if "Traceback (most recent" in done.err or "this is a fault of" in done.err:
-            return "traceback", said
+            is_log = is_database and said.startswith("Error: ") and "a fault of" not in said
+            return ("engine" if is_log else "traceback"), said
         good = done.code in _EXIT_CODES.get(attack.command, (0,))
         after = _listing(folder)
         if changed := _leftovers(attack, before, after, good):
@@ -445,7 +472,7 @@ def _leftovers(attack, before, after, good):
     """Files that appeared without being asked for, and inputs that were changed."""
     engines = [word for word in attack.arguments if _is_url(word)]
     opened = [word.partition(":")[2].partition("?")[0] for word in engines]
-    opened = [place for place in opened if place and place != "/"]
+    opened = [place if place.strip("/") else "" for place in opened]  # "" is this folder
     wrong = []
     for name, content in after.items():
         top = name.split("/")[0]

@@ -61,6 +61,8 @@ def repr_of(content):
         return content.dtype.str, content.shape, content.tobytes()
     if isinstance(content, dict) and all(isinstance(v, np.ndarray) for v in content.values()):
         return [(name, repr_of(array)) for name, array in sorted(content.items())]
+    if hasattr(content, "to_pydict"):  # a table of pyarrow
+        return content.schema.to_string(), repr(content.to_pydict())
     return repr(content)
 
 

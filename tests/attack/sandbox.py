@@ -58,13 +58,15 @@ class Sandbox:
     ----------
     cpu, wall : int
         Seconds of work and of waiting after which a child counts as one that hangs.
+    preload : sequence of str
+        Further modules to import before the first fork.
     """
 
-    def __init__(self, cpu=60, wall=300):
-        self._limits = {"cpu": cpu, "wall": wall}
+    def __init__(self, cpu=60, wall=300, preload=()):
+        self.limits = {"cpu": cpu, "wall": wall}
         paths = [str(ROOT / "src"), str(ROOT)]
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.attack.sandbox"],
+            [sys.executable, "-m", "tests.attack.sandbox", *preload],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -80,9 +82,10 @@ class Sandbox:
         self._server.wait()
         self._server.stdout.close()
 
-    def run(self, arguments, folder, *, roomy=False):
-        """Run `nnnorm` with arguments in a folder."""
-        return self._ask(call="command", arguments=arguments, folder=str(folder), roomy=roomy)
+    def run(self, arguments, folder, *, roomy=False, planted=None):
+        """Run `nnnorm` with arguments in a folder; `planted` names a fault to put into it."""
+        request = {"arguments": arguments, "folder": str(folder), "planted": planted}
+        return self._ask(call="command", roomy=roomy, **request)
 
     def call(self, module, function, *arguments):
         """Call a function of a module of the attack in a child; its result passes as JSON."""
@@ -93,7 +96,7 @@ class Sandbox:
         return json.loads(done.out) if done.code == 0 else None
 
     def _ask(self, **request):
-        self._server.stdin.write(json.dumps({**self._limits, **request}) + "\n")
+        self._server.stdin.write(json.dumps({**self.limits, **request}) + "\n")
         self._server.stdin.flush()
         return Done(**json.loads(self._server.stdout.readline()))
 
@@ -101,7 +104,8 @@ class Sandbox:
 def serve():
     """Answer requests until the input ends."""
     # What is heavy and may be forked; LanceDB, Chroma and Milvus start threads when imported.
-    for name in ("pyarrow.parquet", "safetensors.numpy", "faiss", "usearch.index"):
+    light = ("pyarrow.parquet", "safetensors.numpy", "faiss", "usearch.index")
+    for name in (*light, *sys.argv[1:]):
         with contextlib.suppress(ImportError):
             __import__(name)
     command = _load_command()
@@ -215,6 +219,10 @@ def _bound(request):
 
 def _perform(request, command):
     if request["call"] == "command":
+        if request["planted"]:
+            from tests.attack import planted
+
+            getattr(planted, request["planted"])()
         command(request["arguments"], prog_name="nnnorm")
         return
     module, function = request["call"]

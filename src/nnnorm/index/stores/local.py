@@ -243,7 +243,7 @@ class LocalStore(Store):
 
     @staticmethod
     def _sidecar(path: Path) -> Path:
-        return path.with_name(path.name + ".nnnorm")
+        return Path(f"{path}.nnnorm")
 
     def _open(self) -> None:
         if self._index is not None:
