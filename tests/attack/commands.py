@@ -2,8 +2,8 @@
 
 Commands and options are read from the command line itself. A command that is missing from `LINES`
 gets a line made from the names of its required options, and an input file that no line has gets a
-line of its own. Where such a line does not work, or a file option has a name that is not known here,
-the tests fail and ask for a line.
+line of its own. Where such a line does not work, or a file option has a name that is not known
+here, the tests fail and ask for a line.
 """
 
 import inspect
@@ -18,6 +18,10 @@ from tests.attack.materials import ENGINES, SERVERS, url_of
 
 _EVERY = (*ENGINES, *SERVERS)
 _TASK = "--gallery gallery.npy --queries queries.npy"
+_VALIDATION = (
+    "--validation-queries queries.npz --validation-truth truth.json "
+    "--validation-gallery gallery.npz"
+)
 _LEARN = "--gallery gallery.npy --references references.npy --queries queries.npy"
 
 LINES = {
@@ -84,14 +88,12 @@ LINES = {
     ],
     "compare": [
         f"{_LEARN} --truth truth.npy --gallery-references others.npy --json",
-        f"{_LEARN} --truth truth.npy --validation-queries queries.npz --validation-truth truth.json "
-        "--validation-gallery gallery.npz --json",
+        f"{_LEARN} --truth truth.npy {_VALIDATION} --json",
     ],
     "ablate": [
         "--gallery gallery.npy --references a=references.npy --references b=others.npy "
         "--queries queries.npy --truth truth.npy --share 0.5 --json",
-        f"{_LEARN} --truth truth.npy --validation-queries queries.npz --validation-truth truth.json "
-        "--validation-gallery gallery.npz --json",
+        f"{_LEARN} --truth truth.npy {_VALIDATION} --json",
     ],
     "index build": [
         "--gallery gallery.npy --bias bias.safetensors --ids ids.npy --metadata metadata.jsonl "
@@ -194,9 +196,9 @@ def _make(name, function):
     options = tuple(_option(one) for one in parameters if one.name != "debug")
     lines = [shlex.split(line) for line in LINES.get(name) or [_derive(options)]]
     for option in options:
-        if option.flag and option.name in FILES and option.name != _ONLY_WITH_CHECKPOINTS:
-            if not any(option.flag in line for line in lines):
-                lines.append([*lines[0], option.flag, FILES[option.name]])
+        is_input = option.flag and option.name in FILES and option.name != _ONLY_WITH_CHECKPOINTS
+        if is_input and not any(option.flag in line for line in lines):
+            lines.append([*lines[0], option.flag, FILES[option.name]])
     return Command(name, options, tuple(map(tuple, lines)))
 
 

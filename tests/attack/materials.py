@@ -117,9 +117,7 @@ def make_data_sets(root):
     rows = [f"{name},a picture of {n},{split[n]}" for n, name in enumerate(images)]
     (root / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
     header = "IDX\tOccupation\tObject\tOccupation_perceived_gender\n"
-    people = [
-        f"p{n}\tjob {n // 2}\tdesk\t{('masculine', 'feminine')[n % 2]}\n" for n in range(4)
-    ]
+    people = [f"p{n}\tjob {n // 2}\tdesk\t{('masculine', 'feminine')[n % 2]}\n" for n in range(4)]
     (root / "visogender.tsv").write_text(header + "".join(people))
     folder = root / "clip"
     for part in ("img_emb", "text_emb", "metadata"):

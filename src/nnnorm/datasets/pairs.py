@@ -207,15 +207,23 @@ def load_pairs(path: str | os.PathLike[str]) -> Pairs:
     try:
         return Pairs(
             about["name"],
-            tuple(about["images"]),
-            tuple(about["captions"]),
+            _texts(about["images"]),
+            _texts(about["captions"]),
             np.asarray(about["image_of"]),
             {split: np.asarray(rows) for split, rows in about["splits"].items()},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except NNNormError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise NNNormError(
             f"{path} is damaged ({error!r}); make it again: nnnorm dataset"
         ) from error
+
+
+def _texts(entries: object) -> tuple[str, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise TypeError("expected a list of texts")
+    return tuple(entries)
 
 
 def _write_text(path: Path, text: str) -> None:
