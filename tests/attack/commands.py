@@ -109,7 +109,7 @@ LINES = {
     ],
     "index verify": [
         "--index faiss:index-faiss --queries queries.npy --gallery gallery.npy "
-        "--bias bias.safetensors -k 3 --json",
+        "--bias bias.safetensors --ids numbers.npy -k 3 --json",
         *(f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in ENGINES[:4]),
     ],
     "index export": [

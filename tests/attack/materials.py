@@ -50,6 +50,7 @@ def make_arrays(root):
     np.save(root / "truth.npy", truth)
     (root / "truth.json").write_text(json.dumps([[int(item)] for item in truth]))
     np.save(root / "ids.npy", np.arange(100, 100 + N_GALLERY))
+    np.save(root / "numbers.npy", np.arange(N_GALLERY))
     (root / "ids.json").write_text(json.dumps([f"photo {n}" for n in range(N_GALLERY)]))
     (root / "ids.txt").write_text("".join(f"photo {n}\n" for n in range(N_GALLERY)))
     np.save(root / "clicks.npy", rng.integers(0, 50, N_GALLERY))
