@@ -114,7 +114,8 @@ LINES = {
     ],
     "index export": [
         f"--from {url_of('sqlite')} --to faiss:out --references references.npy --json",
-        f"--from {url_of('faiss')} --to sqlite:out?table=p --bias bias.safetensors --json",
+        f"--from {url_of('faiss')} --to sqlite:out?table=p --bias bias.safetensors "
+        "--ids numbers.npy --json",
         f"--from {url_of('usearch')} --to hnswlib:out --references references.npy --json",
     ],
     "audit": [

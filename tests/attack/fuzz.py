@@ -12,6 +12,7 @@ of a failure is kept, with the command that repeats it.
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -447,10 +448,10 @@ def _is_roomy(attack):
 
 def _is_number(text, kind):
     try:
-        value = int(text) if kind == "integer" else float(text)
+        value = float(text)  # 2.0 is a whole number to some versions of Typer
+        return math.isfinite(value) and (kind == "float" or value.is_integer())
     except (ValueError, OverflowError):
         return False
-    return value == value and abs(value) != float("inf")
 
 
 def _set_option(arguments, flag, value):

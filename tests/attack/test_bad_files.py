@@ -338,6 +338,31 @@ def test_a_link_in_a_circle_as_an_input_of_a_command_gets_one_sentence(tmp_path,
     assert "can't be opened" in told.output
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
+def test_a_file_name_that_is_no_text_is_shown_with_escapes(tmp_path, gallery):
+    os.rename(gallery, os.fsencode(tmp_path) + b"/\xff.npy")
+    command = [sys.executable, "-m", "nnnorm", "info", b"\xff.npy"]
+    usual = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=usual)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"\udcff.npy: 4 embeddings")
+
+
+def test_pairs_with_half_a_character_are_not_half_written(tmp_path):
+    pairs = Pairs("one", ("a.jpg",), ("a \ud800 cat",), np.array([0]))
+    with pytest.raises(NNNormError, match="no text"):
+        save_pairs(pairs, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [["2026-05-01"], {}, None, "soon", True])
+def test_a_time_in_a_log_that_is_no_time_gets_one_sentence(tmp_path, wrong):
+    rows = [{"embedding": [1.0, 0.0], "day": day} for day in ("2026-05-01", wrong)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(NNNormError, match=r"column day must be numbers or dates .*row 1 has"):
+        list(read_log(tmp_path / "log.jsonl", time="day"))
+
+
 @pytest.mark.parametrize(
     ("key", "wrong"), [("image_of", [[0]]), ("images", "ab"), ("captions", [7]), ("splits", 7)]
 )

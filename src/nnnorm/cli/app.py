@@ -4,8 +4,10 @@ A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a tra
 `--debug`. Results go to stdout, progress and notes to stderr.
 """
 
+import codecs
 import functools
 import inspect
+import io
 import json
 import os
 import sys
@@ -54,11 +56,24 @@ _NOT_OURS: tuple[type[BaseException], ...] = (
 )
 
 
+def _show_odd_names(error: UnicodeError) -> tuple[str, int]:
+    """Escape the bytes of a file name that are no text; other characters are the terminal's."""
+    if isinstance(error, UnicodeEncodeError):
+        wrong = error.object[error.start : error.end]
+        if all("\ud800" <= letter <= "\udfff" for letter in wrong):
+            return wrong.encode("ascii", "backslashreplace").decode(), error.end
+    raise error
+
+
+codecs.register_error("nnnorm", _show_odd_names)
+
+
 class _Group(TyperGroup):
     """Turns every error into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
-
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="nnnorm")
         try:
             with warnings.catch_warnings(), keep_interrupts():
                 _show_warnings_as_notes()

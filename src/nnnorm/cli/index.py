@@ -231,6 +231,8 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Copy a collection with the correction; an interrupted copy continues when run again."""
+    if ids is not None and bias is None:
+        raise NNNormError("--ids names the rows of a bias; give --bias, or leave out --ids")
     loaded = Bias.load(bias) if bias else None
     named = read_ids(ids)
     with _long_work("Exporting") as progress:
