@@ -15,7 +15,7 @@ from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
 from nnnorm.index.payloads import make_payloads
-from nnnorm.io import read_json, read_log
+from nnnorm.io import load_record, read_columns, read_json, read_log, save_record
 from nnnorm.io.arrays import check_memory
 from nnnorm.ranking import Ranking
 from nnnorm.study import read_truth
@@ -346,6 +346,30 @@ def test_a_file_name_that_is_no_text_is_shown_with_escapes(tmp_path, gallery):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=usual)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rb"\udcff.npy: 4 embeddings")
+
+
+@pytest.mark.parametrize("kind", ["bank", "corrector"])
+def test_records_with_numbers_that_are_not_finite_are_refused(tmp_path, kind):
+    rows = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    made = nnnorm.Bank.of(rows) if kind == "bank" else nnnorm.Corrector.fit(rows[:20], rows[20:])
+    made.save(tmp_path / "whole.safetensors")
+    arrays, about = load_record(tmp_path / "whole.safetensors", kind, "")
+    for name in [name for name, array in arrays.items() if array.dtype.kind == "f"]:
+        changed = arrays[name].copy()
+        changed.flat[0] = np.inf
+        save_record(tmp_path / "x.safetensors", kind, {**arrays, name: changed}, about)
+        with pytest.raises(NNNormError, match=f"damaged {kind} file .*{name} must be finite"):
+            type(made).load(tmp_path / "x.safetensors")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table([["a"], ["b"]], names=["group", "group"])
+    parquet.write_table(table, tmp_path / "groups.parquet")
+    with pytest.raises(NNNormError, match="has the column group twice"):
+        read_columns(tmp_path / "groups.parquet", ["group"])
 
 
 def test_pairs_with_half_a_character_are_not_half_written(tmp_path):

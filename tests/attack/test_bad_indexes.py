@@ -167,6 +167,16 @@ def test_a_pipe_is_no_index(engine, tmp_path):
         )
 
 
+@each_local
+def test_a_pipe_is_no_second_file(engine, small, tmp_path):
+    path = tmp_path / "photos.index"
+    build_index(f"{engine}:{path}", *small).close()
+    Path(f"{path}.nnnorm").unlink()
+    os.mkfifo(f"{path}.nnnorm")
+    with pytest.raises(NNNormError, match="pipe"):
+        open_index(f"{engine}:{path}")
+
+
 @pytest.mark.parametrize("url", ["faiss:/", "hnswlib:/", "usearch:/", "sqlite:x?table=a%00b"])
 def test_a_place_that_is_no_file_gets_one_sentence(url, small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -58,7 +58,10 @@ def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict
     {'caption': ['a cat', ...]}
     """
     with _open_parquet(path, str(path)) as (_, file):
-        chosen = list(choose(file.schema_arrow.names))
+        header = file.schema_arrow.names
+        chosen = list(choose(header))
+        if twice := [name for name in chosen if header.count(name) > 1]:
+            raise NNNormError(f"{path} has the column {twice[0]} twice; rename one of them")
         _check_size(file, chosen, str(path))
         table = file.read(columns=chosen)
         return {column: table.column(column).to_pylist() for column in chosen}

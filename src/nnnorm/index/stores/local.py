@@ -252,6 +252,7 @@ class LocalStore(Store):
             raise NNNormError(f"there is no {self.name}; build it first")
         check_regular(self._path)
         beside = self._sidecar(self._path)
+        check_regular(beside)
         kept = self._read_sidecar(beside) if beside.exists() else None
         try:
             self._index = self._load(self._path)
