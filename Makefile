@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --dist worksteal # one worker per core; tests/conftest.py says how many at most
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-fast lint bench extras clean
+.PHONY: demo test test-fast fuzz lint bench extras clean
 
 demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
@@ -15,6 +15,9 @@ test: lint ## everything: lint, types, the whole suite
 
 test-fast: $(VENV)/dev ## the core of every room, without slow tests: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+
+fuzz: $(VENV)/dev ## 5,000 damaged inputs for all commands; failures are kept in fuzz-failures
+	$(BIN)/python -m tests.attack.fuzz
 
 lint: $(VENV)/dev ## ruff and mypy
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Source, open_embeddings
 
@@ -237,6 +237,7 @@ def augment_queries(
             f"{bias.dim}. Were they encoded by different models?"
         )
     used = bias.weight if weight is None else check_weight(weight)
+    check_correction(used, bias.values)
     augmentation = Augmentation(target, scale=scale)
     return augmentation.extend_queries(asked.rows(0, len(asked)), used)
 

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation
 from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.copies import (
     Duplicates,
     Intents,
@@ -574,6 +574,7 @@ class Corrector:
         """
         opened = self.open(queries, "queries")
         used = self.weight if weight is None else check_weight(weight)
+        check_correction(used, self.bias.values)
         warn_of_scale(self.bias, opened, used)
         return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
 

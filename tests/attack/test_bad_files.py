@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
-from nnnorm.io import read_json
+from nnnorm.datasets import Pairs, load_pairs, save_pairs
+from nnnorm.index.payloads import make_payloads
+from nnnorm.io import load_record, read_columns, read_json, read_log, save_record
+from nnnorm.io.arrays import check_memory
 from nnnorm.ranking import Ranking
 from nnnorm.study import read_truth
 
@@ -136,6 +139,40 @@ def test_a_parquet_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch, n_ro
     monkeypatch.setattr("nnnorm.io.arrays._available_memory", lambda: n_rows * dim)
     with pytest.raises(NNNormError, match=r"announces .* more than the"):
         open_embeddings(path)
+
+
+def test_a_row_group_of_a_log_larger_than_the_memory_is_refused_before_it_is_read(
+    tmp_path, monkeypatch
+):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def write(name, **options):
+        table = pyarrow.table({"embedding": [[1.0] * 1000] * 100})
+        parquet.write_table(table, tmp_path / name, use_dictionary=False, **options)
+        return tmp_path / name
+
+    monkeypatch.setattr("nnnorm.io.arrays._available_memory", lambda: 200_000)
+    with pytest.raises(NNNormError, match=r"a row group of .* announces .* more than the"):
+        list(read_log(write("one.parquet")))
+    parts = read_log(write("many.parquet", row_group_size=10))  # a log may be larger than memory
+    assert sum(len(part.rows) for part in parts) == 100
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_memory_of_a_container_is_the_memory_there_is(tmp_path, monkeypatch, version):
+    files = [tmp_path / name for name in ("limit", "usage", "stat")]
+    cache = ("inactive_file", "total_inactive_file")[version]
+    groups = [("nowhere", "nowhere", "nowhere", "x")] * 2
+    groups[version] = (*map(str, files), cache)
+    monkeypatch.setattr("nnnorm.io.arrays._MEMORY_GROUPS", tuple(groups))
+    for path, text in zip(files, ("3000000", "2000000", f"x 1\n{cache} 500000\n"), strict=True):
+        path.write_text(text)
+    check_memory(1_500_000, "gallery.npz")
+    with pytest.raises(NNNormError, match="more than the"):
+        check_memory(1_500_001, "gallery.npz")
+    files[0].write_text("max\n")
+    check_memory(1_500_001, "gallery.npz")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -277,6 +314,90 @@ def test_a_weight_times_a_bias_beyond_float32_is_refused():
     bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
     with pytest.raises(NNNormError, match="float32"):
         nnnorm.search(np.eye(2), np.eye(2), bias, k=1, weight=1e5)
+
+
+def test_a_weight_times_a_bias_beyond_float32_is_refused_wherever_queries_are_made():
+    rows = np.random.default_rng(0).normal(size=(40, 4)) * 1e16
+    corrector = nnnorm.Corrector.fit(rows, rows[::-1], nnnorm.NNN(2, 1.0), own_rows=True)
+    bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
+    payloads = make_payloads("elasticsearch", "photos", np.eye(2), bias)
+    for ask in (
+        lambda: nnnorm.augment_queries(np.eye(2), bias, weight=1e5),
+        lambda: corrector.queries(rows[:2], weight=1e6),
+        lambda: payloads.query([1.0, 0.0], weight=1e5),
+    ):
+        with pytest.raises(NNNormError, match=r"weight times bias reaches .* beyond float32"):
+            ask()
+
+
+def test_a_link_in_a_circle_as_an_input_of_a_command_gets_one_sentence(tmp_path, gallery):
+    loop = tmp_path / "loop.npy"
+    loop.symlink_to(loop)
+    output = tmp_path / "out.safetensors"
+    told = run("fit", "--gallery", loop, "--references", gallery, "-o", output)
+    assert told.exit_code == 1
+    assert "can't be opened" in told.output
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
+def test_a_file_name_that_is_no_text_is_shown_with_escapes(tmp_path, gallery):
+    os.rename(gallery, os.fsencode(tmp_path) + b"/\xff.npy")
+    command = [sys.executable, "-m", "nnnorm", "info", b"\xff.npy"]
+    usual = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=usual)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"\udcff.npy: 4 embeddings")
+
+
+@pytest.mark.parametrize("kind", ["bank", "corrector"])
+def test_records_with_numbers_that_are_not_finite_are_refused(tmp_path, kind):
+    rows = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    made = nnnorm.Bank.of(rows) if kind == "bank" else nnnorm.Corrector.fit(rows[:20], rows[20:])
+    made.save(tmp_path / "whole.safetensors")
+    arrays, about = load_record(tmp_path / "whole.safetensors", kind, "")
+    for name in [name for name, array in arrays.items() if array.dtype.kind == "f"]:
+        changed = arrays[name].copy()
+        changed.flat[0] = np.inf
+        save_record(tmp_path / "x.safetensors", kind, {**arrays, name: changed}, about)
+        with pytest.raises(NNNormError, match=f"damaged {kind} file .*{name} must be finite"):
+            type(made).load(tmp_path / "x.safetensors")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table([["a"], ["b"]], names=["group", "group"])
+    parquet.write_table(table, tmp_path / "groups.parquet")
+    with pytest.raises(NNNormError, match="has the column group twice"):
+        read_columns(tmp_path / "groups.parquet", ["group"])
+
+
+def test_pairs_with_half_a_character_are_not_half_written(tmp_path):
+    pairs = Pairs("one", ("a.jpg",), ("a \ud800 cat",), np.array([0]))
+    with pytest.raises(NNNormError, match="no text"):
+        save_pairs(pairs, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("wrong", [["2026-05-01"], {}, None, "soon", True])
+def test_a_time_in_a_log_that_is_no_time_gets_one_sentence(tmp_path, wrong):
+    rows = [{"embedding": [1.0, 0.0], "day": day} for day in ("2026-05-01", wrong)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(NNNormError, match=r"column day must be numbers or dates .*row 1 has"):
+        list(read_log(tmp_path / "log.jsonl", time="day"))
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong"), [("image_of", [[0]]), ("images", "ab"), ("captions", [7]), ("splits", 7)]
+)
+def test_saved_pairs_with_a_wrong_type_inside_get_one_sentence(tmp_path, key, wrong):
+    pairs = Pairs("one", ("a.jpg", "b.jpg"), ("a cat", "a dog"), np.array([0, 1]))
+    (path, *_) = save_pairs(pairs, tmp_path)
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, key: wrong}))
+    with pytest.raises(NNNormError, match=r"damaged|list of image numbers"):
+        load_pairs(path)
 
 
 def test_sinkhorn_has_a_bound_on_its_iterations():

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 from nnnorm import Bias, NNNormError
+from nnnorm.cli import app
 from nnnorm.errors import keep_interrupts
 from nnnorm.index import ENGINES, build_index, open_index, open_store
 from nnnorm.index.stores.duckdb import DuckdbStore
@@ -163,6 +165,32 @@ def test_a_pipe_is_no_index(engine, tmp_path):
             if engine == "hnswlib"
             else f"{engine}:{tmp_path / 'pipe'}"
         )
+
+
+@each_local
+def test_a_pipe_is_no_second_file(engine, small, tmp_path):
+    path = tmp_path / "photos.index"
+    build_index(f"{engine}:{path}", *small).close()
+    Path(f"{path}.nnnorm").unlink()
+    os.mkfifo(f"{path}.nnnorm")
+    with pytest.raises(NNNormError, match="pipe"):
+        open_index(f"{engine}:{path}")
+
+
+@pytest.mark.parametrize("url", ["faiss:/", "hnswlib:/", "usearch:/", "sqlite:x?table=a%00b"])
+def test_a_place_that_is_no_file_gets_one_sentence(url, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NNNormError):
+        build_index(url, *small)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ids_without_the_bias_that_they_name_are_refused(tmp_path):
+    (tmp_path / "ids.txt").write_text("a\nb\n")
+    line = ["index", "export", "--from", "faiss:a", "--to", "faiss:b", "--ids", "ids.txt"]
+    told = CliRunner().invoke(app, line)
+    assert told.exit_code == 1
+    assert "--ids names the rows of a bias" in told.output
 
 
 # --- Ctrl-C, kills ---

@@ -314,6 +314,13 @@ def test_a_folder_without_any_tokenizer_is_refused_instead_of_knowing_no_words(c
         HuggingFace(str(folder), device="cpu")
 
 
+def test_a_tokenizer_that_can_only_be_loaded_is_refused_before_the_work(copied):
+    folder = copied("clip")
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(NNNormError, match=r"can't be loaded .*files missing, cut short or damaged"):
+        load_encoder(folder, device="cpu").encode_texts(["a dog"])
+
+
 def test_code_in_a_model_s_folder_is_never_run(copied):
     folder = copied("clip")
     (folder / "custom.py").write_text("raise SystemExit('the code was run')\n")

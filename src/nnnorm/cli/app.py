@@ -4,9 +4,12 @@ A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a tra
 `--debug`. Results go to stdout, progress and notes to stderr.
 """
 
+import codecs
 import functools
 import inspect
+import io
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,11 +56,24 @@ _NOT_OURS: tuple[type[BaseException], ...] = (
 )
 
 
+def _show_odd_names(error: UnicodeError) -> tuple[str, int]:
+    """Escape the bytes of a file name that are no text; other characters are the terminal's."""
+    if isinstance(error, UnicodeEncodeError):
+        wrong = error.object[error.start : error.end]
+        if all("\ud800" <= letter <= "\udfff" for letter in wrong):
+            return wrong.encode("ascii", "backslashreplace").decode(), error.end
+    raise error
+
+
+codecs.register_error("nnnorm", _show_odd_names)
+
+
 class _Group(TyperGroup):
     """Turns every error into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
-
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="nnnorm")
         try:
             with warnings.catch_warnings(), keep_interrupts():
                 _show_warnings_as_notes()
@@ -256,7 +272,7 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
 def check_output(output: Path, suffix: str, inputs: list[Path | None], *more: str) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
     target = check_writable(output)
-    if any(path is not None and path.resolve() == target for path in inputs):
+    if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
     if output.suffix not in (suffix, *more):
         raise NNNormError(f"the output must end in {' or '.join((suffix, *more))}; got {output}")

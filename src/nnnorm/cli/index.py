@@ -351,6 +351,8 @@ def export(
     debug: Debug = False,
 ) -> None:
     """Copy a collection with the correction; an interrupted copy continues when run again."""
+    if ids is not None and bias is None:
+        raise NNNormError("--ids names the rows of a bias; give --bias, or leave out --ids")
     loaded = None if bias is None and corrector is None else _load_correction(bias, corrector)
     named = read_ids(ids)
     with _long_work("Exporting") as progress:

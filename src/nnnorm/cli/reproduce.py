@@ -1,5 +1,6 @@
 """The commands from pictures to the paper's tables: dataset and reproduce."""
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def dataset(
             "clip-retrieval's folders hold embeddings, so no pictures are checked; leave out "
             "--images, --skip-broken and --decode"
         )
-    found = _read_dataset(kind, files, (images or Path()).resolve())
+    found = _read_dataset(kind, files, Path(os.path.realpath(images or Path())))
     if output.exists():
         make_folder(output)  # fails before all pictures are checked if it can't be written to
     problems = []
@@ -257,7 +258,7 @@ def _write_dataset(
     if not isinstance(found, datasets.VisoGender):
         pairs = found.pairs if isinstance(found, datasets.ClipRetrieval) else found
         main = output / f"{pairs.name}.json"
-    if main.resolve() in [path.resolve() for path in files]:
+    if os.path.realpath(main) in map(os.path.realpath, files):
         raise NNNormError(f"{main} is an input and would be overwritten; choose another -o")
     if isinstance(found, datasets.VisoGender):
         return datasets.save_visogender(found, output), {

@@ -182,10 +182,11 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
         Path(folder) / f"{pairs.name}-captions.txt": "\n".join(pairs.captions) + "\n",
     }
     truth = Path(folder) / f"{pairs.name}-truth.npy"
+    encoded = {path: to_utf8(text, pairs.name) for path, text in contents.items()}
     for path in (*contents, truth):
         check_writable(path)  # all of them before writing the first
     write_whole(truth, lambda file: np.save(file, pairs.image_of, allow_pickle=False))
-    for path, text in reversed(contents.items()):  # the JSON last: if it exists, the others do too
+    for path, text in reversed(encoded.items()):  # the JSON last: if it exists, the others do too
         _write_text(path, text)
     return (*contents, truth)
 
@@ -207,19 +208,44 @@ def load_pairs(path: str | os.PathLike[str]) -> Pairs:
     try:
         return Pairs(
             about["name"],
-            tuple(about["images"]),
-            tuple(about["captions"]),
+            _texts(about["images"]),
+            _texts(about["captions"]),
             np.asarray(about["image_of"]),
             {split: np.asarray(rows) for split, rows in about["splits"].items()},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except NNNormError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise NNNormError(
             f"{path} is damaged ({error!r}); make it again: nnnorm dataset"
         ) from error
 
 
-def _write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text.encode("utf-8")))
+def _texts(entries: object) -> tuple[str, ...]:
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+        raise TypeError("expected a list of texts")
+    return tuple(entries)
+
+
+def _write_text(path: Path, text: bytes) -> None:
+    write_whole(path, lambda file: file.write(text))
+
+
+def to_utf8(text: str, name: str) -> bytes:
+    r"""Encode text, or raise an error that quotes what can't be: half of a character.
+
+    Examples
+    --------
+    >>> to_utf8("ein Bär", "flickr30k")
+    b'ein B\xc3\xa4r'
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        quoted = text[max(0, error.start - 20) : error.end + 20]
+        raise NNNormError(
+            f"{name} has a name or caption that is no text ({quoted!r}); rename or remove it"
+        ) from error
 
 
 def _numbers(rows: npt.ArrayLike | Sequence[int], n_images: int, what: str) -> IntArray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from nnnorm.datasets.pairs import tidy
+from nnnorm.datasets.pairs import tidy, to_utf8
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns, write_whole
 
@@ -135,9 +135,9 @@ def save_visogender(visogender: VisoGender, folder: str | os.PathLike[str]) -> t
         Path(folder) / "visogender-images.txt": visogender.images,
         Path(folder) / "visogender-captions.txt": visogender.questions.values(),
     }
-    for path, some in reversed(contents.items()):  # the table last: if it exists, the others do too
-        text = "\n".join(some) + "\n"
-        write_whole(path, lambda file, text=text: file.write(text.encode("utf-8")))  # type: ignore[misc]
+    texts = {path: to_utf8("\n".join(some) + "\n", path.stem) for path, some in contents.items()}
+    for path, text in reversed(texts.items()):  # the table last: if it exists, the others do too
+        write_whole(path, lambda file, text=text: file.write(text))  # type: ignore[misc]
     return tuple(contents)
 
 

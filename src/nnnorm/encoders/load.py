@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from nnnorm.encoders.encoder import Encoder
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, first_line
 
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip", "albef", "beit3"]
 
@@ -59,6 +59,28 @@ def load_encoder(
     """
     if library is not None and library not in get_args(Library):
         raise NNNormError(f"library must be one of {', '.join(get_args(Library))}; got {library!r}")
+    try:
+        encoder = _load(model, library, revision, tokenizer, image_size, device)
+        if "texts" in encoder.modalities:
+            encoder.token_counts(["a text"])  # a damaged tokenizer fails here, not in the work
+        return encoder
+    except (NNNormError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # the libraries of models raise any kind, even Exception itself
+        raise NNNormError(
+            f"the model {model} can't be loaded ({type(error).__name__}: {first_line(error)}); is "
+            "one of its files missing, cut short or damaged?"
+        ) from error
+
+
+def _load(
+    model: str | Path,
+    library: Library | None,
+    revision: str | None,
+    tokenizer: str | Path | None,
+    image_size: int | None,
+    device: str,
+) -> Encoder:
     chosen = library or _recognise(Path(model))
     vocabulary = None if tokenizer is None else Path(tokenizer)
     if not clean_texts and chosen != "transformers":

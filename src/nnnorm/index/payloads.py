@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 
 from nnnorm.augmentation import check_storable
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.recipe import Recipe, make_recipe
 from nnnorm.index.store import (
@@ -112,7 +112,9 @@ class Payloads(Engine):
             raise NNNormError(
                 f"a query for {self.name} must have shape ({self.recipe.dim},); got {asked.shape}"
             )
-        return asked[None], self.recipe.weight if weight is None else check_weight(weight)
+        used = self.recipe.weight if weight is None else check_weight(weight)
+        check_correction(used, [self.recipe.lowest, self.recipe.highest])
+        return asked[None], used
 
 
 class _Lucene(Payloads):

@@ -173,6 +173,8 @@ def _read_query(scheme: str, query: str) -> dict[str, str]:
                 f"the option {name!r} of the {scheme} URL has no value; expected {name}=…, or "
                 "leave it out"
             )
+        if "\0" in value:
+            raise NNNormError(f"the option {name!r} of the {scheme} URL holds a null character")
         if name in options:
             raise NNNormError(f"the {scheme} URL has the option {name!r} twice; give it once")
         options[name] = value

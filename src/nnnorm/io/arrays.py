@@ -27,6 +27,22 @@ _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
 _READ_BYTES = 2**24
+# Limit, usage and statistics of the memory of a container, and what of it is cache: cgroup v2, v1.
+_GROUPS = "/sys/fs/cgroup"
+_MEMORY_GROUPS = (
+    (
+        f"{_GROUPS}/memory.max",
+        f"{_GROUPS}/memory.current",
+        f"{_GROUPS}/memory.stat",
+        "inactive_file",
+    ),
+    (
+        f"{_GROUPS}/memory/memory.limit_in_bytes",
+        f"{_GROUPS}/memory/memory.usage_in_bytes",
+        f"{_GROUPS}/memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 # Folders of `nnnorm encode` that are not finished.
 _UNFINISHED = (".partial", ".starting")
 
@@ -292,6 +308,11 @@ def check_memory(n_bytes: int, name: str) -> None:
 
 def _available_memory() -> int | None:
     """Bytes that can be allocated without swapping; None where the system does not tell."""
+    found = [_free_memory(), *(_room_in_group(*files) for files in _MEMORY_GROUPS)]
+    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
+
+
+def _free_memory() -> int | None:
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
@@ -299,6 +320,18 @@ def _available_memory() -> int | None:
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return None
+
+
+def _room_in_group(limit: str, usage: str, statistics: str, cache: str) -> int | None:
+    """Bytes left below the limit of a container; None where there is no limit."""
+    try:
+        most = int(Path(limit).read_text(encoding="ascii"))
+        used = int(Path(usage).read_text(encoding="ascii"))
+        # Files that were read count as used, but are dropped when memory is needed.
+        kept = re.search(rf"^{cache} (\d+)$", Path(statistics).read_text(encoding="ascii"), re.M)
+    except (OSError, ValueError):  # no such group, or "max"
+        return None
+    return max(0, most - used + (int(kept[1]) if kept else 0))
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:

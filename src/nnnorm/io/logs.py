@@ -134,7 +134,10 @@ def read_times(
     >>> read_times(["2026-05-01", "2026-05-02T06:00Z"], "times")
     (array([1.7775936e+09, 1.7777016e+09]), 'dates')
     """
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists among the values
+        array = np.fromiter(values, dtype=object)
     if array.ndim != 1:
         raise NNNormError(f"{name} must be one time per row; got shape {array.shape}")
     if array.dtype.kind == "M":

@@ -58,7 +58,10 @@ def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict
     {'caption': ['a cat', ...]}
     """
     with _open_parquet(path, str(path)) as (_, file):
-        chosen = list(choose(file.schema_arrow.names))
+        header = file.schema_arrow.names
+        chosen = list(choose(header))
+        if twice := [name for name in chosen if header.count(name) > 1]:
+            raise NNNormError(f"{path} has the column {twice[0]} twice; rename one of them")
         _check_size(file, chosen, str(path))
         table = file.read(columns=chosen)
         return {column: table.column(column).to_pylist() for column in chosen}
@@ -89,19 +92,30 @@ def read_batches(
     (array([[...]], dtype=float32), {'time': array(['2026-05-01T12:00:00', ...])})
     """
     with _open_parquet(path, str(path)) as (pyarrow, file):
+        _check_size(file, (column, *others), f"a row group of {path}", at_once=False)
         for batch, rows in _embedding_batches(pyarrow, file, column, str(path), others):
             yield rows, {name: _as_values(pyarrow, batch.column(name)) for name in others}
 
 
-def _check_size(file: Any, columns: Sequence[str], name: str) -> None:
-    """Raise where columns announce more than fits in memory, however well it is packed."""
-    n_values = n_bytes = 0
-    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            if column.path_in_schema.partition(".")[0] in columns:
-                n_values += column.num_values
-                n_bytes += column.total_uncompressed_size
-    check_memory(max(_LEAST_BYTES * n_values, n_bytes), name)
+def _check_size(file: Any, columns: Sequence[str], name: str, *, at_once: bool = True) -> None:
+    """Raise where columns announce more than fits in memory, however well it is packed.
+
+    A file that is not read at once must fit row group by row group: one row may hold all of it.
+    """
+    groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+    sizes = [_announced(group, columns) for group in groups]
+    check_memory((sum if at_once else max)(sizes or [0]), name)
+
+
+def _announced(group: Any, columns: Sequence[str]) -> int:
+    """Bytes of some columns of a row group, packed or not, whichever is more."""
+    found = [
+        column
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema.partition(".")[0] in columns
+    ]
+    n_values = sum(column.num_values for column in found)
+    return max(_LEAST_BYTES * n_values, sum(column.total_uncompressed_size for column in found))
 
 
 def _as_values(pyarrow: Any, column: Any) -> Any:

@@ -82,6 +82,9 @@ def load_record(
     digest = _digest(arrays, metadata[kind])
     if metadata.get("digest", digest) != digest:  # biases of earlier versions have none
         raise damaged(path, kind, maker, "its numbers are not those that were saved")
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise damaged(path, kind, maker, f"{name} must be finite")
     return arrays, about
 
 

@@ -457,6 +457,7 @@ class LocalStore(Store):
         beside = _sidecar(path)
         if _new(path).exists() and _checksum_in(beside) != checksum == _checksum_in(_new(path)):
             beside = _new(path)
+        check_regular(beside)
         kept = self._read_sidecar(beside, checksum) if beside.exists() else None
         try:
             self._index = self._load(path)

@@ -1,0 +1,222 @@
+"""One healthy file of every kind that the package reads, small, in one folder."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+DIM, N_GALLERY, N_QUERIES, N_REFERENCES = 8, 24, 12, 60
+ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb", "qdrant-edge")
+SERVERS = ("chroma", "milvus")
+
+
+def make_all(folder):
+    """Make everything in a folder."""
+    root = Path(folder)
+    make_arrays(root)
+    make_tables(root)
+    make_data_sets(root)
+    make_records(root)
+
+
+def _unit(rng, n_rows):
+    rows = rng.normal(size=(n_rows, DIM)) + 0.7
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def make_arrays(root):
+    """Embeddings in every form, truth, ids and clicks."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(15)
+    gallery, queries = _unit(rng, N_GALLERY), _unit(rng, N_QUERIES)
+    np.save(root / "gallery.npy", gallery)
+    np.savez_compressed(root / "gallery.npz", embedding=gallery)
+    parquet.write_table(
+        pyarrow.table({"embedding": list(gallery), "id": [f"n{n}" for n in range(N_GALLERY)]}),
+        root / "gallery.parquet",
+    )
+    (root / "shards").mkdir()
+    for number, part in enumerate(np.array_split(gallery, 3)):
+        np.save(root / f"shards/img_emb_{number}.npy", part)
+    np.save(root / "queries.npy", queries)
+    np.savez(root / "queries.npz", embedding=queries)
+    np.save(root / "references.npy", _unit(rng, N_REFERENCES))
+    np.save(root / "others.npy", _unit(rng, N_REFERENCES))
+    np.save(root / "new.npy", _unit(rng, 5))
+    truth = rng.integers(0, N_GALLERY, N_QUERIES)
+    np.save(root / "truth.npy", truth)
+    (root / "truth.json").write_text(json.dumps([[int(item)] for item in truth]))
+    np.save(root / "ids.npy", np.arange(100, 100 + N_GALLERY))
+    np.save(root / "numbers.npy", np.arange(N_GALLERY))
+    (root / "ids.json").write_text(json.dumps([f"photo {n}" for n in range(N_GALLERY)]))
+    (root / "ids.txt").write_text("".join(f"photo {n}\n" for n in range(N_GALLERY)))
+    np.save(root / "clicks.npy", rng.integers(0, 50, N_GALLERY))
+
+
+def make_tables(root):
+    """Groups, query tables, logs and metadata, each as CSV, TSV, JSONL and parquet."""
+    import pyarrow
+    from pyarrow import parquet
+
+    rng = np.random.default_rng(16)
+    log = _unit(rng, 40)
+    tables = {
+        "groups": [
+            {"group": "ab"[n % 2], "label": f"job {n % 3}", "number": n} for n in range(N_GALLERY)
+        ],
+        "asked": [{"name": f"query {n}", "label": f"job {n % 3}"} for n in range(N_QUERIES)],
+        "captions": [{"caption": f"a red circle {n}", "id": n} for n in range(4)],
+        "log": [
+            {"embedding": row.tolist(), "day": f"2026-05-{1 + n % 28:02d}", "times": 1 + n % 3}
+            for n, row in enumerate(log)
+        ],
+    }
+    for name, rows in tables.items():
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for suffix, separator in ((".csv", ","), (".tsv", "\t")):
+            lines = [separator.join(rows[0])]
+            lines += [
+                separator.join(f'"{v}"' if isinstance(v, list) else str(v) for v in row.values())
+                for row in rows
+            ]
+            (root / f"{name}{suffix}").write_text("\n".join(lines) + "\n")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), root / f"{name}.parquet")
+    described = [{"year": 1990 + n, "tags": ["x", str(n)]} for n in range(N_GALLERY)]
+    (root / "metadata.json").write_text(json.dumps(described))
+    (root / "metadata.jsonl").write_text("".join(json.dumps(one) + "\n" for one in described))
+
+
+def make_data_sets(root):
+    """Pictures, sounds, the files of published data sets, and clip-retrieval's folder."""
+    import pyarrow
+    from pyarrow import parquet
+
+    from nnnorm.datasets import write_png
+
+    pixels = np.random.default_rng(17).integers(0, 255, size=(4, 12, 10, 3)).astype(np.uint8)
+    (root / "pictures").mkdir()
+    for number, one in enumerate(pixels):
+        write_png(root / f"pictures/p{number}.png", one)
+    images = [f"p{number}.png" for number in range(4)]
+    (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
+    (root / "captions.txt").write_text("a red circle\na blue square\n")
+    split = ["train", "train", "val", "test"]
+    sentences = [{"raw": "A dog runs ."}, {"raw": "A cat sleeps ."}]
+    karpathy = [
+        {"filename": name, "split": its, "sentences": sentences, "imgid": n}
+        for n, (name, its) in enumerate(zip(images, split, strict=True))
+    ]
+    (root / "dataset_small.json").write_text(json.dumps({"dataset": "small", "images": karpathy}))
+    coco = {
+        "images": [{"id": n, "file_name": name} for n, name in enumerate(images)],
+        "annotations": [{"id": n, "image_id": n % 4, "caption": "A boat."} for n in range(8)],
+    }
+    (root / "captions_val2017.json").write_text(json.dumps(coco))
+    rows = [f"{name},a picture of {n},{split[n]}" for n, name in enumerate(images)]
+    (root / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
+    header = "IDX\tOccupation\tObject\tOccupation_perceived_gender\n"
+    people = [f"p{n}\tjob {n // 2}\tdesk\t{('masculine', 'feminine')[n % 2]}\n" for n in range(4)]
+    (root / "visogender.tsv").write_text(header + "".join(people))
+    folder = root / "clip"
+    for part in ("img_emb", "text_emb", "metadata"):
+        (folder / part).mkdir(parents=True)
+    rng = np.random.default_rng(18)
+    for number in range(2):
+        for part in ("img_emb", "text_emb"):
+            np.save(folder / part / f"{part}_{number}.npy", _unit(rng, 4).astype(np.float16))
+        table = pyarrow.table(
+            {
+                "image_path": [f"{number}-{n}.jpg" for n in range(4)],
+                "caption": [f"caption {number} {n}" for n in range(4)],
+            }
+        )
+        parquet.write_table(table, folder / f"metadata/metadata_{number}.parquet")
+    make_viso(root)
+
+
+def make_viso(root):
+    """A table of VisoGender's whole size, with embeddings, for its protocol."""
+    from tests.made import make_visogender
+
+    made = make_visogender()
+    rows = zip(made.occupations, made.genders, strict=True)
+    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
+    lines += [f"OO_{n}\t{job}\tdesk\t{gender}" for n, (job, gender) in enumerate(rows)]
+    (root / "people.tsv").write_text("\n".join(lines) + "\n")
+    np.save(root / "people.npy", made.gallery)
+    np.save(root / "jobs.npy", made.queries)
+
+
+def make_records(root):
+    """A bias, a bank, a corrector and a ranking."""
+    import nnnorm
+
+    gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
+    nnnorm.NNN(8, 0.75).fit(gallery, references).save(root / "bias.safetensors")
+    nnnorm.Bank.of(references).save(root / "bank.safetensors")
+    nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.75)).save(
+        root / "corrector.safetensors"
+    )
+    queries = np.load(root / "queries.npy")
+    nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
+
+
+def make_index(folder, engine):
+    """An index of an engine, in its own file or folder; its URL."""
+    from nnnorm import Bias
+    from nnnorm.index import build_index
+
+    root = Path(folder)
+    url = url_of(engine)
+    place = url.partition(":")[2].partition("?")[0]
+    described = [{"year": 1990 + n} for n in range(N_GALLERY)]
+    build_index(
+        url.replace(place, str(root / place), 1),
+        np.load(root / "gallery.npy"),
+        Bias.load(root / "bias.safetensors"),
+        metadata=described,
+    ).close()
+    return url
+
+
+def url_of(engine):
+    """The URL of the index that `make_index` makes, relative to its folder."""
+    table = "" if engine in ("faiss", "hnswlib", "usearch", "qdrant-edge") else "?table=photos"
+    if engine in ("chroma", "milvus"):
+        table = "?collection=photos"
+    suffix = ".db" if engine == "milvus" else ""
+    return f"{engine}:index-{engine}{suffix}{table}"
+
+
+def make_model(folder):
+    """A tiny model for pictures and texts, and one for sounds, with sounds."""
+    from tests import tiny
+
+    root = Path(folder)
+    tiny.build("clip", root / "model")
+    tiny.build("clap", root / "model-sounds")
+    tiny.write_sounds(root / "sounds", n=2)
+
+
+def make_paper(folder):
+    """A folder of embeddings as `nnnorm reproduce` takes it."""
+    from tests.made import make_paper_folder
+
+    (Path(folder) / "paper").mkdir()
+    make_paper_folder(Path(folder) / "paper", n_train=60)
+
+
+def png_of_size(width, height):
+    """A small PNG file that announces any size."""
+
+    def chunk(kind, body):
+        check = zlib.crc32(kind + body).to_bytes(4, "big")
+        return len(body).to_bytes(4, "big") + kind + body + check
+
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
+    body = zlib.compress(bytes(1000))
+    start = b"\x89PNG\r\n\x1a\n"
+    return start + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")

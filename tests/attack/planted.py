@@ -1,0 +1,79 @@
+"""Faults that are put into the package on purpose: the fuzzer has to find each of them."""
+
+import ctypes
+import os
+import time
+
+import numpy as np
+
+import nnnorm.cli.core
+import nnnorm.io.embeddings
+from nnnorm.errors import NNNormError
+
+
+def _before_every_opening(act):
+    opened = nnnorm.cli.core.open_embeddings
+
+    def open_embeddings(*arguments, **options):
+        act()
+        return opened(*arguments, **options)
+
+    nnnorm.cli.core.open_embeddings = open_embeddings
+
+
+def traceback():
+    """An error that was not foreseen."""
+
+    def act():
+        raise AttributeError("no such thing")
+
+    _before_every_opening(act)
+
+
+def crash():
+    """Memory that is not there."""
+    _before_every_opening(lambda: ctypes.string_at(0))
+
+
+def hang():
+    """A wait that does not end."""
+    _before_every_opening(lambda: time.sleep(10**6))
+
+
+def memory():
+    """More memory than any small file needs."""
+    _before_every_opening(lambda: np.ones(2**28).sum())
+
+
+def silent():
+    """NaN that passes."""
+    measured = nnnorm.io.embeddings.measure_rows
+
+    def measure_rows(block, *arguments):
+        return measured(np.where(np.isfinite(block), block, np.float32(1)), *arguments)
+
+    nnnorm.io.embeddings.measure_rows = measure_rows
+
+
+def leftovers():
+    """A file beside the inputs."""
+    _before_every_opening(lambda: open(".nnnorm-0f.tmp", "w").close())
+
+
+def refused():
+    """A name that is not understood."""
+
+    def act():
+        if any(not name.isascii() or " " in name for name in os.listdir()):
+            raise NNNormError("this name can't be read")
+
+    _before_every_opening(act)
+
+
+def unclear():
+    """A message of several lines."""
+
+    def act():
+        raise NNNormError("expected this,\ngot that")
+
+    _before_every_opening(act)

@@ -1,0 +1,101 @@
+"""A few hundred attacks of the fuzzer, the same on every run; `make fuzz` runs 5,000."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.attack import commands
+from tests.attack.fuzz import CLASSES, GOOD, Fuzzer, attack_all, tabulate
+from tests.attack.sandbox import ROOT
+
+sandboxed = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux"),
+]
+# Side by side they take as long as one of them.
+PARTS = {
+    "search": ["fit", "search", "info", "extend", "drift"],
+    "studies": ["evaluate", "diagnose", "tune", "compare", "ablate"],
+    "tables": ["bank build", "bank add", "bank info", "audit", "dataset"],
+}
+
+
+def shown(results):
+    lines = [
+        f"{one.kind}: nnnorm {one.attack.command} {shlex.join(one.attack.arguments)} "
+        f"({one.attack.damage.what}): {one.said}"
+        for one in results
+        if one.kind not in GOOD
+    ]
+    return "\n".join(lines)
+
+
+def test_every_option_that_takes_a_file_is_attacked():
+    assert not commands.unknown_options()
+
+
+def test_every_input_file_of_every_command_is_in_one_of_its_lines():
+    for command in commands.walk_commands().values():
+        for option in command.options:
+            if option.flag and option.name in commands.FILES and option.name != "tokenizer":
+                assert any(option.flag in line for line in command.lines), option
+
+
+def test_a_command_that_no_table_knows_is_attacked_with_the_files_its_options_name(monkeypatch):
+    monkeypatch.delitem(commands.LINES, "drift")
+    lines = commands.walk_commands()["drift"].lines
+    assert lines[0] == ("--corrector", "corrector.safetensors", "--queries", "queries.npy")
+    assert lines[1] == (*lines[0], "--gallery", "gallery.npy")
+
+
+@pytest.mark.parametrize("part", [pytest.param(part, marks=sandboxed) for part in [*PARTS, "rest"]])
+def test_damaged_inputs_are_refused_in_one_sentence_or_accepted_rightly(tmp_path, part):
+    every = [name for name in commands.walk_commands() if name not in commands.SLOW]
+    listed = {name for names in PARTS.values() for name in names}
+    only = PARTS.get(part) or [name for name in every if name not in listed]
+    with Fuzzer(tmp_path / "attacks", only=only, slow=False) as fuzzer:
+        assert not fuzzer.prepare()
+        results = attack_all(fuzzer, 75)
+    assert not shown(results)
+    assert {one.kind for one in results} >= {"clean", "accepted"}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("faulty") / "attacks"
+    with Fuzzer(folder, only=["info"], slow=False) as fuzzer:
+        assert not fuzzer.prepare()
+        yield fuzzer
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=sandboxed) for fault in CLASSES if fault not in GOOD],
+)
+def test_the_fuzzer_finds_a_fault_of_every_class(faulty, tmp_path, fault):
+    faulty.planted = fault
+    faulty.limit(2 if fault == "hang" else 300)
+    runs = {"hang": 2, "memory": 4, "silent": 150, "refused": 150}.get(fault, 40)
+    results = attack_all(faulty, runs, keep=tmp_path / "kept")
+    found = [one for one in results if one.kind == fault]
+    assert found
+    assert fault in tabulate(results)
+    assert (Path(found[0].folder) / "ATTACK.txt").read_text().startswith("cd ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux")
+def test_the_command_of_the_fuzzer_prints_a_table_and_ends_well(tmp_path):
+    run = [sys.executable, "-m", "tests.attack.fuzz", "--runs", "4", "--only", "info"]
+    done = subprocess.run(
+        [*run, "--keep", str(tmp_path / "kept")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| info | 4 |" in done.stdout
