@@ -60,7 +60,7 @@ def load_encoder(
     if library is not None and library not in get_args(Library):
         raise NNNormError(f"library must be one of {', '.join(get_args(Library))}; got {library!r}")
     try:
-        encoder = _load(model, library, revision, tokenizer, image_size, device)
+        encoder = _load(model, library, revision, tokenizer, image_size, device, clean_texts)
         if "texts" in encoder.modalities:
             encoder.token_counts(["a text"])  # a damaged tokenizer fails here, not in the work
         return encoder
@@ -80,6 +80,7 @@ def _load(
     tokenizer: str | Path | None,
     image_size: int | None,
     device: str,
+    clean_texts: bool,
 ) -> Encoder:
     chosen = library or _recognise(Path(model))
     vocabulary = None if tokenizer is None else Path(tokenizer)
