@@ -27,7 +27,7 @@ from nnnorm.suspects import SIGNALS, WATCH, count_alerts
 OUTPUT = RESULTS / "hostile.json"
 # Flickr8k takes ten times as long as the others.
 SEEDS = {
-    "flickr8k": (110, 112),
+    "flickr8k": (110, 111, 112, 113),
     "unsplash500": (102, 103, 106, 107),
     "shapes": (102, 103, 106, 107),
 }
