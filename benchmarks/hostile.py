@@ -346,7 +346,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         n_holding = sum(c["n_holding"] for c in some)
         shares = [100 * sum(c["found"][s][0] for c in some) / n_holding for s in signals]
         right.bar(np.arange(len(signals)) + 0.27 * (place - 1), shares, 0.25, label=NAMES[name])
-    right.set_xticks(range(len(signals)), signals)
+    right.set_xticks(range(len(signals)), signals, rotation=25)
     right.set(ylabel="planted hubs found at a budget of 0.2 %, %")
 
 
