@@ -343,12 +343,14 @@ class PgvectorStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        """The table of this name, and its comment."""
+        """The table of this name, and the transactions that last renamed it and commented on it."""
         rows = self._run(
-            "SELECT to_regclass(%s)::oid, md5(obj_description(to_regclass(%s), 'pg_class'))",
-            [self._table, self._table],
+            "SELECT c.oid, c.xmin::text, d.xmin::text FROM pg_class c LEFT JOIN pg_description d "
+            "ON d.objoid = c.oid AND d.objsubid = 0 AND d.classoid = 'pg_class'::regclass "
+            "WHERE c.oid = to_regclass(%s)",
+            [self._table],
         )
-        return rows[0]
+        return rows[0] if rows else ()
 
     def exchange(self) -> None:
         other = self.other()
