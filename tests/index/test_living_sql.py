@@ -18,7 +18,7 @@ import sqlean
 import sqlite_vec as extension
 
 import nnnorm
-from nnnorm.index import Items, Store
+from nnnorm.index import Items, Store, adopt_table
 from nnnorm.index.store import Sample
 from nnnorm.index.stores.duckdb import DuckdbStore
 from nnnorm.index.stores.lancedb import LancedbStore
@@ -718,6 +718,71 @@ def test_a_table_of_the_application_is_adopted_in_place(tmp_path, vector):
         opened.adopt([], 0.5, note(metric="ip"))
     opened.close()
     store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["pgvector", "duckdb"])
+def test_an_adopted_table_is_an_index_that_is_refreshed_and_rolled_back(engine, tmp_path):
+    """The application's rows and own inserts stay; a row without a vector is left alone."""
+    rng = np.random.default_rng(1)
+    gallery, *banks = (rng.normal(size=(n, 6)).astype(np.float32) for n in (50, 80, 80))
+    gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
+    queries = banks[0][:9] / np.linalg.norm(banks[0][:9], axis=1, keepdims=True)
+    methods = nnnorm.NNN(8, 0.75), nnnorm.NNN(4, 0.5)
+    correctors = [
+        nnnorm.Corrector.fit(gallery, bank, method, normalize=True)
+        for bank, method in zip(banks, methods, strict=True)
+    ]
+    table = unique(tmp_path, "photos")
+    connection = CONNECTIONS[engine](tmp_path)
+    kind = "FLOAT[6]" if engine == "duckdb" else "vector(6)"
+    if engine == "pgvector":
+        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    connection.execute(
+        f"CREATE TABLE {table} (id bigint PRIMARY KEY, title text, embedding {kind})"
+    )
+    for row, vector in enumerate(gallery.tolist()):
+        connection.execute(f"INSERT INTO {table} VALUES ({row}, 'Photo {row}', '{vector}')")
+    if engine == "pgvector":
+        connection.execute(f"INSERT INTO {table} (id, title) VALUES (99, 'not yet encoded')")
+    index = adopt_table(KINDS[engine](connection, table), correctors[0])
+
+    def right(corrector):
+        bias = corrector.bias_of(gallery)
+        return nnnorm.search(queries, gallery, bias, k=5, normalize=True).indices.tolist()
+
+    assert index.search(queries, k=5).ids.tolist() == right(correctors[0])
+    index.refresh(correctors[1])
+    assert index.search(queries, k=5).ids.tolist() == right(correctors[1])
+    index.rollback()
+    assert index.search(queries, k=5).ids.tolist() == right(correctors[0])
+    found = index.search(queries[:1], k=5, filter="title = 'Photo 7'", with_metadata=True)
+    assert found.metadata[0] == [{"title": "Photo 7"}]
+    new = -gallery[:1]
+    index.upsert(new, correctors[0], ids=[7])
+    assert index.search(new, k=1, weight=0).ids.tolist() == [[7]]
+    title = connection.execute(f"SELECT title FROM {table} WHERE id = 7").fetchone()
+    assert title == ("Photo 7",)
+    connection.close()
+
+
+def test_only_tables_with_the_way_column_are_adopted(tmp_path):
+    bias = nnnorm.Bias(np.zeros(2), 0.75, "nnn")
+    with pytest.raises(nnnorm.NNNormError, match="can't get the bias as a column"):
+        adopt_table(f"sqlite:{tmp_path}/a.db", bias)
+    with pytest.raises(nnnorm.NNNormError, match="there is no duckdb table photos"):
+        adopt_table(f"duckdb:{tmp_path}/a.duckdb?table=photos", bias)
+    with duckdb.connect(tmp_path / "own.duckdb") as own:
+        own.execute(
+            "CREATE TABLE photos AS "
+            "SELECT i AS id, [i, 1]::FLOAT[2] AS embedding FROM range(2) t(i)"
+        )
+        with pytest.raises(nnnorm.NNNormError, match="needs unit norm here"):
+            adopt_table(DuckdbStore(own, "photos", metric="cosine"), bias)
+        with pytest.raises(nnnorm.NNNormError, match="and none is for the id 0"):
+            adopt_table(DuckdbStore(own, "photos", metric="ip"), bias, ids=[1, 2])
+        index = adopt_table(DuckdbStore(own, "photos", metric="ip"), bias, ids=[1, 0])
+        assert index.recipe.way == "column"
 
 
 def test_a_duckdb_table_is_adopted_in_place(tmp_path):

@@ -151,7 +151,8 @@ class CorrectedIndex:
         known: dict[Any, dict[str, Any]] = {}
         if recipe.way == "rerank":
             limit = max(k, min(max_fetch, store.largest_k or max_fetch))
-            ranking = rerank(store, recipe, rows, k, weight=used, limit=limit, filter=filter)
+            asked = {"weight": used, "limit": limit, "filter": filter, "mark": self._mark}
+            ranking = rerank(store, recipe, rows, k, **asked)
         else:
             if recipe.way == "column":
                 found = store.search_column(rows, k, used, filter)

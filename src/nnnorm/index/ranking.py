@@ -86,6 +86,7 @@ def rerank(
     weight: float,
     limit: int,
     filter: Any = None,
+    mark: object = None,
 ) -> IndexRanking:
     """Fetch by raw score, correct, and fetch more until no other item can be among the best.
 
@@ -149,7 +150,7 @@ def rerank(
         for own, best in zip(ids, scores, strict=True)
     ]
     gathered = gather_hits(hits)
-    if is_stale:
+    if is_stale and store.mark() == mark:  # else the search is repeated
         warn(
             f"the bias that {store.name} stores is not within the range that was noted when it was "
             "built, so another program changed it, and the re-rank is not certain; open the index "

@@ -157,11 +157,6 @@ class DuckdbStore(TableStore):
     def adopt(
         self, batches: Iterable[tuple[Ids, FloatArray]], default: float, note: Mapping[str, Any]
     ) -> None:
-        """Add the column of the bias to a table of the application, with values and the note.
-
-        Rows that the application inserts later have the bias `default` until they get their own.
-        Nothing else about the table changes.
-        """
         if self._found(self._look()).has_bias:
             raise NNNormError(f"{self.name} has a column {BIAS} already; refresh it instead")
         values = list(batches)

@@ -152,7 +152,9 @@ class PgvectorStore(TableStore):
         table = self._look()
         if table is None:
             return None
-        ((n_items,),) = self._run(f"SELECT count(*) FROM {self._table}")
+        # A row of the application may have no vector yet.
+        counted = quote_name(table.vector) if table.vector else "*"
+        ((n_items,),) = self._run(f"SELECT count({counted}) FROM {self._table}")
         if not table.vector:
             served = self._found(self.other().facts())
             return Facts(served.width, served.metric, n_items)
@@ -250,11 +252,6 @@ class PgvectorStore(TableStore):
     def adopt(
         self, batches: Iterable[tuple[Ids, FloatArray]], default: float, note: Mapping[str, Any]
     ) -> None:
-        """Add the column of the bias to a table of the application, with values and the note.
-
-        Rows that the application inserts later have the bias `default` until they get their own.
-        Nothing else about the table changes.
-        """
         table = self._found(self._look())
         if table.has_bias:
             raise NNNormError(f"{self.name} has a column {BIAS} already; refresh it instead")
@@ -320,8 +317,8 @@ class PgvectorStore(TableStore):
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         table = self._found(self._look())
-        own = quote_name(table.id)
-        after, last = "", None
+        own, has_vector = quote_name(table.id), f"WHERE {quote_name(table.vector)} IS NOT NULL"
+        after, last = has_vector, None
         while rows := self._run(
             f"SELECT {own}, {quote_name(table.vector)}::real[], "
             f"{BIAS if table.has_bias else 'NULL::real'}, {_described(table)} "
@@ -329,7 +326,7 @@ class PgvectorStore(TableStore):
             {"batch": batch, "last": last},
         ):
             ids, vectors, values, *known = zip(*rows, strict=True)
-            last, after = ids[-1], f"WHERE {own} > %(last)s::{table.id_type}"
+            last, after = ids[-1], f"{has_vector} AND {own} > %(last)s::{table.id_type}"
             described = [_describe(table, entry) for entry in zip(*known, strict=True)]
             yield make_items(list(map(_plain, ids)), vectors, values, described)
 
@@ -346,12 +343,14 @@ class PgvectorStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        """The table of this name, and its comment."""
+        """The table of this name, and the transactions that last renamed it and commented on it."""
         rows = self._run(
-            "SELECT to_regclass(%s)::oid, md5(obj_description(to_regclass(%s), 'pg_class'))",
-            [self._table, self._table],
+            "SELECT c.oid, c.xmin::text, d.xmin::text FROM pg_class c LEFT JOIN pg_description d "
+            "ON d.objoid = c.oid AND d.objsubid = 0 AND d.classoid = 'pg_class'::regclass "
+            "WHERE c.oid = to_regclass(%s)",
+            [self._table],
         )
-        return rows[0]
+        return rows[0] if rows else ()
 
     def exchange(self) -> None:
         other = self.other()

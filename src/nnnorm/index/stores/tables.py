@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.store import Items, Metadata
+from nnnorm.index.store import FloatArray, Ids, Items, Metadata
 from nnnorm.index.stores.database import BIAS, METADATA, DatabaseStore
 
 _T = TypeVar("_T", bound="TableStore")
@@ -41,6 +41,16 @@ class TableStore(DatabaseStore):
     def __init__(self, place: Any = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         self._lock = threading.RLock()
+
+    def adopt(
+        self, batches: Iterable[tuple[Ids, FloatArray]], default: float, note: Mapping[str, Any]
+    ) -> None:
+        """Add the column of the bias to a table of the application, with values and the note.
+
+        Rows that the application inserts later have the bias `default` until they get their own.
+        For stores of the way "column".
+        """
+        raise NotImplementedError
 
     def other(self: _T) -> _T:
         twin = self._twin()
