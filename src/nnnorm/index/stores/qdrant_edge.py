@@ -353,7 +353,11 @@ class QdrantEdgeStore(PointStore):
             for query in queries.tolist()
         ]
         with self._translating():
-            answers = self._run(lambda shard: shard.query_batch(edge.QueryBatchRequest(requests)))
+            if len(requests) == 1:  # a batch of one takes several times as long
+                answers = [self._run(lambda shard: shard.query(requests[0]))]
+            else:
+                batch = edge.QueryBatchRequest(requests)
+                answers = self._run(lambda shard: shard.query_batch(batch))
         return [
             [Point(_plain(hit.id), [], hit.payload or {}, hit.score) for hit in hits]
             for hits in answers
