@@ -24,7 +24,7 @@ from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, Poi
 from nnnorm.io import write_whole
 
 _T = TypeVar("_T")
-_CONFIG, _NOTE = "edge_config.json", "nnnorm.json"
+_CONFIG, _NOTE = "edge_config.json", "nnnorm-note.json"
 _VECTOR = "vector"  # entry of the note: the name of the vector that is corrected
 # Ends of the names of folders: the generation that is not served, one on its way there, and one on
 # its way out.
