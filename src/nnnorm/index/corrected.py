@@ -115,7 +115,7 @@ class CorrectedIndex:
         -------
         IndexRanking
         """
-        asked = self.recipe.open_queries(queries, normalize, self.store.name)
+        rows = self.recipe.open_queries(queries, normalize, self.store.name)
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
         most = self.store.largest_k
@@ -126,7 +126,6 @@ class CorrectedIndex:
                 f"{self.store.engine} has no filters; leave out the filter, or use another engine"
             )
         given = None if weight is None else check_weight(weight)
-        rows = asked.rows(0, len(asked))
         for _ in range(_ATTEMPTS):
             ranking = self._search(rows, int(k), given, filter, max_fetch, with_metadata)
             if self.store.mark() == self._mark:
@@ -199,9 +198,9 @@ class CorrectedIndex:
         >>> build_index("faiss:", np.eye(2), bias).ask(np.eye(2)).tolist()
         [[1.0, 0.0, -0.5], [0.0, 1.0, -0.5]]
         """
-        asked = self.recipe.open_queries(queries, normalize, self.store.name)
+        rows = self.recipe.open_queries(queries, normalize, self.store.name)
         used = self.recipe.weight if weight is None else check_weight(weight)
-        return self.recipe.ask(asked.rows(0, len(asked)), used)
+        return self.recipe.ask(rows, used)
 
     # --- writing ---------------------------------------------------------------------------------
 

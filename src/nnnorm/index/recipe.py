@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
@@ -37,6 +36,8 @@ _EQUAL = 0.01
 _ROUNDING = 1e-5
 # Queries whose norms differ from 1 by less than this are unit rows that were rounded.
 _UNIT = 5e-3
+# Queries that are opened in the short way.
+_FEW = 64
 # Random seed of the rotation.
 _SEED = 0
 # Parameters of methods that weigh values, or that only chose other parameters.
@@ -275,12 +276,15 @@ class Recipe:
     def _rotate(self, rows: FloatArray) -> FloatArray:
         return rows if self.rotation is None else rows @ rotation_of(self.width, self.rotation)
 
-    def open_queries(self, queries: Source, normalize: bool | None, name: str) -> Embeddings:
-        """Open queries for the collection `name`: of unit norm where its items are.
+    def open_queries(self, queries: Source, normalize: bool | None, name: str) -> FloatArray:
+        """Return the rows of queries for the collection `name`: of unit norm where its items are.
 
         Queries of another scale than the references of the bias are warned of.
         """
         wanted = True if self.unit and normalize is None else normalize
+        quick = self._open_few(queries, wanted)
+        if quick is not None:
+            return quick
         asked = open_embeddings(queries, name="queries", normalize=wanted, fingerprint=False)
         if asked.dim != self.dim:
             raise NNNormError(
@@ -299,7 +303,28 @@ class Recipe:
             bounds = np.array([self.lowest, self.highest], dtype=np.float32)
             known = Bias(bounds, 1.0, self.method, reference_norms=norms)
             warn_of_scale(known, asked, self.weight)
-        return asked
+        return asked.rows(0, len(asked))
+
+    def _open_few(self, queries: Source, normalize: bool | None) -> FloatArray | None:
+        """Open a few plain rows without ceremony; None where there is anything to say of them.
+
+        A search of one query takes less time than all of the checks of `open_embeddings`.
+        """
+        if not (isinstance(queries, np.ndarray) and queries.dtype in (np.float32, np.float64)):
+            return None
+        if queries.ndim != 2 or queries.shape[1] != self.dim or not 0 < len(queries) <= _FEW:
+            return None
+        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))
+        low, high = float(norms.min()), float(norms.max())
+        if not (1e-6 < low <= high < 1e6):  # also NaN
+            return None
+        if normalize:
+            return (queries / norms[:, None]).astype(np.float32)
+        least, most = self.reference_low or low, self.reference_high or high
+        is_usual = 0.9 * least <= low and high <= 1.1 * most and high - low <= _EQUAL * high
+        if not is_usual or (self.unit and max(1 - low, high - 1) > _UNIT):
+            return None
+        return np.array(queries, dtype=np.float32)
 
     def doubt(self, products: FloatArray) -> FloatArray:
         """Bound the error of the raw scores of a re-rank, ``(n_queries, n_hits)``, per query.
@@ -395,12 +420,16 @@ def make_recipe(
     values = bias.values.astype(np.float64)
     known = None if corrector is None or store.is_quantized or scale else corrector.augmentation
     shift = float(values.mean()) if known is None else known.shift
-    if scale is None:
-        scale = _choose_scale(values, bias.weight) if store.is_quantized else 1.0
+    room = 1.0 if corrector is None else _HEADROOM_OF_BIAS
+    if scale is None and store.is_quantized:
+        # All stored vectors are as long as the longest, where norms are made equal.
+        far = room * float(np.abs(values - shift).max())
+        spread = far if chosen in ("cosine", "l2") else float(values.std())
+        scale = _choose_scale(spread, bias.weight)
+    scale = 1.0 if scale is None else float(scale)
     if not (math.isfinite(scale) and scale > 0):
         raise NNNormError(f"scale must be positive; got {scale}")
     largest = float(np.abs(values - shift).max()) * scale
-    room = 1.0 if corrector is None else _HEADROOM_OF_BIAS
     radius = _HEADROOM * math.hypot(high, room * largest) if chosen in ("cosine", "l2") else 1.0
     if known is not None and chosen in get_args(Target):
         scale, radius = known.scale, 1.0 if chosen == "ip" else known.radius
@@ -500,10 +529,9 @@ def _choose_metric(store: Engine | type[Engine], way: Way) -> StoreMetric:
     return next(metric for metric in ("ip", "cosine", "l2") if metric in store.ways)
 
 
-def _choose_scale(values: npt.NDArray[np.float64], weight: float) -> float:
-    """Balance the outlier: ``scale·std(m)`` in items against ``weight/scale`` in queries.
+def _choose_scale(spread: float, weight: float) -> float:
+    """Balance the outlier: ``scale·spread`` in items against ``weight/scale`` in queries.
 
     Engines that quantise both use one step for all coordinates, which the largest one sets.
     """
-    spread = float(values.std())
     return math.sqrt(abs(weight) / spread) if spread > 0 and weight != 0 else 1.0

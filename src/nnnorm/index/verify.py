@@ -154,7 +154,7 @@ def verify_index(
     asked = recipe.open_queries(queries, normalize, index.store.name)
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(asked), min(sample, len(asked)), replace=False))
-    some = asked.take(rows)
+    some = asked[rows]
     if gallery is None:
         names, items, expected = _read_index(index)
         if isinstance(given, Corrector):
