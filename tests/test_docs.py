@@ -40,6 +40,7 @@ def benchmark(monkeypatch):
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
         ("bank", "banks.md"),
+        ("calls", "speed.md"),
         ("choosing", "choosing.md"),
         ("drift", "corrector.md"),
         ("engines", "engines/README.md"),

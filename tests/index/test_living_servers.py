@@ -684,7 +684,7 @@ def test_a_collection_of_the_plain_name_works_and_its_copy_is_refreshed(
 def test_the_note_beside_an_older_shard_moves_into_it(folder, data):
     build_index(make("qdrant-edge", folder), data.gallery, data.bias).close()
     beside = folder / "edge.nnnorm"
-    (folder / "edge" / "nnnorm.json").rename(beside)
+    (folder / "edge" / "nnnorm-note.json").rename(beside)
     with open_index(make("qdrant-edge", folder)) as index:
         refreshed(index, data)
         assert not beside.exists()

@@ -24,7 +24,7 @@ from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, Poi
 from nnnorm.io import write_whole
 
 _T = TypeVar("_T")
-_CONFIG, _NOTE = "edge_config.json", "nnnorm.json"
+_CONFIG, _NOTE = "edge_config.json", "nnnorm-note.json"
 _VECTOR = "vector"  # entry of the note: the name of the vector that is corrected
 # Ends of the names of folders: the generation that is not served, one on its way there, and one on
 # its way out.
@@ -353,7 +353,11 @@ class QdrantEdgeStore(PointStore):
             for query in queries.tolist()
         ]
         with self._translating():
-            answers = self._run(lambda shard: shard.query_batch(edge.QueryBatchRequest(requests)))
+            if len(requests) == 1:  # a batch of one takes several times as long
+                answers = [self._run(lambda shard: shard.query(requests[0]))]
+            else:
+                batch = edge.QueryBatchRequest(requests)
+                answers = self._run(lambda shard: shard.query_batch(batch))
         return [
             [Point(_plain(hit.id), [], hit.payload or {}, hit.score) for hit in hits]
             for hits in answers
