@@ -37,6 +37,15 @@ _KINDS = {
     "created": str,
     "reference_norms": list | None,
 }
+_NUMBERS = (
+    *("alpha", "weight", "beta", "beta_query", "beta_gallery", "tau", "iterations"),
+    *("reliability", "density", "error", "popularity_weight", "n_clicks", "bank_z"),
+)
+_PARAM_KINDS = {
+    "reference_k": int | None,
+    "n_intents": int | None,
+    **dict.fromkeys(_NUMBERS, float | None),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,7 +337,7 @@ class Bias:
         """
         check_entries(about, _KINDS)
         check_entries(about["fingerprints"], dict.fromkeys(about["fingerprints"], str))
-        check_entries(about["params"], {"reference_k": int | None, "n_intents": int | None})
+        check_entries(about["params"], _PARAM_KINDS)
         gates = tuple(
             Gate(arrays[f"gate.{number}.values"], arrays[f"gate.{number}.active"])
             for number in range(len(about["n_active"]))

@@ -591,7 +591,7 @@ def main():
             results = attack_all(fuzzer, given.runs, keep=given.keep, tell=_tell)
     print(tabulate(results))
     failures = [result for result in results if result.kind not in GOOD]
-    for result in failures:
+    for result in [*failures, *(result for result in results if result.kind == "engine")]:
         line = f"{result.kind}: nnnorm {result.attack.command} ({result.attack.damage.what}): "
         print((line + result.said).encode(errors="backslashreplace").decode())
     if failures:

@@ -156,8 +156,9 @@ def judge_record(damaged, healthy):
         content, expected = _read_record(damaged), _read_record(healthy)
     except Exception:  # every library has its own
         return "broken"
-    # Records of earlier versions have no digest.
-    content[0].setdefault("digest", expected[0].get("digest"))
+    # Records of earlier versions have no digest, second files no checksum.
+    for name in ("digest", "checksum"):
+        content[0].setdefault(name, expected[0].get(name))
     known = {name: content[0].get(name) for name in expected[0]}
     return "same" if (known, content[1]) == expected else "broken"
 

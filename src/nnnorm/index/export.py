@@ -239,6 +239,8 @@ def _read_all(
     for items in _raw_items(store, facts, recipe):
         if done + len(items) > facts.n_items:
             raise _changed(store.name)
+        if items.vectors.shape[1] != rows.shape[1]:  # a second file that says another width
+            raise NNNormError(f"{store.name} is damaged: its rows are not as wide as it says")
         rows[done : done + len(items)] = items.vectors
         ids.append(items.ids)
         values.append(np.zeros(len(items), np.float32) if items.values is None else items.values)
