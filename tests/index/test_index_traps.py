@@ -151,6 +151,7 @@ def test_the_bias_is_centred_and_scaled_for_eight_bits():
 
     def recall_of(scale, center=True):
         store = UsearchStore(dtype="i8", ef=1000, threads=1)
+        store.has_one_range = False  # a rotation would hide a part of the difference
         if center:
             found = build_index(store, gallery, bias, scale=scale).search(queries).ids
         else:
