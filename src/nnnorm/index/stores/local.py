@@ -688,7 +688,7 @@ def _nothing(n_queries: int) -> tuple[Labels, FloatArray]:
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(f"{path.name}.{suffix}")
+    return Path(f"{path}.{suffix}")  # the root has no name to change
 
 
 def _sidecar(path: Path) -> Path:
