@@ -49,10 +49,13 @@ SLOW_DOCTESTS = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Return the number of cores that may be used, at most 8 and one for every 2 GB of memory."""
+    """Return one worker more than cores that may be used, for tests that wait for a child.
+
+    At most 8, and one for every 2 GB of memory.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
-    workers = max(1, min(cores or 1, 8, memory // 2**31 or 8))
+    workers = max(1, min((cores or 1) + 1, 8, memory // 2**31 or 8))
     if workers < (cores or 1):  # products of all workers share the cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
     return workers

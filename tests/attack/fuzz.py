@@ -57,7 +57,7 @@ _FOR_ENCODING = (
     "transformers.models.clip.image_processing_clip",
     "nnnorm.encoders.huggingface",
 )
-_EXIT_CODES = {"drift": (0, 3, 4)}
+_EXIT_CODES = {"drift": (0, 3, 4), "scan": (0, 3)}
 
 
 @dataclass

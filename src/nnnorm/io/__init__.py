@@ -29,7 +29,14 @@ from nnnorm.io.ids import check_ids
 from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
-from nnnorm.io.records import check_entries, damaged, kind_of_record, load_record, save_record
+from nnnorm.io.records import (
+    check_entries,
+    damaged,
+    digest_of,
+    kind_of_record,
+    load_record,
+    save_record,
+)
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,

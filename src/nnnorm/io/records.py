@@ -37,7 +37,7 @@ def save_record(
         raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another ending")
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)
-    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": _digest(dense, text)}
+    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": digest_of(dense, text)}
     blob = save(dense, metadata)
     write_whole(path, lambda file: file.write(blob))
 
@@ -79,7 +79,7 @@ def load_record(
             raise TypeError(type(about).__name__)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, kind, maker, error) from error
-    digest = _digest(arrays, metadata[kind])
+    digest = digest_of(arrays, metadata[kind])
     if metadata.get("digest", digest) != digest:  # biases of earlier versions have none
         raise damaged(path, kind, maker, "its numbers are not those that were saved")
     for name, array in arrays.items():
@@ -155,8 +155,14 @@ def damaged(
     return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
 
 
-def _digest(arrays: Arrays, text: str) -> str:
-    """Of all numbers and the description, so that a damaged file is noticed."""
+def digest_of(arrays: Arrays, text: str) -> str:
+    """Digest of all numbers and the description, by which a damaged file is noticed.
+
+    Examples
+    --------
+    >>> digest_of({"values": np.zeros(2)}, "a bias") == digest_of({"values": np.ones(2)}, "a bias")
+    False
+    """
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())

@@ -42,7 +42,7 @@ from nnnorm.index.store import (
     check_positive,
 )
 from nnnorm.index.urls import show_url
-from nnnorm.io import check_entries, check_regular, check_writable, write_whole
+from nnnorm.io import check_entries, check_regular, check_writable, digest_of, write_whole
 
 Labels: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.sidecar/1"
@@ -453,7 +453,14 @@ class LocalStore(Store):
 
     def _read(self, path: Path) -> None:
         """Read both files, once it is known that they belong together."""
-        checksum = _checksum(path)
+        try:
+            checksum = _checksum(path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise NNNormError(
+                f"{path} can't be read ({first_line(error)}); expected a file of {self.engine}"
+            ) from error
         beside = _sidecar(path)
         if _new(path).exists() and _checksum_in(beside) != checksum == _checksum_in(_new(path)):
             beside = _new(path)
@@ -504,7 +511,7 @@ class LocalStore(Store):
             "names": json.dumps(names),
             "metadata": json.dumps(described if self._metadata else None),
         }
-        return save(tensors, metadata)
+        return save(tensors, {**metadata, "digest": _digest(tensors, metadata)})
 
     def _read_sidecar(self, path: Path, checksum: str) -> set[int]:
         """Read everything in the second file, and return its labels."""
@@ -516,6 +523,9 @@ class LocalStore(Store):
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if about.get("format") != _FORMAT:
                 raise ValueError(f"its format is {about.get('format')!r}, not {_FORMAT!r}")
+            # The first version wrote neither checksum nor digest.
+            if "checksum" in about and about.pop("digest", None) != _digest(tensors, about):
+                raise ValueError("it was changed since it was written")
             labels = _read_labels(tensors["labels"])
             parsed = {name: json.loads(about[name]) for name in _SIDECAR_KINDS}
             check_entries(parsed, _SIDECAR_KINDS)
@@ -740,6 +750,10 @@ def _checksum_in(path: Path) -> str | None:
             return (file.metadata() or {}).get("checksum")
     except (SafetensorError, OSError, ValueError):
         return None
+
+
+def _digest(tensors: Mapping[str, npt.NDArray[Any]], about: Mapping[str, str]) -> str:
+    return digest_of(dict(tensors), json.dumps(about, sort_keys=True))
 
 
 def _checksum(path: Path) -> str:
