@@ -37,7 +37,7 @@ N_ITEMS, DIM = 5000, 512
 SIZES = (1000, 10_000, 100_000, 500_000)
 SOLVERS = ("exact", "pruned", "auto")
 PEER = "nnn-retrieval"
-LARGE = 500_000  # from this many references on there is one k, and one run less
+LARGE = 500_000  # from this many references on there is one k
 # Short work is more easily disturbed by the rest of the machine: more runs of it.
 MORE_RUNS = {1000: 20, 10_000: 7, 65_469: 5}
 
@@ -146,8 +146,7 @@ def run(is_small: bool, n_runs: int, data: Path) -> list[dict[str, Any]]:
     for name, gallery, references in banks(is_small, data):
         n_references = len(references)
         for k in (128,) if n_references >= LARGE else KS:
-            n = max(1, n_runs - 1) if n_references >= LARGE else n_runs
-            n = MORE_RUNS.get(n_references, 1) * n
+            n = MORE_RUNS.get(n_references, 1) * n_runs
             row = {
                 "data": name,
                 "n_items": len(gallery),

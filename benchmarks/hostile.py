@@ -22,7 +22,8 @@ from real_sets import table as make_table
 from rules import as_floats
 
 import nnnorm
-from nnnorm.suspects import SIGNALS, WATCH, count_alerts
+from nnnorm.signals import SIGNALS
+from nnnorm.suspects import WATCH, count_alerts
 
 OUTPUT = RESULTS / "hostile.json"
 # Flickr8k takes ten times as long as the others.

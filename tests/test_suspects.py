@@ -10,7 +10,8 @@ import nnnorm
 from nnnorm import Corrector, NNNormError
 from nnnorm.io import open_embeddings, open_sound
 from nnnorm.report import tabulate_scan
-from nnnorm.suspects import QUARANTINE, SIGNALS, WATCH, Expected, Scan, Suspect, count_alerts
+from nnnorm.signals import SIGNALS, Expected
+from nnnorm.suspects import QUARANTINE, WATCH, Scan, Suspect, count_alerts
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def test_the_verdicts_do_not_depend_on_scale_order_or_memory(shapes, bank, hub):
 
 
 def test_a_gallery_larger_than_the_landmarks_is_judged_whole(shapes, bank, hub, monkeypatch):
-    monkeypatch.setattr("nnnorm.suspects._MOST_LANDMARKS", 300)
+    monkeypatch.setattr("nnnorm.signals._MOST_LANDMARKS", 300)
     found = nnnorm.scan(add(shapes.gallery, hub), bank)
     assert found.suspects[0].item == 1000
     assert found.quarantined == [1000]

@@ -57,7 +57,8 @@ from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
 from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.suspects import Expected, Scan, find_stray_norms, judge
+from nnnorm.signals import Expected
+from nnnorm.suspects import Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]

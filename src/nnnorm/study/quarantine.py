@@ -1,7 +1,8 @@
 """Quarantine: which items of a gallery look planted or broken, without labels.
 
 `scan` judges all items of a gallery by each other and by a bank of past queries; new items are
-judged by `Corrector.admit`. What is measured, and the verdicts, are in `nnnorm.suspects`.
+judged by `Corrector.admit`. What is measured is in `nnnorm.signals`, the verdicts in
+`nnnorm.suspects`.
 """
 
 import os
@@ -16,7 +17,8 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Sound, Source, check_same_norms, open_sound
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.suspects import DEFAULT_BUDGET, Budget, Expected, Scan, count_alerts, find_stray_norms
+from nnnorm.signals import Expected
+from nnnorm.suspects import DEFAULT_BUDGET, Budget, Scan, count_alerts, find_stray_norms
 from nnnorm.suspects import judge as judge_items
 
 
