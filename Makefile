@@ -3,14 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARALLEL := -n auto --dist worksteal # one worker per core; tests/conftest.py says how many at most
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Byte code is compiled afterwards, on all cores.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test test-fast fuzz lint bench extras clean
+.PHONY: demo test suite test-fast fuzz lint bench extras clean
 
 demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
 
-test: lint ## everything: lint, types, the whole suite
+test: $(VENV)/dev ## everything: lint, types, the whole suite, side by side
+	$(MAKE) --no-print-directory -j 2 lint suite
+
+suite: $(VENV)/dev
 	$(BIN)/python -m pytest $(PARALLEL)
 
 test-fast: $(VENV)/dev ## the core of every room, without slow tests: under a minute
@@ -47,4 +51,5 @@ $(VENV)/demo: pyproject.toml
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable \
 	  ".[audio,beit3,encoders,engines,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
+	$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|/torch/testing/' $(VENV)/lib || true
 	touch $@

@@ -537,15 +537,22 @@ def _keep(folder, keep, attack, kind, said, done):
     return str(target)
 
 
-def attack_all(fuzzer, runs, *, keep=None, tell=None):
-    """Run attacks on as many processes as the fuzzer has; their results in order."""
-    plan = fuzzer.plan(runs)
+def attack_all(fuzzer, runs, *, keep=None, tell=None, until=None):
+    """Run attacks on as many processes as the fuzzer has; their results in order.
+
+    With `until`, a class, no more attacks are begun once one has ended in it.
+    """
+    plan, results = fuzzer.plan(runs), []
+    step = len(plan) if until is None else 2 * len(fuzzer._boxes)
     with ThreadPoolExecutor(len(fuzzer._boxes)) as pool:
-        results = []
-        for result in pool.map(lambda one: fuzzer.run(*one, keep=keep), plan):
-            results.append(result)
-            if tell is not None:
-                tell(result, len(results))
+        for start in range(0, len(plan), step):
+            some = plan[start : start + step]
+            for result in pool.map(lambda one: fuzzer.run(*one, keep=keep), some):
+                results.append(result)
+                if tell is not None:
+                    tell(result, len(results))
+            if any(result.kind == until for result in results):
+                break
     return results
 
 

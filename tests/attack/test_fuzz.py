@@ -80,7 +80,7 @@ def test_the_fuzzer_finds_a_fault_of_every_class(faulty, tmp_path, fault):
     faulty.planted = fault
     faulty.limit(2 if fault == "hang" else 300)
     runs = {"hang": 2, "memory": 4, "silent": 150, "refused": 150}.get(fault, 40)
-    results = attack_all(faulty, runs, keep=tmp_path / "kept")
+    results = attack_all(faulty, runs, keep=tmp_path / "kept", until=fault)
     found = [one for one in results if one.kind == fault]
     assert found
     assert fault in tabulate(results)
