@@ -158,13 +158,15 @@ FILES = {
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
     "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv", "images": "pictures",
+    "captions": "item-captions.txt", "query_captions": "query-captions.txt",
     "texts": "captions.txt", "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out",
+    "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "sheet": "out.png",
+    "results": "out-results",
 }  # fmt: skip
 _ONLY_WITH_CHECKPOINTS = "tokenizer"
 # It needs an index of this corrector, and the indexes at hand are built with a bias.

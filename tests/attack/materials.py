@@ -94,7 +94,7 @@ def make_data_sets(root):
     import pyarrow
     from pyarrow import parquet
 
-    from nnnorm.datasets import write_png
+    from nnnorm.io import write_png
 
     pixels = np.random.default_rng(17).integers(0, 255, size=(4, 12, 10, 3)).astype(np.uint8)
     (root / "pictures").mkdir()

@@ -14,7 +14,7 @@ import pytest
 from nnnorm import NNN, NNNormError, NNNormWarning
 from nnnorm.datasets import load_shapes
 from nnnorm.datasets.scenes import COLOURS, SHAPES
-from nnnorm.datasets.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
+from nnnorm.report.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.hubness import count_occurrences
 

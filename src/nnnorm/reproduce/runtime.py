@@ -1,16 +1,22 @@
 """Time to compute the biases, from all scores or with a vector index of the references.
 
-The index is that of the solver "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper. The
-time to build it is not counted, because a bank needs it only once.
+All scores are computed on the processor, or by torch on another device. The index is that of the
+solver "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper, and is always searched on the
+processor. The time to build it is not counted, because a bank needs it only once.
 """
 
+import os
+import platform
 import time
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from nnnorm.bias import Bias
+from nnnorm.errors import NNNormError, require
 from nnnorm.io import Source, open_embeddings
-from nnnorm.means import build_ivf, choose_quality, ivf_means
+from nnnorm.means import Solver, build_ivf, choose_quality, ivf_means
 from nnnorm.methods import NNN
+
+Device = Literal["cpu", "cuda", "mps"]
 
 
 class Timed(NamedTuple):
@@ -26,7 +32,60 @@ class Timed(NamedTuple):
     seconds: float
 
 
-def time_exact(gallery: Source, references: Source, *, reference_k: int, alpha: float) -> Timed:
+def check_device(device: Device) -> None:
+    """Raise unless there is such a device.
+
+    Examples
+    --------
+    >>> check_device("cpu")
+    """
+    if device == "cpu":
+        return
+    torch = require("torch", "torch")
+    there = torch.cuda if device == "cuda" else torch.backends.mps
+    if not there.is_available():
+        raise NNNormError(
+            f"device {device} was asked for, but torch {torch.__version__} finds none on this "
+            "machine; leave out --device to use the processor"
+        )
+
+
+def describe_device(device: Device) -> str:
+    """Describe what the runtime table runs on.
+
+    Examples
+    --------
+    >>> describe_device("cpu").startswith("the processor (")
+    True
+    """
+    processor = f"the processor ({_name_processor()}, {os.cpu_count()} threads)"
+    if device == "cpu":
+        return processor
+    name = "mps"
+    if device == "cuda":
+        name = f"cuda ({require('torch', 'torch').cuda.get_device_name()})"
+    return f"{name}; the index on {processor}"
+
+
+def _name_processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [
+                line.partition(":")[2].strip() for line in file if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def time_exact(
+    gallery: Source,
+    references: Source,
+    *,
+    reference_k: int,
+    alpha: float,
+    device: Device = "cpu",
+) -> Timed:
     """Fit NNN from all scores.
 
     Examples
@@ -38,8 +97,9 @@ def time_exact(gallery: Source, references: Source, *, reference_k: int, alpha: 
     items = open_embeddings(gallery, name="gallery")
     bank = open_embeddings(references, name="references")
     method = NNN(reference_k, alpha)
+    solver: Solver = "auto" if device == "cpu" else device
     started = time.perf_counter()
-    bias = method.fit(items, bank, duplicates="keep")
+    bias = method.fit(items, bank, duplicates="keep", solver=solver)
     return Timed(bias, time.perf_counter() - started)
 
 
