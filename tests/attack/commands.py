@@ -41,6 +41,9 @@ LINES = {
         "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.json --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",
+        f"{_TASK} --bias bias.safetensors -k 3 --truth truth.npy --sheet out.png "
+        "--images item-pictures --query-captions query-captions.txt --json",
+        f"{_TASK} -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "info": [
         "gallery.npy --json", "gallery.npz --json", "gallery.parquet --json", "shards --json",
@@ -135,6 +138,9 @@ LINES = {
         f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 --json",
         f"{_LEARN} --groups groups.parquet -k 3 --difference a,b --json",
         "--gallery people.npy --queries jobs.npy --visogender people.tsv --json",
+        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --images item-pictures "
+        "--query-captions query-captions.txt --json",
+        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "dataset": [
         "karpathy dataset_small.json --images pictures -o out --json",

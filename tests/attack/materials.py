@@ -103,6 +103,12 @@ def make_data_sets(root):
     images = [f"p{number}.png" for number in range(4)]
     (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
     (root / "captions.txt").write_text("a red circle\na blue square\n")
+    (root / "item-pictures").mkdir()
+    for number in range(N_GALLERY):
+        write_png(root / f"item-pictures/{number:03d}.png", pixels[number % 4])
+    for name, n_lines in (("item", N_GALLERY), ("query", N_QUERIES)):
+        lines = [f"{name} {number}\n" for number in range(n_lines)]
+        (root / f"{name}-captions.txt").write_text("".join(lines))
     split = ["train", "train", "val", "test"]
     sentences = [{"raw": "A dog runs ."}, {"raw": "A cat sleeps ."}]
     karpathy = [

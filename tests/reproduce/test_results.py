@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nnnorm.errors import NNNormWarning
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables
 from nnnorm.reproduce.results import Figure, Results
@@ -89,6 +90,16 @@ def test_a_damaged_cell_is_measured_again(root, content):
     assert again == first
 
 
+def test_a_figure_that_cannot_be_kept_is_a_figure_all_the_same(root):
+    first, _ = run(root)
+    taken = next((root / "results").iterdir())
+    taken.unlink()
+    taken.mkdir()
+    with pytest.warns(NNNormWarning, match=r"a finished cell can't be kept .*it is a folder"):
+        again, _ = run(root)
+    assert again == first
+
+
 def test_a_cell_says_what_it_is(tmp_path):
     Results(tmp_path).keep({"experiment": {"metric": "max"}, "seed": 0}, Figure(3.0))
     (path,) = tmp_path.iterdir()
@@ -100,6 +111,7 @@ def test_a_cell_says_what_it_is(tmp_path):
 _SCRIPT = """
 import sys
 from pathlib import Path
+from nnnorm.errors import NNNormWarning
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables
 from nnnorm.reproduce.results import Results

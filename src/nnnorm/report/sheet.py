@@ -255,8 +255,7 @@ def _draw_row(row: Row, indent: int) -> Bytes:
         tile[_FRAME:-_FRAME, _FRAME:-_FRAME] = picture
         framed.append(np.pad(tile, ((0, 0), (0, _GAP), (0, 0)), constant_values=PAPER[0]))
     strip = np.concatenate(framed, axis=1)
-    label = draw_text(row.label or " ", colour=GREY)
-    return _add_label(strip, label, indent, (len(strip) - len(label)) // 2)
+    return _add_label(strip, row.label, indent, (len(strip) - 9 * _LETTER) // 2)
 
 
 def _draw_lines(row: Row, indent: int) -> Bytes:
@@ -268,10 +267,12 @@ def _draw_lines(row: Row, indent: int) -> Bytes:
     for line in drawn:
         sides = ((0, 4), (0, width - line.shape[1]), (0, 0))
         padded.append(np.pad(line, sides, constant_values=PAPER[0]))
-    return _add_label(np.concatenate(padded), draw_text(row.label or " ", colour=GREY), indent, 0)
+    return _add_label(np.concatenate(padded), row.label, indent, 0)
 
 
-def _add_label(strip: Bytes, label: Bytes, indent: int, top: int) -> Bytes:
+def _add_label(strip: Bytes, text: str, indent: int, top: int) -> Bytes:
     margin = np.full((strip.shape[0], indent, 3), PAPER[0], dtype=np.uint8)
-    margin[top : top + len(label), : label.shape[1]] = label
+    if text:
+        label = draw_text(text, colour=GREY)
+        margin[top : top + len(label), : label.shape[1]] = label
     return np.concatenate([margin, strip], axis=1)

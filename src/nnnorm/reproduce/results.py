@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, first_line, warn
 from nnnorm.io import make_folder, read_json, write_whole
 
 _FORMAT = 1
@@ -99,11 +99,16 @@ class Results:
         return figure
 
     def keep(self, identity: Mapping[str, Any], figure: Figure) -> None:
-        """Write a figure, with what it depends on."""
-        make_folder(self._folder)
+        """Write a figure, with what it depends on; where that fails, warn and go on."""
+        path = self._path(identity)
         text = json.dumps({"figure": asdict(figure), **identity}, indent=1, ensure_ascii=False)
-        write_whole(self._path(identity), lambda file: file.write(text.encode()))
-        self._kept.add(self._path(identity))
+        try:
+            make_folder(self._folder)
+            write_whole(path, lambda file: file.write(text.encode()))
+        except (NNNormError, OSError) as error:
+            warn(f"a finished cell can't be kept ({first_line(error)}); a resumed run repeats it")
+            return
+        self._kept.add(path)
 
     def _path(self, identity: Mapping[str, Any]) -> Path:
         text = json.dumps({"format": _FORMAT, **identity}, sort_keys=True)
