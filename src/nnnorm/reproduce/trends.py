@@ -106,12 +106,16 @@ class _Source:
         """Whether the figures are the paper's."""
         return self._runner is None
 
-    def cells(self, *tables: str) -> list[tuple[Experiment, Value]]:
+    def cells(
+        self, *tables: str, methods: Sequence[str] = ("none", "nnn")
+    ) -> list[tuple[Experiment, Value]]:
         """Return the experiments of some tables with their figures, each experiment once."""
         found: dict[str, tuple[Experiment, Value]] = {}
         for table in find_tables(tables):
             for cell in table.cells:
                 there = cell.experiment
+                if there.method not in methods:
+                    continue
                 if self._stand_in is not None:
                     there = there.as_stand_in(self._stand_in)
                 if str(there) not in found:
@@ -160,12 +164,8 @@ def _place_of(there: Experiment) -> tuple[str, str, str]:
 
 def _uncorrected(source: _Source) -> dict[tuple[str, str, str], float]:
     """R@1 without correction, by model, data set and direction."""
-    found = source.cells("image-retrieval", "text-retrieval")
-    return {
-        _place_of(there): value
-        for there, value in found
-        if there.method == "none" and isinstance(value, float)
-    }
+    found = source.cells("image-retrieval", "text-retrieval", methods=["none"])
+    return {_place_of(there): value for there, value in found if isinstance(value, float)}
 
 
 def _medians(settings: Sequence[Setting]) -> str:
