@@ -329,8 +329,7 @@ def _notes_of(table: Any, runner: Any) -> tuple[str, ...]:
 
 
 def _where_timed(table: Any, runner: Any) -> dict[str, str]:
-    is_timed = any(cell.experiment.metric == "seconds" for cell in table.cells)
-    return {"device": runner.runs_on} if is_timed else {}
+    return {"device": runner.runs_on} if table.is_timed else {}
 
 
 def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:

@@ -178,6 +178,11 @@ class PaperTable:
         return f"{number}: {self.title}"
 
     @property
+    def is_timed(self) -> bool:
+        """Whether it compares times, of one setting."""
+        return any(cell.experiment.metric == "seconds" for cell in self.cells)
+
+    @property
     def has_models_in_rows(self) -> bool:
         """Whether each row is a model; otherwise columns are, or all of it is one."""
         return len({cell.row for cell in self.cells if cell.experiment.model == "CLIP"}) == 1

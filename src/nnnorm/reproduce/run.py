@@ -128,26 +128,26 @@ def run_table(
     outcomes: list[Outcome] = []
     for outcome in cells.values():
         if step is not None:
-            done = f"{len(outcomes) + 1} of {len(cells)}"
-            step(f"{table.name}: {outcome.experiment.model}, {outcome.column} ({done})")
-        outcomes.append(_run_cell(runner, outcome, keep_going))
+            place = f"{len(outcomes) + 1} of {len(cells)}"
+            step(f"{table.name}: {outcome.experiment.model}, {outcome.column} ({place})")
+        done = _run_cell(runner, outcome, keep_going, by_rule=not table.is_timed)
+        outcomes.append(done)
     return outcomes
 
 
-def _run_cell(runner: "Runner", cell: Outcome, keep_going: bool) -> Outcome:
+def _run_cell(runner: "Runner", cell: Outcome, keep_going: bool, *, by_rule: bool) -> Outcome:
     there = cell.experiment
     try:
-        figure = runner.measure(there)
-        by_rule = None
-        if there.is_tuned:
-            by_rule = runner.measure(replace(there, select="one-standard-error"))
+        figure, other = runner.measure(there), None
+        if by_rule and there.is_tuned:
+            other = runner.measure(replace(there, select="one-standard-error"))
     except (NotThere, MissingExtraError) as error:
         return replace(cell, missing=str(error))
     except Exception as error:
         if not keep_going:
             raise
         return replace(cell, failed=_explain(error))
-    return replace(cell, figure=figure, by_rule=by_rule)
+    return replace(cell, figure=figure, by_rule=other)
 
 
 def _explain(error: Exception) -> str:
@@ -383,13 +383,13 @@ class Runner:
         """
         if experiment.params is not None:
             return experiment.params
-        tuning = self._tuning(replace(experiment, select="max"))
+        tuning = self.tuning(replace(experiment, select="max"))
         if experiment.select == "one-standard-error":
             return tuning.best_by_rule.params
         return max(tuning.grid[1:], key=lambda cell: cell.recall_at_1).params
 
-    def _tuning(self, experiment: Experiment) -> study.Tuning:
-        """Try the paper's grid on the tuning images."""
+    def tuning(self, experiment: Experiment) -> study.Tuning:
+        """Try the paper's grid on the tuning images, with no correction beside it."""
         if experiment.bank is None:
             raise NNNormError(f"{experiment.method} needs a bank to be tuned with; none was named")
         return self._once(("tuning", *_key(experiment)[1:]), lambda: self._tune(experiment))
@@ -418,7 +418,7 @@ class Runner:
 
     def _time_tuning(self, experiment: Experiment) -> float:
         """Return the processor seconds of one more tuning, with all inputs open."""
-        self._tuning(experiment)
+        self.tuning(experiment)
         started = time.process_time()
         self._tune(experiment)
         return time.process_time() - started
