@@ -106,7 +106,7 @@ MAY_IMPORT = {
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "bias", "ranking", "corrector"},
-    "reproduce": {"errors", *ROOMS, "datasets", "encoders"},
+    "reproduce": {"version", "errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "cli": {"version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"},
     "__main__": {"cli"},

@@ -47,13 +47,15 @@ _WRITERS = {
     "bias.Bias.save": "caller",
     "cli.app.Report.check": "caller",
     "cli.app.Report.deliver": "constant",
+    "cli.reproduce._open_results": "caller",
     "cli.reproduce._write_lines": "data",
     "cli.reproduce.dataset": "caller",
+    "cli.sheet.OpenSheet.write": "caller",
     "corrector.Corrector.save": "caller",
     "datasets.clip_retrieval.save_clip_retrieval": "data",
     "datasets.pairs._write_text": "data",
     "datasets.pairs.save_pairs": "data",
-    "datasets.scenes.write_png": "caller",
+    "io.png.write_png": "caller",
     "datasets.visogender.save_visogender": "constant",
     "demo.run._plot": "constant",
     "demo.run._run": "constant",
@@ -75,6 +77,7 @@ _WRITERS = {
     "io.records.save_record": "caller",
     "ranking.Ranking.save": "caller",
     "report.plots.save_figure": "caller",
+    "reproduce.results.Results.keep": "constant",
     "suspects.Scan.save": "caller",
 }
 _HOSTILE = [
@@ -173,7 +176,7 @@ def test_the_command_writes_nothing_outside_of_its_output(places):
     from typer.testing import CliRunner
 
     from nnnorm.cli import app
-    from nnnorm.datasets import write_png
+    from nnnorm.io import write_png
 
     root, output = places
     write_png(root / "1.png", np.zeros((8, 8, 3), dtype=np.uint8))

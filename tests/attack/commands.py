@@ -41,6 +41,9 @@ LINES = {
         "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.json --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",
+        f"{_TASK} --bias bias.safetensors -k 3 --truth truth.npy --sheet out.png "
+        "--images item-pictures --query-captions query-captions.txt --json",
+        f"{_TASK} -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "info": [
         "gallery.npy --json", "gallery.npz --json", "gallery.parquet --json", "shards --json",
@@ -135,6 +138,9 @@ LINES = {
         f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 --json",
         f"{_LEARN} --groups groups.parquet -k 3 --difference a,b --json",
         "--gallery people.npy --queries jobs.npy --visogender people.tsv --json",
+        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --images item-pictures "
+        "--query-captions query-captions.txt --json",
+        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "dataset": [
         "karpathy dataset_small.json --images pictures -o out --json",
@@ -158,13 +164,15 @@ FILES = {
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
     "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv", "images": "pictures",
+    "captions": "item-captions.txt", "query_captions": "query-captions.txt",
     "texts": "captions.txt", "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out",
+    "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "sheet": "out.png",
+    "results": "out-results",
 }  # fmt: skip
 _ONLY_WITH_CHECKPOINTS = "tokenizer"
 # It needs an index of this corrector, and the indexes at hand are built with a bias.

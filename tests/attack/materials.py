@@ -94,7 +94,7 @@ def make_data_sets(root):
     import pyarrow
     from pyarrow import parquet
 
-    from nnnorm.datasets import write_png
+    from nnnorm.io import write_png
 
     pixels = np.random.default_rng(17).integers(0, 255, size=(4, 12, 10, 3)).astype(np.uint8)
     (root / "pictures").mkdir()
@@ -103,6 +103,12 @@ def make_data_sets(root):
     images = [f"p{number}.png" for number in range(4)]
     (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
     (root / "captions.txt").write_text("a red circle\na blue square\n")
+    (root / "item-pictures").mkdir()
+    for number in range(N_GALLERY):
+        write_png(root / f"item-pictures/{number:03d}.png", pixels[number % 4])
+    for name, n_lines in (("item", N_GALLERY), ("query", N_QUERIES)):
+        lines = [f"{name} {number}\n" for number in range(n_lines)]
+        (root / f"{name}-captions.txt").write_text("".join(lines))
     split = ["train", "train", "val", "test"]
     sentences = [{"raw": "A dog runs ."}, {"raw": "A cat sleeps ."}]
     karpathy = [

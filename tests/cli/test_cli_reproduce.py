@@ -1,3 +1,4 @@
+import importlib
 import json
 
 import numpy as np
@@ -5,8 +6,13 @@ import pytest
 from typer.testing import CliRunner
 
 from nnnorm.cli import app
+from nnnorm.cli.figures import draw_histogram
 from nnnorm.datasets import load_pairs
-from nnnorm.datasets.scenes import draw_scene, make_scenes, write_png
+from nnnorm.datasets.scenes import draw_scene, make_scenes
+from nnnorm.io import write_png
+from nnnorm.reproduce.material import EmbeddingFolder
+from nnnorm.reproduce.run import Runner
+from tests.latex import assert_compiles
 from tests.made import make_paper_folder
 
 
@@ -175,25 +181,103 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
     files = ["--markdown", tmp_path / "t.md", "--latex", tmp_path / "t.tex"]
     result = run("reproduce", "--table", "k-sweep-image", "--embeddings", root, *files)
     assert result.exit_code == 0, result.output
-    assert "| CLIP | k = 8 |" in (tmp_path / "t.md").read_text()
+    markdown = (tmp_path / "t.md").read_text()
+    assert "|  | Original | k = 1 | 4 | 8 | 16 | 32 | 64 | 128 |" in markdown
+    assert "|   the paper | 30.45 | 35.47 | 36.57 |" in markdown
     latex = (tmp_path / "t.tex").read_text()
-    assert latex.startswith("% needs \\usepackage{booktabs}\n\\begin{table}")
-    assert r"\begin{tabular}{llrrr}" in latex
-    # pdflatex knows these by itself, no other letter here.
-    assert not [c for c in latex if ord(c) > 126 and c not in "–…·"]
-    assert "`" not in latex
+    assert_compiles(tmp_path / "t.tex")
+    for text in (markdown, latex):
+        assert str(root) not in text
     (printed,) = run_json("reproduce", "--table", "k-sweep-image", "--embeddings", root)
     cells = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
     assert [cell["printed"] for cell in cells][:2] == [30.45, 35.47]
     assert all(cell["figure"]["low"] <= cell["figure"]["value"] for cell in cells)
 
 
+def test_a_line_per_cell_has_the_interval_and_the_difference(root, tmp_path):
+    asked = ["--table", "image-retrieval", "--embeddings", root, "--by-cell"]
+    assert run("reproduce", *asked, "--markdown", tmp_path / "t.md").exit_code == 0
+    rows = [line for line in (tmp_path / "t.md").read_text().splitlines() if "COCO: NNN" in line]
+    assert len(rows) == 2
+    assert all(line.count("[") == 2 for line in rows)  # by the paper's rule, and by ours
+
+
 @pytest.mark.slow
-def test_all_tables_run_from_one_command(root):
-    printed = run_json("reproduce", "--table", "all", "--embeddings", root)
-    assert len(printed) == 21
-    for table in printed:
+def test_all_tables_run_from_one_command_and_are_pages_of_a_document(root, tmp_path):
+    asked = ["--table", "all", "--embeddings", root, "--latex", tmp_path / "all.tex"]
+    printed = run_json("reproduce", *asked)
+    assert len(printed) == 22  # with the trends
+    for table in printed[:-1]:
         assert any(cell["figure"] for cell in table["cells"]), table["table"]
+    assert printed[-1]["trends"][0]["printed"] == "α 0.75, k 64"
+    assert_compiles(tmp_path / "all.tex")
+
+
+def test_finished_cells_are_kept_beside_the_embeddings_and_taken_up(tmp_path):
+    root = make_paper_folder(tmp_path)
+    asked = ["reproduce", "--table", "k-sweep-image", "--embeddings", root]
+    first = run(*asked)
+    assert "figures were there" not in first.stderr
+    again = run(*asked)
+    assert "8 figures were there; 0 were measured" in again.stderr
+    assert again.stdout == first.stdout
+    other = run(*asked, "--results", tmp_path / "elsewhere")
+    assert "figures were there" not in other.stderr
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 8
+
+
+def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
+    root = make_paper_folder(tmp_path, models=("clip", "siglip"))
+    rows = np.load(root / "siglip/coco/images.npy")
+    rows[-1] = 0  # an image of the test part
+    np.save(root / "siglip/coco/images.npy", rows)
+    asked = ["reproduce", "--table", "k-sweep-image", "--embeddings", root]
+    result = run(*asked, "--markdown", tmp_path / "t.md", "--json")
+    assert result.exit_code == 1
+    words = " ".join(result.stderr.split())
+    assert "Error: 8 of 112 cells failed, the first in table k-sweep-image, SigLIP, orig" in words
+    assert "is all zeros" in words
+    assert "are kept, and the same command measures only these again" in words
+    (printed,) = json.loads(result.stdout)
+    clip = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
+    assert all(cell["figure"] for cell in clip)
+    markdown = (tmp_path / "t.md").read_text()
+    assert "8 of 112 cells failed, such as SigLIP, original." in markdown
+    assert len(list((root / "results").iterdir())) == 8
+    np.save(root / "siglip/coco/images.npy", np.load(root / "clip/coco/images.npy"))
+    again = run(*asked)
+    assert again.exit_code == 0
+    assert "8 figures were there; 8 were measured" in again.stderr
+
+
+def test_a_table_without_material_is_left_out_of_several(tmp_path):
+    root = make_paper_folder(tmp_path)
+    (root / "visogender.tsv").unlink()
+    tables = [part for name in ("gender", "k-sweep-image") for part in ("--table", name)]
+    result = run("reproduce", *tables, "--embeddings", root, "--json")
+    assert result.exit_code == 0
+    assert [table["table"] for table in json.loads(result.stdout)] == ["k-sweep-image"]
+    assert "Note: table gender is left out: there is no visogender.tsv" in result.stderr
+
+
+def test_the_runtime_table_says_what_it_ran_on(root, tmp_path):
+    asked = ["reproduce", "--table", "runtime", "--embeddings", root]
+    (printed,) = run_json(*asked, "--markdown", tmp_path / "t.md")
+    assert printed["device"].startswith("the processor (")
+    assert f"Timed on {printed['device']}." in (tmp_path / "t.md").read_text()
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        words = "finds none on this machine; leave out --device to use the processor"
+        assert_fails(run(*asked, "--device", "cuda"), words)
+    assert_fails(run(*asked, "--device", "tpu"), "'tpu' is not one of", code=2)
+
+
+def test_trends_are_a_table_of_their_own(root):
+    (printed,) = run_json("reproduce", "--table", "trends", "--embeddings", root)
+    trends = {trend["words"]: trend for trend in printed["trends"]}
+    assert trends["compute of tuning: DBNorm over NNN"]["printed"] == "100×"
+    assert trends["compute of tuning: DBNorm over NNN"]["ours"]["ours"].endswith("×")
+    assert trends["(3) R@1 with the other direction's setting"]["ours"]["ours"].endswith("points")
 
 
 @pytest.mark.slow
@@ -205,15 +289,33 @@ def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_paper_s_figures_are_drawn_where_asked_for(root, tmp_path):
+def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
+    root = make_paper_folder(tmp_path, models=("clip", "clip-ft-coco"))
     tables = [part for name in ("gender", "hubness") for part in ("--table", name)]
-    result = run("reproduce", *tables, "--embeddings", root, "--plots", tmp_path / "plots")
+    asked = [*tables, "--histogram", "clip-ft-coco/flickr30k", "--plots", tmp_path / "plots"]
+    result = run("reproduce", *asked, "--embeddings", root)
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "gender-first-ten.png",
         "gender.png",
+        "histogram-clip-ft-coco-flickr30k-image.png",
+        "histogram-clip-ft-coco-flickr30k-text.png",
         "hubness-image.png",
         "hubness-text.png",
+        "hubs-first-ten.png",
     ]
+
+
+def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_path):
+    plots = pytest.importorskip("matplotlib") and importlib.import_module("nnnorm.report.plots")
+    for models in (("clip",), ("clip", "clip-ft-coco")):
+        root = tmp_path / models[-1]
+        root.mkdir()
+        folder = EmbeddingFolder(make_paper_folder(root, models=models))
+        figures = draw_histogram(Runner(folder.open), "clip/coco", folder)
+        draw = figures["histogram-clip-coco-image.png"]
+        labels = [text.get_text() for text in draw(plots).legends[0].get_texts()]
+        assert labels == ["uncorrected", "NNN", "CLIP ft. COCO"][: 1 + len(models)]
 
 
 @pytest.mark.parametrize(
@@ -230,9 +332,14 @@ def test_the_paper_s_figures_are_drawn_where_asked_for(root, tmp_path):
         ),
         (
             ["--table", "gender", "--embeddings", ".", "--encoder", "clip=x"],
-            "there is no visogender-images.txt in .; `nnnorm dataset` writes it",
+            "there is no visogender-images.txt; `nnnorm dataset` writes it",
         ),
         (["--table", "gender", "--stand-in", "flickr8k=."], "has no image.npy"),
+        (["--histogram", "clip/coco", "--stand-in", "shapes"], "--histogram needs --embeddings"),
+        (
+            ["--histogram", "clip/coco", "--embeddings", ".", "--plots", "."],
+            "--histogram takes MODEL/DATASET, two folders with embeddings below --embeddings",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import nnnorm
 from nnnorm.cli import app
+from tests.attack.commands import walk_commands
 
 COMMAND = [sys.executable, "-m", "nnnorm"]
 FIT = ["fit", "--gallery", "gallery.npy", "--references", "references.npy"]
@@ -398,6 +399,16 @@ def test_names_that_look_like_markup_are_shown_as_they_are(files):
 def test_names_beyond_what_a_file_system_takes_are_one_sentence(files):
     assert_fails(run("info", "x" * 300 + ".safetensors"), "File name too long")
     assert_fails(run("info", "x" * 300 + ".npz"), "xxx")
+
+
+def test_json_markdown_and_latex_take_the_same_kind_of_value_on_every_command():
+    kinds = {"--json": "boolean", "--markdown": "path", "--latex": "path", "--plots": "path"}
+    for command in walk_commands().values():
+        found = {option.flag: option.kind for option in command.options if option.flag in kinds}
+        assert found == {flag: kinds[flag] for flag in found}, command.name
+        assert "--json" in found, command.name
+        # What has tables has them in every form.
+        assert ("--markdown" in found) == ("--latex" in found) == ("--plots" in found)
 
 
 def test_help_is_plain_ascii_for_old_terminals():

@@ -5,7 +5,8 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets.pictures import check_images, find_problems
-from nnnorm.datasets.scenes import draw_scene, make_scenes, write_png
+from nnnorm.datasets.scenes import draw_scene, make_scenes
+from nnnorm.io import write_png
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from nnnorm.datasets.scenes import (
     draw_scene,
     make_scenes,
     read_scene,
-    write_png,
 )
+from nnnorm.io import write_png
 
 
 def one_thing(shape, colour="red", size="big", cell=4, background="white"):

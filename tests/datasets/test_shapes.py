@@ -14,7 +14,6 @@ import pytest
 from nnnorm import NNN, NNNormError, NNNormWarning
 from nnnorm.datasets import load_shapes
 from nnnorm.datasets.scenes import COLOURS, SHAPES
-from nnnorm.datasets.sheet import GREEN, HAIRLINE, Row, draw_sheet, draw_text
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.hubness import count_occurrences
 
@@ -185,25 +184,6 @@ def test_the_bank_out_of_distribution_does_harm_under_the_first_rule_and_none_un
         second = NNN().fit(shapes.gallery, shapes.other_references)
     done = evaluate(shapes.queries, shapes.gallery, second, truth=shapes.truth)
     assert done.recall(1) > raw.recall(1) - 0.003
-
-
-# --- contact sheets ------------------------------------------------------------------------------
-
-
-def test_a_sheet_frames_the_right_picture_and_gives_the_others_an_edge(shapes):
-    picture = shapes.draw(0, 48)
-    sheet = draw_sheet([Row("a heading, 12"), Row("now", [picture, picture], [None, GREEN])])
-    assert (sheet == GREEN).all(axis=2).sum() == 56 * 56 - 48 * 48
-    assert (sheet == HAIRLINE).all(axis=2).sum() == 50 * 50 - 48 * 48
-
-
-def test_text_is_legible_ink_on_paper():
-    assert set(np.unique(draw_text("abc"))) == {34, 255}
-    assert draw_text("abc", scale=1).shape == (9, 18, 3)
-    with pytest.raises(NNNormError, match="text is empty"):
-        draw_text("")
-    with pytest.raises(NNNormError, match="at least one row"):
-        draw_sheet([])
 
 
 # --- the wheel, and the rebuild ------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from nnnorm.cli import app
 from nnnorm.datasets.pairs import Pairs, save_pairs
-from nnnorm.datasets.scenes import draw_scene, make_scenes, write_png
+from nnnorm.datasets.scenes import draw_scene, make_scenes
+from nnnorm.io import write_png
 from nnnorm.reproduce.encode import encode_missing, find_missing
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables

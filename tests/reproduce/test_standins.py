@@ -44,7 +44,8 @@ def test_what_a_stand_in_lacks_is_said(shapes):
 
 @pytest.mark.slow
 def test_the_groups_of_shapes_are_what_their_labels_say(shapes):
-    queries, gallery, sizes, labels, asked, difference = shapes.groups()
+    queries, gallery, sizes, labels, asked, difference, shown = shapes.groups()
+    assert (len(shown.queries), len(shown.items)) == (12, 120)
     assert (len(queries), len(gallery)) == (12, 120)
     assert difference == ("big", "small")
     assert [labels.count(label) for label in asked] == [10] * 12

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,10 +42,12 @@ from nnnorm.io import (
     open_embeddings,
     read_json,
     read_npy,
+    write_png,
     write_whole,
 )
 from nnnorm.methods import METHOD_NAMES, find_method
 from nnnorm.ranking import Ranking
+from nnnorm.report import make_document
 
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
 # which is not exported by every version of Typer.
@@ -104,12 +107,14 @@ class _Group(TyperGroup):
 
 
 def _show_warnings_as_notes() -> None:
-    """Our own warnings become lines on stderr; those of other libraries stay as they are."""
-    usual = warnings.showwarning
+    """Our own warnings become lines on stderr, once; those of other libraries stay as they are."""
+    usual, shown = warnings.showwarning, set()
 
     def show(message: Any, category: type[Warning], *about: Any, **more: Any) -> None:
         if issubclass(category, NNNormWarning):
-            typer.echo(f"Note: {message}", err=True)
+            if str(message) not in shown:
+                typer.echo(f"Note: {message}", err=True)
+            shown.add(str(message))
         else:
             usual(message, category, *about, **more)
 
@@ -199,9 +204,16 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """The options that decide where the tables and plots of a study go."""
+    """The options that decide where the tables and plots of a study go.
+
+    On every command `--json` prints to stdout in place of the table, and `--markdown`, `--latex`
+    and `--plots` name what is written besides.
+    """
 
     markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
+    latex: Annotated[
+        Path | None, Option(help="Write the table to this LaTeX file, a document of its own.")
+    ] = None
     plots: Annotated[Path | None, Option(help="Write plots to this folder (made if needed).")] = (
         None
     )
@@ -210,22 +222,30 @@ class Report:
 
     def check(self) -> None:
         """Check before the work that its results can be written."""
-        if self.markdown is not None:
-            check_writable(self.markdown)
+        for path in (self.markdown, self.latex):
+            if path is not None:
+                check_writable(path)
         if self.plots is not None:
             require("matplotlib", "plots")
             make_folder(self.plots)
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
-        """Write Markdown and plots where asked, then print the tables, or JSON."""
+        """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
             write_whole(self.markdown, lambda file: file.write(text.encode()))
+        if self.latex is not None:
+            document = make_document(tables)
+            write_whole(self.latex, lambda file: file.write(document.encode()))
         if self.plots is not None:
             from nnnorm.report import plots as drawing
 
             for name, draw in (figures or {}).items():
-                drawing.save_figure(draw(drawing), self.plots / name)
+                made = draw(drawing)
+                if hasattr(made, "savefig"):
+                    drawing.save_figure(made, self.plots / name)
+                else:  # a contact sheet
+                    write_png(self.plots / name, made)
                 typer.echo(f"Plot: {self.plots / name}", err=True)
         if self.as_json:
             print_json(result)
@@ -328,11 +348,41 @@ def show_progress(label: str) -> Iterator[Progress | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+class PlainSteps:
+    """Prints steps of long work as plain lines, one in `every` seconds, for a file or a pipe.
+
+    Examples
+    --------
+    >>> times = iter([0.0, 1.0, 31.0])
+    >>> steps = PlainSteps(typer.echo, clock=lambda: next(times))
+    >>> steps("first"), steps("second")
+    second …
+    (None, None)
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        *,
+        every: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._every, self._clock = write, every, clock
+        self._last = clock()
+
+    def __call__(self, text: str) -> None:
+        """Print the step, unless another one was printed a short while ago."""
+        now = self._clock()
+        if now - self._last >= self._every:
+            self._last = now
+            self._write(f"{text} …")
+
+
 @contextmanager
 def show_steps() -> Iterator[Callable[[str], None] | None]:
-    """What is being done, on stderr while that is a terminal, else nothing."""
+    """What is being done, on stderr: one line that changes, or now and then a line in a file."""
     if not sys.stderr.isatty():
-        yield None
+        yield PlainSteps(lambda line: typer.echo(line, err=True))
         return
     from rich.console import Console
 

@@ -21,6 +21,7 @@ from nnnorm.cli.app import (
     number_or_auto,
     show_progress,
 )
+from nnnorm.cli.sheet import Sheet, draw_audit
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns
@@ -72,6 +73,7 @@ def audit(
     ] = None,
     seed: Seed = 0,
     *,
+    drawing: Sheet,
     inputs: Inputs,
     report: Report,
 ) -> None:
@@ -79,6 +81,7 @@ def audit(
     from nnnorm.datasets import read_visogender
 
     report.check()
+    drawing.check([gallery, queries, groups, visogender, query_table, bias, references])
     if (groups is None) == (visogender is None):
         raise NNNormError("give --groups or --visogender, one of them")
     if bias and references:
@@ -101,6 +104,9 @@ def audit(
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     loaded = Bias.load(bias) if bias else None
+    sheet = None
+    if drawing.sheet is not None:
+        sheet = drawing.open(len(items), len(asked), items.ids)
     with show_progress("Counting groups") as progress:
         if references is not None:
             bank = inputs.open_references(references)
@@ -119,6 +125,9 @@ def audit(
             found = study.audit_visogender(asked, items, loaded, seed=seed, **given)
         else:
             found = study.audit(asked, items, loaded, seed=seed, progress=progress, **given)
+    if sheet is not None:
+        in_groups = table.genders if table is not None else given["groups"]
+        draw_audit(sheet, asked, items, loaded, found, [str(group) for group in in_groups])
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
     about = {**found.to_dict(), "correction": correction}
     report.deliver(tabulate_audit(found), about, {"audit.png": lambda _: plot_audit(found)})

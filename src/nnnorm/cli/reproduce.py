@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from nnnorm.cli.app import (
     Debug,
-    Figures,
     Json,
     Normalize,
     Report,
@@ -22,10 +21,13 @@ from nnnorm.cli.app import (
     show_progress,
     show_steps,
 )
+from nnnorm.cli.figures import draw_figures, draw_histogram
 from nnnorm.errors import NNNormError
-from nnnorm.io import check_writable, make_folder, write_whole
-from nnnorm.report import plot_audit
+from nnnorm.io import make_folder, write_whole
 
+# The names of the devices, which `reproduce.runtime` knows; importing it here would take too long.
+Device = Literal["cpu", "cuda", "mps"]
+_TRENDS = "trends"
 Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
 
 
@@ -111,59 +113,223 @@ def reproduce(
     stand_in: Annotated[
         list[str] | None, Option(help="Other material: shapes, or flickr8k=FOLDER; repeatable.")
     ] = None,
+    results: Annotated[
+        Path | None,
+        Option(
+            help="Folder that keeps every finished cell, to go on from there after a break; by "
+            "default `results` in the folder of --embeddings."
+        ),
+    ] = None,
+    by_cell: Annotated[
+        bool,
+        Option("--by-cell", help="A line per cell, with its interval, not the paper's layout."),
+    ] = False,
+    histogram: Annotated[
+        list[str] | None,
+        Option(help="With --plots: N_1 of MODEL/DATASET, such as siglip/coco; repeatable."),
+    ] = None,
+    device: Annotated[
+        Device, Option(help="What the exhaustive search of the runtime table runs on.")
+    ] = "cpu",
     seed: Seed = 0,
     normalize: Normalize = None,
-    latex: Annotated[Path | None, Option(help="Write the tables there as LaTeX.")] = None,
     *,
     report: Report,
 ) -> None:
     """List the paper's tables, or measure some and show them next to the paper's."""
-    from nnnorm.reproduce import (
-        EmbeddingFolder,
-        Runner,
-        find_tables,
-        open_stand_in,
-        tabulate_overview,
-    )
+    from nnnorm.reproduce import EmbeddingFolder, Runner, open_stand_in, tabulate_overview
 
     report.check()
-    if latex is not None:
-        check_writable(latex)
     folder = None
     if embeddings is not None:
         folder = EmbeddingFolder(embeddings, normalize=normalize, seed=seed)
-    if table is None:
+    if table is None and histogram is None:
         overview = tabulate_overview(folder)
         listed = [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
         report.deliver([overview], listed)
         return
-    wanted = find_tables(table)
+    wanted, with_trends = _find_tables(table or [])
     others = dict(open_stand_in(text) for text in stand_in or [])
-    if folder is None and not others:
-        raise NNNormError("give --embeddings DIR with the models' embeddings, or --stand-in shapes")
-    if encoder and folder is None:
-        raise NNNormError("--encoder needs --embeddings DIR, where the embeddings go")
-    runs: list[_Run] = []
+    _check_sources(folder, others, encoder, histogram, report)
+    kept = _open_results(results, embeddings)
+    run = _Run(report, by_cell=by_cell)
     with show_steps() as step:
         for text in encoder or []:
             _encode(folder, wanted, text, step)
         if folder is not None:
-            runner = Runner(folder.open, seed=seed)
-            runs += [_run_paper(runner, one, embeddings, step) for one in wanted]
+            runner = Runner(folder.open, seed=seed, results=kept, device=device)
+            run.measure_paper(runner, wanted, folder, step)
+            run.draw_histograms(runner, histogram or [], folder)
+            if with_trends:
+                run.find_trends({"ours": runner}, step)
         if others:
             runners = {
-                name: Runner(lambda *_, material=material: material, seed=seed)
+                name: Runner(
+                    lambda *_, material=material: material,
+                    seed=seed,
+                    results=kept,
+                    device=device,
+                )
                 for name, material in others.items()
             }
-            runs += [_run_stand_ins(runners, one, step) for one in wanted]
-    tables = [made for made, _, _ in runs]
-    if latex is not None:
-        _write_lines(latex, ["% needs \\usepackage{booktabs}", *(t.to_latex() for t in tables)])
-    figures = {name: draw for _, _, some in runs for name, draw in some.items()}
-    report.deliver(tables, [about for _, about, _ in runs], figures)
+            run.measure_stand_ins(runners, wanted, step)
+            if with_trends:
+                run.find_trends(runners, step, stand_ins=True)
+    run.check_measured(embeddings)
+    report.deliver(run.tables, run.results, run.figures)
+    if kept is not None and kept.n_found:
+        typer.echo(f"{kept.n_found} figures were there; {kept.n_kept} were measured", err=True)
+    run.check_failures(kept is not None)
 
 
-_Run = tuple[Any, dict[str, Any], Figures]
+def _find_tables(names: list[str]) -> tuple[list[Any], bool]:
+    """The tables of these names, and whether the trends are asked for."""
+    from nnnorm.reproduce import find_tables
+
+    wanted = find_tables([name for name in names if name != _TRENDS])
+    return wanted, _TRENDS in names or "all" in names
+
+
+def _check_sources(
+    folder: Any, others: dict[str, Any], encoder: Any, histogram: Any, report: Report
+) -> None:
+    if folder is None and not others:
+        raise NNNormError("give --embeddings DIR with the models' embeddings, or --stand-in shapes")
+    if encoder and folder is None:
+        raise NNNormError("--encoder needs --embeddings DIR, where the embeddings go")
+    if histogram and (folder is None or report.plots is None):
+        raise NNNormError(
+            "--histogram needs --embeddings DIR and --plots FOLDER; that of a stand-in is drawn "
+            "with --table hubness"
+        )
+
+
+def _open_results(results: Path | None, embeddings: Path | None) -> Any:
+    """Where finished cells are kept; None where nothing was said and nothing can be written."""
+    from nnnorm.reproduce import Results
+
+    if results is not None:
+        return Results(make_folder(results))
+    if embeddings is None:
+        return None
+    if os.access(embeddings, os.W_OK):
+        return Results(embeddings / "results")
+    typer.echo(
+        f"Note: {embeddings} can't be written to, so finished cells are not kept; give --results",
+        err=True,
+    )
+    return None
+
+
+class _Run:
+    """Collects tables, results for JSON, figures and failures of one call."""
+
+    def __init__(self, report: Report, *, by_cell: bool) -> None:
+        self._by_cell, self._keep_going = by_cell, not report.debug
+        self.tables: list[Any] = []
+        self.results: list[dict[str, Any]] = []
+        self.figures: dict[str, Callable[[Any], Any]] = {}
+        self._outcomes: list[tuple[str, Any]] = []
+
+    def measure_paper(self, runner: Any, tables: Sequence[Any], folder: Any, step: Any) -> None:
+        """Measure tables with the paper's models; one without any figure is left out."""
+        from nnnorm.reproduce import lay_out_beside_paper, run_table, tabulate_beside_paper
+
+        show = tabulate_beside_paper if self._by_cell else lay_out_beside_paper
+        for table in tables:
+            outcomes = run_table(runner, table, step=step, keep_going=self._keep_going)
+            self._outcomes += [(table.name, outcome) for outcome in outcomes]
+            if not any(outcome.figure for outcome in outcomes):
+                if len(tables) > 1:
+                    reason = _reason(outcomes)
+                    typer.echo(f"Note: table {table.name} is left out: {reason}", err=True)
+                continue
+            self.tables.append(show(table, outcomes, _notes_of(table, runner)))
+            cells = [outcome.to_dict() for outcome in outcomes]
+            self.results.append(
+                {"table": table.name, **_where_timed(table, runner), "cells": cells}
+            )
+            self.figures |= draw_figures(runner, table, outcomes, "", folder)
+
+    def measure_stand_ins(self, runners: dict[str, Any], tables: Sequence[Any], step: Any) -> None:
+        """Measure tables with stand-ins."""
+        from nnnorm.reproduce import lay_out_stand_ins, run_table, tabulate_stand_ins
+
+        show = tabulate_stand_ins if self._by_cell else lay_out_stand_ins
+        for table in tables:
+            found = {
+                name: run_table(
+                    runner, table, stand_in=name, step=step, keep_going=self._keep_going
+                )
+                for name, runner in runners.items()
+            }
+            one = next(iter(runners.values()))
+            self.tables.append(show(table, found, _notes_of(table, one)))
+            cells = {name: [one.to_dict() for one in some] for name, some in found.items()}
+            about = {"table": table.name, **_where_timed(table, one)}
+            self.results.append({**about, "stand_ins": cells})
+            for name, outcomes in found.items():
+                self._outcomes += [(table.name, outcome) for outcome in outcomes]
+                self.figures |= draw_figures(runners[name], table, outcomes, f"{name}-")
+
+    def find_trends(self, runners: dict[str, Any], step: Any, *, stand_ins: bool = False) -> None:
+        """Sum up the four trends and the cost of DBNorm."""
+        from dataclasses import asdict
+
+        from nnnorm.reproduce import find_trends, tabulate_trends
+
+        if step is not None:
+            step(_TRENDS)
+        trends = find_trends(runners, stand_ins=stand_ins)
+        self.tables.append(tabulate_trends(trends))
+        self.results.append({"table": _TRENDS, "trends": [asdict(trend) for trend in trends]})
+
+    def draw_histograms(self, runner: Any, wanted: Sequence[str], folder: Any) -> None:
+        """Draw N_1 of any model and data set."""
+        for text in wanted:
+            self.figures |= draw_histogram(runner, text, folder)
+
+    def check_measured(self, root: Path | None) -> None:
+        """Raise if nothing at all was measured, with the way to go on."""
+        from nnnorm.reproduce import find_tables, list_material, load_paper
+
+        if self.tables or self.figures or not self._outcomes:
+            return
+        name, _ = self._outcomes[0]
+        (table,) = [table for table in find_tables([name]) if table.name == name]
+        message = f"nothing of table {name} can be measured from {root}: "
+        message += _reason([outcome for _, outcome in self._outcomes])
+        if table.cells[0].experiment.kind == "embeddings":
+            short = load_paper().models[list_material(table)[0][0]]
+            message += f". For one model: nnnorm reproduce --table {name} "
+            message += f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
+        raise NNNormError(message)
+
+    def check_failures(self, are_kept: bool) -> None:
+        """Raise if cells failed, after everything else is delivered."""
+        failed = [(name, outcome) for name, outcome in self._outcomes if outcome.failed]
+        if not failed:
+            return
+        name, first = failed[0]
+        kept = "are kept, and the same command measures only these again" if are_kept else "stand"
+        raise NNNormError(
+            f"{len(failed)} of {len(self._outcomes)} cells failed, the first in table {name}, "
+            f"{first.row}, {first.column}: {first.failed}. All other figures {kept}"
+        )
+
+
+def _reason(outcomes: Sequence[Any]) -> str:
+    """Why there is no figure: a failure, or else what is missing."""
+    return next((o.failed for o in outcomes if o.failed), None) or str(outcomes[0].missing)
+
+
+def _notes_of(table: Any, runner: Any) -> tuple[str, ...]:
+    timed = _where_timed(table, runner)
+    return tuple(f"Timed on {where}." for where in timed.values())
+
+
+def _where_timed(table: Any, runner: Any) -> dict[str, str]:
+    return {"device": runner.runs_on} if table.is_timed else {}
 
 
 def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:
@@ -173,62 +339,6 @@ def _encode(folder: Any, tables: Any, text: str, step: Any) -> None:
     if not (short and equals and source):
         raise typer.BadParameter(f"expected clip=MODEL, got {text!r}", param_hint="--encoder")
     encode_missing(folder, find_missing(folder, tables, short), source, step=step)
-
-
-def _run_paper(runner: Any, table: Any, root: Any, step: Any) -> _Run:
-    from nnnorm.reproduce import list_material, load_paper, run_table, tabulate_beside_paper
-
-    outcomes = run_table(runner, table, step=step)
-    if not any(outcome.figure for outcome in outcomes):
-        message = f"nothing of table {table.name} can be measured from {root}: "
-        message += str(outcomes[0].missing)
-        if table.cells[0].experiment.kind == "embeddings":
-            short = load_paper().models[list_material(table)[0][0]]
-            message += f". For one model: nnnorm reproduce --table {table.name} "
-            message += f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
-        raise NNNormError(message)
-    return (
-        tabulate_beside_paper(table, outcomes),
-        {"table": table.name, "cells": [outcome.to_dict() for outcome in outcomes]},
-        _pictures(runner, table, outcomes, ""),
-    )
-
-
-def _run_stand_ins(runners: dict[str, Any], table: Any, step: Any) -> _Run:
-    from nnnorm.reproduce import run_table, tabulate_stand_ins
-
-    found = {
-        name: run_table(runner, table, stand_in=name, step=step) for name, runner in runners.items()
-    }
-    about = {name: [outcome.to_dict() for outcome in some] for name, some in found.items()}
-    pictures: dict[str, Any] = {}
-    for name, outcomes in found.items():
-        pictures |= _pictures(runners[name], table, outcomes, f"{name}-")
-    return tabulate_stand_ins(table, found), {"table": table.name, "stand_ins": about}, pictures
-
-
-def _pictures(runner: Any, table: Any, outcomes: Sequence[Any], prefix: str) -> Figures:
-    """The paper's figures: histograms of N_1, and bias by occupation."""
-    from dataclasses import replace
-
-    after = [
-        outcome for outcome in outcomes if outcome.figure and outcome.experiment.method == "nnn"
-    ]
-    pictures: dict[str, Callable[[Any], Any]] = {}
-    if table.name == "gender" and after:
-        audit = runner.groups(after[0].experiment)
-        pictures[f"{prefix}gender.png"] = lambda _: plot_audit(audit)
-    if table.name in ("hubness", "cross-attention"):
-        for direction in dict.fromkeys(outcome.experiment.direction for outcome in after):
-            with_nnn = next(o.experiment for o in after if o.experiment.direction == direction)
-            counts = [runner.occurrences(replace(with_nnn, method=m)) for m in ("none", "nnn")]
-            title = f"{with_nnn.model}, {direction} retrieval: how often does each item come first?"
-            pictures[f"{prefix}{table.name}-{direction}.png"] = _histogram(counts, title)
-    return pictures
-
-
-def _histogram(counts: Sequence[Any], title: str) -> Callable[[Any], Any]:
-    return lambda drawing: drawing.plot_occurrences(*counts, title=title)
 
 
 def _read_dataset(kind: Kind, files: list[Path], images: Path) -> Any:

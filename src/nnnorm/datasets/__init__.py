@@ -10,8 +10,7 @@ from nnnorm.datasets.karpathy import read_karpathy
 from nnnorm.datasets.pairs import Pairs, load_pairs, save_pairs
 from nnnorm.datasets.pictures import check_images
 from nnnorm.datasets.protocol import Direction, Part, Protocol, paper_protocol
-from nnnorm.datasets.scenes import SHAPES, read_scene, write_png
+from nnnorm.datasets.scenes import SHAPES, read_scene
 from nnnorm.datasets.shapes import Shapes, load_shapes
-from nnnorm.datasets.sheet import GREEN, ORANGE, Row, draw_sheet
 from nnnorm.datasets.table import read_table
 from nnnorm.datasets.visogender import GENDERS, VisoGender, read_visogender, save_visogender

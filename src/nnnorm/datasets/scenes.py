@@ -5,9 +5,6 @@ of 240 objects (12 shapes, 10 colours, 2 sizes). Pictures are drawn from these b
 resolution, so that thousands of scenes take little space.
 """
 
-import os
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import write_whole
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -180,47 +176,6 @@ def draw_scene(scene: npt.ArrayLike, resolution: int = 96) -> Bytes:
         part += rim * (255 - part)
         part += body * (np.array(COLOURS[thing.colour], dtype=np.float64) - part)
     return np.rint(picture).astype(np.uint8)
-
-
-def write_png(path: str | os.PathLike[str], pixels: npt.ArrayLike) -> None:
-    """Write a picture as PNG, whole or not at all.
-
-    Parameters
-    ----------
-    path : str or PathLike
-    pixels : array, shape (height, width, 3), uint8
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "scene.png"
-    >>> write_png(path, draw_scene([0, 1, 0, 0, 0, 0, 0, 0, 0, 0]))
-    >>> path.read_bytes()[1:4]
-    b'PNG'
-    """
-    array = np.asarray(pixels)
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or array.size == 0:
-        raise NNNormError(
-            f"a picture must be uint8 (height, width, 3); got {array.dtype} {array.shape}"
-        )
-    height, width = array.shape[:2]
-    # Each row is stored as its difference to the row above (filter 2): flat areas become zeros.
-    rows = np.full((height, 1 + 3 * width), 2, dtype=np.uint8)
-    flat = array.reshape(height, -1)
-    rows[:, 1:] = np.diff(flat, axis=0, prepend=np.zeros((1, 3 * width), dtype=np.uint8))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    content = (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9))
-        + chunk(b"IEND", b"")
-    )
-    write_whole(path, lambda file: file.write(content))
 
 
 def _numbers(names: Sequence[str] | None, known: Any, what: str) -> npt.NDArray[np.int64]:

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.datasets import GREEN, ORANGE, Row, Shapes, draw_sheet, load_shapes, write_png
+from nnnorm.datasets import Shapes, load_shapes
 from nnnorm.errors import MissingExtraError, NNNormWarning
-from nnnorm.io import make_folder
+from nnnorm.io import make_folder, write_png
 from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
 from nnnorm.ranking import Ranking, search
+from nnnorm.report import GREEN, ORANGE, Colour, Hits, draw_hits
 from nnnorm.study import (
     Comparison,
     Diagnosis,
@@ -29,7 +30,10 @@ from nnnorm.study import (
     compare,
     diagnose,
     evaluate,
+    find_hubs,
+    find_rescued,
     make_result,
+    open_truth,
     report_gain,
     tune,
 )
@@ -46,7 +50,6 @@ _GRIDS: dict[str, Any] = {
     "qbnorm": {"beta": _BETAS},
     "dualis": {"beta_query": _BETAS, "beta_gallery": (0.0, 1.0, 5.0, 15.0)},
 }
-HUB = 3  # a hub comes first this many times as often as is fair
 _SHOWN = 5
 _LONGEST = 54  # letters of a caption that fit on the contact sheet
 _PIXELS = 108
@@ -199,7 +202,7 @@ def _run(folder: Path, say: Step) -> Demo:
     before = search(shapes.queries, shapes.gallery, k=_SHOWN)
     after = search(shapes.queries, shapes.gallery, bias, k=_SHOWN)
     first = before.indices[:, 0] == shapes.truth, after.indices[:, 0] == shapes.truth
-    hubs = find_hubs(diagnosis)
+    hubs = frozenset(map(int, find_hubs(diagnosis.occurrences)))
     examples = _pick_examples(shapes, before, after, hubs)
     write_png(folder / "contact-sheet.png", _draw_examples(shapes, examples, hubs))
     files, notes = ["contact-sheet.png", "bias.safetensors"], []
@@ -224,34 +227,25 @@ def _run(folder: Path, say: Step) -> Demo:
     )
 
 
-def find_hubs(diagnosis: Diagnosis) -> frozenset[int]:
-    """Find pictures that come first at least `HUB` times as often as is fair, uncorrected.
-
-    Examples
-    --------
-    >>> from types import SimpleNamespace
-    >>> before = SimpleNamespace(mean=5.0)
-    >>> sorted(find_hubs(SimpleNamespace(occurrences=np.array([5, 34, 2]), before=before)))
-    [1]
-    """
-    often = np.flatnonzero(diagnosis.occurrences >= HUB * diagnosis.before.mean)
-    return frozenset(map(int, often))
-
-
 def _draw_examples(
     shapes: Shapes, examples: tuple[Example, ...], hubs: frozenset[int]
 ) -> npt.NDArray[np.uint8]:
     """The contact sheet: the right picture framed green, hubs orange."""
-    rows = []
-    for example in examples:
-        rows.append(Row(example.caption + ("" if example.helped else " - worse with it")))
-        for label, items in (("before", example.before), ("after", example.after)):
-            frames = [
-                GREEN if item == example.right else ORANGE if item in hubs else None
-                for item in items
-            ]
-            rows.append(Row(label, [shapes.draw(item, _PIXELS) for item in items], frames))
-    return draw_sheet([*rows, Row("green: the right picture, orange: a hub")])
+
+    def frame(hits: Hits, item: int) -> Colour | None:
+        return GREEN if item in hits.right else ORANGE if item in hubs else None
+
+    found = [
+        Hits(
+            example.caption + ("" if example.helped else " - worse with it"),
+            example.before,
+            example.after,
+            [example.right],
+        )
+        for example in examples
+    ]
+    legend = "green: the right picture, orange: a hub"
+    return draw_hits(found, lambda item: shapes.draw(item, _PIXELS), frame, legend)
 
 
 def _measure(shapes: Shapes, bias: Bias) -> tuple[Result, Result, Result]:
@@ -274,18 +268,13 @@ def _pick_examples(
 ) -> tuple[Example, ...]:
     """Two captions that the correction answers rightly instead of with a hub, and one it loses."""
     fits = np.array([len(caption) <= _LONGEST for caption in shapes.captions])
-    was, now = before.indices[:, 0], after.indices[:, 0]
-    helped = fits & (was != shapes.truth) & (now == shapes.truth)
-    lost = fits & (was == shapes.truth) & (now != shapes.truth)
-    among = np.isin(before.indices, list(hubs))
-    # The clearest come first: a hub was first, and few hubs are left after.
-    clear = 2 * among[:, 0] + among.sum(axis=1) - np.isin(after.indices, list(hubs)).sum(axis=1)
-    order = np.argsort(-clear, kind="stable")
+    truth = open_truth(shapes.truth, n_queries=len(fits), n_gallery=len(shapes.gallery))
+    first = [truth.holds(ranking.indices[:, 0]) for ranking in (before, after)]
     chosen: list[int] = []
-    for query in order[helped[order]]:
-        if len(chosen) < 2 and shapes.truth[query] not in shapes.truth[chosen]:
+    for query in find_rescued(before.indices, after.indices, truth, list(hubs)):
+        if fits[query] and len(chosen) < 2 and shapes.truth[query] not in shapes.truth[chosen]:
             chosen.append(int(query))
-    chosen += [int(query) for query in np.flatnonzero(lost)[:1]]
+    chosen += [int(query) for query in np.flatnonzero(fits & first[0] & ~first[1])[:1]]
     return tuple(
         Example(
             query=query,
@@ -293,7 +282,7 @@ def _pick_examples(
             right=int(shapes.truth[query]),
             before=tuple(map(int, before.indices[query])),
             after=tuple(map(int, after.indices[query])),
-            helped=bool(helped[query]),
+            helped=bool(first[1][query]),
         )
         for query in chosen
     )

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from nnnorm.datasets import read_scene
-from nnnorm.demo.run import HUB, Demo, Example, find_hubs
+from nnnorm.demo.run import Demo, Example
 from nnnorm.methods import describe_setting
 from nnnorm.report import Table, tabulate_comparison
-from nnnorm.study import Result
+from nnnorm.study import HUB, Result, find_hubs
 
 _NEXT = """\
 With embeddings of your own, a row per item or query, all from one model (for
@@ -81,7 +81,7 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
         "with a bank this large, nearly all. nnnorm compare has all methods and whole grids."
     )
     yield _title("5. Look")
-    hubs = find_hubs(diagnosis)
+    hubs = frozenset(map(int, find_hubs(diagnosis.occurrences)))
     yield (
         "Two captions for which a hub had come first, and one that the correction gets wrong. "
         "✓ is the picture that the caption was written for, ● a hub: a picture that came first at "

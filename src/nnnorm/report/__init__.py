@@ -4,10 +4,22 @@ table    a table for a terminal, Markdown and LaTeX
 tables   one function per result that makes a table of it
 plots    results as pictures
 audits   tables and plots of an audit
+sheet    contact sheets: what queries find, in pictures or captions
 """
 
 from nnnorm.report.audits import plot_audit, tabulate_audit
-from nnnorm.report.table import Table
+from nnnorm.report.sheet import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    TILE,
+    Colour,
+    Hits,
+    draw_hits,
+    frame_right,
+    read_tile,
+)
+from nnnorm.report.table import Table, make_document
 from nnnorm.report.tables import (
     tabulate_ablation,
     tabulate_comparison,

@@ -31,6 +31,7 @@ _WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
 _DPI = 150
 _INK, GREY, _PALE = "#222222", "#6E6E6E", "#E6E6E6"
 BLUE, ORANGE = "#0072B2", "#D55E00"
+_CURVES = (ORANGE, BLUE, "#009E73")  # before, after, another model
 _COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
@@ -43,8 +44,9 @@ _ROOM = (12, 16)
 def plot_occurrences(
     before: npt.ArrayLike,
     after: npt.ArrayLike | None = None,
+    other: npt.ArrayLike | None = None,
     *,
-    labels: Sequence[str] = ("uncorrected", "NNN"),
+    labels: Sequence[str] = ("uncorrected", "NNN", "fine-tuned"),
     truth_per_item: npt.ArrayLike | None = None,
     title: str | None = None,
 ) -> "Figure":
@@ -56,6 +58,8 @@ def plot_occurrences(
     ----------
     before, after : int array, shape (n_gallery,)
         N_1 of every item, from `count_occurrences`.
+    other : int array, shape (n_gallery,), optional
+        N_1 of another model, such as a fine-tuned one, for the same queries.
     labels : sequence of str
         Their names in the legend.
     truth_per_item : number or array, shape (n_gallery,), optional
@@ -73,14 +77,11 @@ def plot_occurrences(
     ['max 4', 'max 2']
     """
     figure, axes = _make_figure(3.7)
-    counts = [_check_counts(before, "before")]
-    if after is not None:
-        counts.append(_check_counts(after, "after"))
-    if len(counts[0]) != len(counts[-1]):
-        raise NNNormError(
-            "before and after must be of the same gallery; "
-            f"got {len(counts[0])} and {len(counts[-1])} items"
-        )
+    given = {"before": before, "after": after, "other": other}
+    counts = [_check_counts(some, name) for name, some in given.items() if some is not None]
+    if len({len(some) for some in counts}) > 1:
+        sizes = " and ".join(str(len(some)) for some in counts)
+        raise NNNormError(f"before and after must be of the same gallery; got {sizes} items")
     if isinstance(labels, str) or len(labels) < len(counts):
         raise NNNormError(f"labels must name {len(counts)} distributions; got {labels!r}")
     right = None if truth_per_item is None else _mean_of_truth(truth_per_item, len(counts[0]))
@@ -94,29 +95,17 @@ def plot_occurrences(
         xlim=(-0.5 - 0.01 * reach, 1.04 * reach + 1),
         ylim=(0.7, 2.2 * max(height.max() for height in heights)),
     )
-    halo = require("matplotlib.patheffects", "plots").withStroke(linewidth=3, foreground="white")
-    close = abs(maxima[0] - maxima[-1]) < 0.12 * reach
     for number, (height, top) in enumerate(zip(heights, maxima, strict=True)):
-        colour = (ORANGE, BLUE)[number]
         look: dict[str, Any] = (
             {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
             if number == 0
-            else {"edgecolor": BLUE, "linewidth": 2}
+            else {"edgecolor": _CURVES[number], "linewidth": 2 if number == 1 else 1.4}
         )
         axes.stairs(height, edges, label=labels[number], zorder=2 + number, **look)
-        spot = (top, 1.25 * height[top // width])
-        axes.plot(*spot, marker="v", color=colour, markersize=5, zorder=5)
-        axes.annotate(
-            f"max {top:,}",
-            spot,
-            # Two labels that would touch stand one above the other.
-            xytext=(0, 18 if close and number == 0 and after is not None else 6),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-            color=colour,
-            path_effects=[halo],
-        )
+        # Labels that would touch stand one above the other.
+        close = [n for n in range(number + 1, len(maxima)) if abs(maxima[n] - top) < 0.12 * reach]
+        spot = (top, 1.25 * float(height[top // width]))
+        _mark_maximum(axes, spot, f"max {top:,}", _CURVES[number], 6 + 12 * len(close))
     if right is not None:
         name = f"right answers: {right:,.3g} per item"
         axes.axvline(right, color=_INK, linewidth=1.2, linestyle=":", label=name)
@@ -131,6 +120,23 @@ def plot_occurrences(
     axes.yaxis.set_minor_locator(require("matplotlib.ticker", "plots").NullLocator())
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
+
+
+def _mark_maximum(
+    axes: "Axes", spot: tuple[float, float], text: str, colour: str, above: int
+) -> None:
+    halo = require("matplotlib.patheffects", "plots").withStroke(linewidth=3, foreground="white")
+    axes.plot(*spot, marker="v", color=colour, markersize=5, zorder=5)
+    axes.annotate(
+        text,
+        spot,
+        xytext=(0, above),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9,
+        color=colour,
+        path_effects=[halo],
+    )
 
 
 def plot_grid(tuning: Tuning) -> "Figure":

@@ -7,15 +7,18 @@ A folder holds the files written by `nnnorm dataset` and `nnnorm encode`:
     blip-itm/coco/test-scores.npy                 ready scores of a model that has no embeddings
 
 `run.py` works with `Material`; missing files raise `NotThere`, so that a missing model leaves out
-its own cells only.
+its own cells only. Its messages name places inside of the folder, never the folder itself: they go
+into captions.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.datasets import (
     GENDERS,
@@ -28,6 +31,7 @@ from nnnorm.datasets import (
 )
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Source, open_embeddings, open_matrix
+from nnnorm.report import read_tile
 from nnnorm.reproduce.paper import load_paper
 from nnnorm.study import Task
 
@@ -37,6 +41,21 @@ _TEXTS = ("texts", "texts.npy", "texts.npz", "texts.parquet", "text_emb")
 
 class NotThere(NNNormError):
     """Material of an experiment that was not found."""
+
+
+class Shown(NamedTuple):
+    """Queries and items as people see them.
+
+    Attributes
+    ----------
+    queries, items : sequence of str
+    picture : callable or None
+        Returns the picture of an item, for a contact sheet; None where there are only words.
+    """
+
+    queries: Sequence[str]
+    items: Sequence[str]
+    picture: Callable[[int], npt.NDArray[np.uint8]] | None = None
 
 
 class Groups(NamedTuple):
@@ -50,6 +69,7 @@ class Groups(NamedTuple):
     asked : sequence of str
         The label that each query asks for.
     difference : pair of str
+    shown : Shown
     """
 
     queries: Source
@@ -58,6 +78,7 @@ class Groups(NamedTuple):
     labels: Sequence[str]
     asked: Sequence[str]
     difference: tuple[str, str]
+    shown: Shown
 
 
 class ReadyScores(NamedTuple):
@@ -86,6 +107,9 @@ class Material(Protocol):
     def gallery_bank(self, direction: Direction, share: float) -> Source:
         """Return gallery-side items of its own training part."""
 
+    def show(self, direction: Direction) -> Shown:
+        """Return queries and items of the test part as people see them."""
+
     def groups(self) -> Groups:
         """Return a gallery in groups, for the audit."""
 
@@ -109,7 +133,7 @@ class EmbeddingFolder:
     >>> import tempfile
     >>> EmbeddingFolder(Path(tempfile.mkdtemp())).open("CLIP", "coco").task("image", "test")
     Traceback (most recent call last):
-    nnnorm.reproduce.material.NotThere: there is no coco.json in ...
+    nnnorm.reproduce.material.NotThere: there is no coco.json; `nnnorm dataset` writes it
     """
 
     def __init__(self, root: Path, *, normalize: bool | None = None, seed: int = 0) -> None:
@@ -145,7 +169,7 @@ class EmbeddingFolder:
         """Return the path of a file, or raise an error that says how to create it."""
         path = self._root / name
         if not path.exists():
-            raise NotThere(f"there is no {name} in {self._root}; `nnnorm dataset` writes it")
+            raise NotThere(f"there is no {name}; `nnnorm dataset` writes it")
         return path
 
     def _pairs(self, dataset: str) -> Pairs:
@@ -168,7 +192,8 @@ class EmbeddingFolder:
                 )
                 self._check_rows(opened, dataset, side)
                 return opened
-        raise NotThere(f"there are no {side} in {folder}; `nnnorm encode` makes them")
+        there = folder.relative_to(self._root)
+        raise NotThere(f"there are no {side} in {there}; `nnnorm encode` makes them")
 
     def _check_rows(self, opened: Embeddings, dataset: str, side: str) -> None:
         if dataset == "visogender":
@@ -182,6 +207,20 @@ class EmbeddingFolder:
                 f"{opened.name} has {len(opened):,} rows, but {dataset} has {wanted:,} {side}; "
                 "encode the lists that `nnnorm dataset` wrote, in their order"
             )
+
+
+def show_pictures(queries: Sequence[str], images: Sequence[str]) -> Shown:
+    """Return pictures from their files, or the names of the files where the first is missing.
+
+    Examples
+    --------
+    >>> show_pictures(["a star"], ["pictures/star.png"]).items
+    ['star.png']
+    """
+    names = [Path(image).name for image in images]
+    if not os.path.isfile(images[0]):
+        return Shown(queries, names)
+    return Shown(queries, names, lambda item: read_tile(images[item]))
 
 
 class Encoded:
@@ -210,6 +249,18 @@ class Encoded:
             self._dataset, side, self._folder.part(self._dataset, "references", share)
         )
 
+    def show(self, direction: Direction) -> Shown:
+        """Return captions, and pictures where their files are still there."""
+        pairs, part = (
+            self._folder.pairs(self._dataset),
+            self._folder.part(self._dataset, "test", 0.2),
+        )
+        images = [pairs.images[row] for row in part.images]
+        captions = [pairs.captions[row] for row in part.captions]
+        if direction == "text":
+            return Shown([Path(image).name for image in images], captions)
+        return show_pictures(captions, images)
+
     def groups(self) -> Groups:
         """Return VisoGender's pictures and queries."""
         about = read_visogender(self._folder.file("visogender.tsv"))
@@ -221,6 +272,7 @@ class Encoded:
             about.occupations,
             list(about.questions),
             GENDERS,
+            show_pictures(list(about.questions.values()), about.images),
         )
 
     def scores(self) -> ReadyScores:
@@ -229,7 +281,7 @@ class Encoded:
         found = []
         for name in ("test-scores.npy", "reference-scores.npy"):
             if not (folder / name).exists():
-                raise NotThere(f"there is no {name} in {folder}")
+                raise NotThere(f"there is no {name} in {folder.parent.name}/{folder.name}")
             found.append(open_matrix(folder / name, name=name))
         return ReadyScores(*found)
 

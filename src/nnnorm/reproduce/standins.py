@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from nnnorm.datasets import SHAPES, Direction, load_shapes, read_scene
 from nnnorm.errors import NNNormError
-from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores
+from nnnorm.report import TILE
+from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores, Shown
 from nnnorm.study import Task
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -55,6 +56,15 @@ class _FivePerImage:
         images, captions = self._share(share)
         return images if direction == "image" else captions
 
+    def show(self, direction: Direction) -> Shown:
+        """Return numbers, where neither captions nor pictures are known."""
+        images, captions = self._part("test")
+        of_images = [f"picture {n}" for n in range(len(images))]
+        of_captions = [f"caption {n}, of picture {n // _PER_IMAGE}" for n in range(len(captions))]
+        return (
+            Shown(of_captions, of_images) if direction == "image" else Shown(of_images, of_captions)
+        )
+
     def groups(self) -> Groups:
         raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
 
@@ -86,6 +96,14 @@ class _Shapes(_FivePerImage):
     def _other_captions(self) -> Floats:
         return load_shapes().other_references
 
+    def show(self, direction: Direction) -> Shown:
+        """Return the captions and drawings of the shapes."""
+        shapes = load_shapes()
+        if direction == "text":
+            pictures = [shapes.describe(item) for item in range(len(shapes.gallery))]
+            return Shown(pictures, shapes.captions)
+        return Shown(shapes.captions, shapes.captions[::_PER_IMAGE], lambda n: shapes.draw(n, TILE))
+
     def groups(self) -> Groups:
         """Return shapes instead of occupations and sizes instead of genders, five of each size.
 
@@ -108,8 +126,17 @@ class _Shapes(_FivePerImage):
                 chosen += rows[:_PER_IMAGE]
                 labels += [shape] * _PER_IMAGE
                 sizes += [size] * _PER_IMAGE
-        asked = shapes.encode_texts([f"a {shape}" for shape in SHAPES])
-        return Groups(asked, shapes.gallery[chosen], sizes, labels, list(SHAPES), ("big", "small"))
+        questions = [f"a {shape}" for shape in SHAPES]
+        names = [shapes.describe(item) for item in chosen]
+        return Groups(
+            shapes.encode_texts(questions),
+            shapes.gallery[chosen],
+            sizes,
+            labels,
+            list(SHAPES),
+            ("big", "small"),
+            Shown(questions, names, lambda item: shapes.draw(chosen[item], TILE)),
+        )
 
 
 class _Flickr8k(_FivePerImage):

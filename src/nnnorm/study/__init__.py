@@ -32,9 +32,21 @@ from nnnorm.study.diagnosis import Diagnosis, diagnose
 from nnnorm.study.drift import Drift, measure_drift
 from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
 from nnnorm.study.grid import Grid
-from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
-from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
+from nnnorm.study.hubness import (
+    HUB,
+    compare_occurrences,
+    count_occurrences,
+    find_hubs,
+    find_rescued,
+    measure_hubness,
+)
+from nnnorm.study.intervals import (
+    Interval,
+    binomial_half_width,
+    interval_of_difference,
+    interval_of_mean,
+)
 from nnnorm.study.quarantine import scan
 from nnnorm.study.splits import count_overlap, split_queries, warn_of_overlap
-from nnnorm.study.truth import clusters_of, open_truth, read_truth
+from nnnorm.study.truth import Truth, clusters_of, open_truth, read_truth
 from nnnorm.study.tuning import Cell, Select, Tuning, tune

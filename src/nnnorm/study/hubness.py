@@ -13,12 +13,13 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
 from nnnorm.ranking import Ranking
-from nnnorm.study.truth import open_truth
+from nnnorm.study.truth import Truth, open_truth
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 # A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.
 _OUTLIER = 3.5
+HUB = 3  # a hub comes first this many times as often as is fair
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,63 @@ def list_hubs(
         for item in order
         if counts[item] > 0
     ]
+
+
+def find_hubs(occurrences: npt.ArrayLike) -> IntArray:
+    """Find the items that come first at least `HUB` times, and `HUB` times as often as is fair.
+
+    Parameters
+    ----------
+    occurrences : int array, shape (n_gallery,)
+
+    Returns
+    -------
+    ndarray of int
+        Item numbers.
+
+    Examples
+    --------
+    >>> find_hubs([5, 34, 2, 3, 0, 1]).tolist()
+    [1]
+    """
+    counts = _check_counts(occurrences, "occurrences")
+    return np.flatnonzero(counts >= HUB * max(1.0, counts.mean()))
+
+
+def find_rescued(
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    truth: Truth,
+    hubs: npt.ArrayLike,
+) -> IntArray:
+    """Find queries whose first hit was a wrong hub and is right after, the clearest first.
+
+    Clear are those whose first places held many hubs that are gone.
+
+    Parameters
+    ----------
+    before, after : int array, shape (n_queries, k)
+        The first items of every query, without and with a correction.
+    truth : Truth
+    hubs : int array
+
+    Returns
+    -------
+    ndarray of int
+        Query numbers.
+
+    Examples
+    --------
+    >>> right = open_truth([2, 1], n_queries=2, n_gallery=3)
+    >>> find_rescued([[0, 2], [1, 0]], [[2, 0], [1, 2]], right, [0]).tolist()
+    [0]
+    """
+    was, now = np.asarray(before), np.asarray(after)
+    among = np.isin(was, hubs)
+    rescued = among[:, 0] & ~truth.holds(was[:, 0]) & truth.holds(now[:, 0])
+    clear = among.sum(axis=1) - np.isin(now, hubs).sum(axis=1)
+    order = np.argsort(-clear, kind="stable")
+    return order[rescued[order]]
 
 
 def find_outliers(bias: Bias, *, threshold: float = _OUTLIER) -> IntArray:

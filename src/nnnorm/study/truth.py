@@ -45,6 +45,12 @@ class Truth:
         """The query of each pair, shape ``(n_pairs,)``."""
         return np.repeat(np.arange(len(self)), self.counts)
 
+    def holds(self, items: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether an item of each query is right, shape ``(n_queries,)``."""
+        step = 1 + max(int(items.max(initial=0)), int(self.items.max(initial=0)))
+        right = self.queries * step + self.items
+        return np.isin(np.arange(len(self)) * step + items, right)
+
     def some_queries(self, queries: IntArray) -> "Truth":
         """Return the truth of some queries only, renumbered in that order."""
         counts = self.counts[queries]

@@ -1,0 +1,265 @@
+"""What the paper says in words about its settings, in its own figures and in measured ones.
+
+The paper finds four trends (appendix B.1): (1) smaller α and k for references of another
+distribution; (2) small α and k where uncorrected scores are high; (3) settings that transfer
+between image and text retrieval; (4) at α = 0.75, little depends on k. And section 3.1 says that
+tuning DBNorm takes 100 times the compute of NNN. The paper's figures here are computed from its
+printed tables.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeAlias
+
+import numpy as np
+
+from nnnorm.errors import MissingExtraError, NNNormError
+from nnnorm.methods import PAPER_GRID, find_method
+from nnnorm.report import Table
+from nnnorm.reproduce.paper import Experiment, find_tables
+from nnnorm.reproduce.run import Runner
+
+Setting: TypeAlias = tuple[float, int]
+Value: TypeAlias = float | Setting | None
+_LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
+_DBNORM_FACTOR = 100
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A statement of the paper in figures.
+
+    Attributes
+    ----------
+    words : str
+    printed : str
+        From the paper's tables; a dash where it prints none.
+    ours : dict of str to str
+        By the name of a stand-in, or "ours".
+    """
+
+    words: str
+    printed: str
+    ours: dict[str, str]
+
+
+def find_trends(runners: dict[str, Runner], *, stand_ins: bool) -> list[Trend]:
+    """Compute the trends with one or several runners.
+
+    Parameters
+    ----------
+    runners : dict
+        Name to runner: of stand-ins, or of the paper's models under any name.
+    stand_ins : bool
+        Whether the names are those of stand-ins.
+
+    Returns
+    -------
+    list of Trend
+
+    Examples
+    --------
+    >>> [trend.printed for trend in find_trends({}, stand_ins=True)][:2]
+    ['α 0.75, k 64', 'α 0.5, k 16']
+    """
+    sources = {"": _Source(None, None)}
+    sources |= {n: _Source(runner, n if stand_ins else None) for n, runner in runners.items()}
+    rows: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        for words, text in _summarize(source):
+            rows.setdefault(words, {})[name] = text
+    return [
+        Trend(words, texts[""], {name: texts[name] for name in runners})
+        for words, texts in rows.items()
+    ]
+
+
+def tabulate_trends(trends: Sequence[Trend]) -> Table:
+    """Tabulate the trends, the paper's figures first.
+
+    Examples
+    --------
+    >>> tabulate_trends([Trend("own bank: median", "α 0.75, k 64", {})]).columns
+    ('', 'the paper')
+    """
+    names = list(trends[0].ours)
+    rows = tuple((t.words, t.printed, *(t.ours[name] for name in names)) for t in trends)
+    notes = (
+        "The paper's figures are computed from its tables 1, 2 and A1 to A4; 100 is its own word. "
+        "Correlations are Spearman's, over models and data sets.",
+        "Our tuning computes the statistics of a whole grid in one pass over each bank, so that "
+        "its times do not grow with the number of settings as the paper's do.",
+    )
+    columns = ("", "the paper", *names)
+    return Table("The paper's four trends, and the cost of tuning DBNorm", columns, rows, notes)
+
+
+class _Source:
+    """Figures of experiments: printed ones, or measured ones."""
+
+    def __init__(self, runner: Runner | None, stand_in: str | None) -> None:
+        self._runner, self._stand_in = runner, stand_in
+
+    @property
+    def is_printed(self) -> bool:
+        """Whether the figures are the paper's."""
+        return self._runner is None
+
+    def cells(
+        self, *tables: str, methods: Sequence[str] = ("none", "nnn")
+    ) -> list[tuple[Experiment, Value]]:
+        """Return the experiments of some tables with their figures, each experiment once."""
+        found: dict[str, tuple[Experiment, Value]] = {}
+        for table in find_tables(tables):
+            for cell in table.cells:
+                there = cell.experiment
+                if there.method not in methods:
+                    continue
+                if self._stand_in is not None:
+                    there = there.as_stand_in(self._stand_in)
+                if str(there) not in found:
+                    value = cell.printed if self.is_printed else self.value(there)
+                    found[str(there)] = (there, value)
+        return [(there, value) for there, value in found.values() if value is not None]
+
+    def value(self, there: Experiment) -> Value:
+        """Measure an experiment; None where its material is missing, or nothing is measured."""
+        if self._runner is None:
+            return None
+        try:
+            return self._runner.measure(there).value
+        except (NNNormError, MissingExtraError):
+            return None
+
+
+def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
+    settings = [(e, s) for e, s in source.cells("settings") if isinstance(s, tuple)]
+    own = [(there, setting) for there, setting in settings if _is_own(there)]
+    foreign = [setting for there, setting in settings if not _is_own(there)]
+    yield "(1) own bank: median setting", _medians([setting for _, setting in own])
+    yield "(1) foreign bank: median setting", _medians(foreign)
+    before = _uncorrected(source)
+    for name, place in (("α", 0), ("k", 1)):
+        pairs = [(before.get(_place_of(e)), setting[place]) for e, setting in own]
+        yield f"(2) correlation of uncorrected R@1 and best {name}", _correlate(pairs)
+    yield "(3) same α ± 0.25 for images and texts", _agreement(settings)
+    yield "(3) R@1 with the other direction's setting", _transfer(source, own)
+    sweeps = _sweeps(source)
+    yield "(4) α = 0.75: gain with k = 1", _points(sweeps, lambda r: r[1] - r[0])
+    yield "(4) α = 0.75: gain with k = 8", _points(sweeps, lambda r: r[8] - r[0])
+    yield "(4) α = 0.75: spread of R@1, k = 8 to 128", _points(sweeps, _spread)
+    n_nnn = len(PAPER_GRID["reference_k"]) * len(PAPER_GRID["alpha"])
+    yield "settings to try: DBNorm over NNN", f"{_count_dbnorm() / n_nnn:.1f}×"
+    yield "compute of tuning: DBNorm over NNN", _compare_cost(source, own)
+
+
+def _is_own(there: Experiment) -> bool:
+    return there.bank in ("own", there.dataset)
+
+
+def _place_of(there: Experiment) -> tuple[str, str, str]:
+    return there.model, there.dataset, there.direction
+
+
+def _uncorrected(source: _Source) -> dict[tuple[str, str, str], float]:
+    """R@1 without correction, by model, data set and direction."""
+    found = source.cells("image-retrieval", "text-retrieval", methods=["none"])
+    return {_place_of(there): value for there, value in found if isinstance(value, float)}
+
+
+def _medians(settings: Sequence[Setting]) -> str:
+    if not settings:
+        return "–"
+    alphas, ks = zip(*settings, strict=True)
+    return f"α {median(alphas):g}, k {median(ks):g}"
+
+
+def _correlate(pairs: Sequence[tuple[float | None, float]]) -> str:
+    """Spearman's correlation, from four pairs on: three are always nearly in order."""
+    known = [(x, y) for x, y in pairs if x is not None]
+    if len(known) < 4 or min(len(set(side)) for side in zip(*known, strict=True)) < 2:
+        return "–"
+    first, second = (_rank(side) for side in zip(*known, strict=True))
+    return f"{np.corrcoef(first, second)[0, 1]:.2f}".replace("-", "−")
+
+
+def _rank(values: Sequence[float]) -> list[float]:
+    """Ranks from 0 on; equal values share the mean of theirs."""
+    order = sorted(values)
+    return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
+
+
+def _agreement(settings: Sequence[tuple[Experiment, Setting]]) -> str:
+    both: dict[tuple[str, str, str | None], list[float]] = {}
+    for there, (alpha, _) in settings:
+        both.setdefault((there.model, there.dataset, there.bank), []).append(alpha)
+    pairs = [alphas for alphas in both.values() if len(alphas) == 2]
+    if not pairs:
+        return "–"
+    n_alike = sum(abs(one - other) <= _LIKE for one, other in pairs)
+    return f"{n_alike} of {len(pairs)}"
+
+
+def _transfer(source: _Source, own: Sequence[tuple[Experiment, Setting]]) -> str:
+    """The mean change in R@1 if the setting was tuned for the other direction."""
+    by_place = {_place_of(there): (there, setting) for there, setting in own}
+    changes = []
+    for (model, dataset, direction), (there, setting) in by_place.items():
+        other = by_place.get((model, dataset, "text" if direction == "image" else "image"))
+        if other is not None:
+            tuned, moved = (
+                source.value(replace(there, metric="recall_at_1", params=_params(params)))
+                for params in (setting, other[1])
+            )
+            if isinstance(tuned, float) and isinstance(moved, float):
+                changes.append(moved - tuned)
+    return f"{sum(changes) / len(changes):+.2f} points".replace("-", "−") if changes else "–"
+
+
+def _params(setting: Setting) -> dict[str, float | int]:
+    return {"reference_k": setting[1], "alpha": setting[0]}
+
+
+def _sweeps(source: _Source) -> list[dict[int, float]]:
+    """R@1 by k at α = 0.75, and uncorrected under 0, for each model and direction."""
+    found: dict[tuple[str, str, str], dict[int, float]] = {}
+    for there, value in source.cells("k-sweep"):
+        if isinstance(value, float):
+            k = (there.params or {}).get("reference_k", 0)
+            found.setdefault(_place_of(there), {})[k] = value
+    return [sweep for sweep in found.values() if {0, 1, 8, 128} <= set(sweep)]
+
+
+def _spread(sweep: dict[int, float]) -> float:
+    values = [value for k, value in sweep.items() if k >= 8]
+    return max(values) - min(values)
+
+
+def _points(
+    sweeps: Sequence[dict[int, float]], measure: Callable[[dict[int, float]], float]
+) -> str:
+    if not sweeps:
+        return "–"
+    return f"{median(map(measure, sweeps)):+.2f} points".replace("-", "−")
+
+
+def _count_dbnorm() -> int:
+    grids = find_method("dualis")[1].grid
+    parts = grids if isinstance(grids, Sequence) else [grids]
+    return sum(int(np.prod([len(values) for values in part.values()])) for part in parts)
+
+
+def _compare_cost(source: _Source, own: Sequence[tuple[Experiment, Setting]]) -> str:
+    if source.is_printed:
+        return f"{_DBNORM_FACTOR}×"
+    there = next((e for e, _ in own if e.direction == "image"), None)
+    if there is None:
+        return "–"
+    slow, fast = (
+        source.value(replace(there, metric="tuning_seconds", method=method, share=0.2))
+        for method in ("dualis", "nnn")
+    )
+    if not (isinstance(slow, float) and isinstance(fast, float)):
+        return "–"
+    return f"{slow / fast:.1f}×"
