@@ -9,16 +9,20 @@ from typer import Argument, Option
 
 from nnnorm.cli.app import Debug, Json, command, print_facts, print_json, show_progress, show_steps
 from nnnorm.encoders import (
+    Direction,
     Dtype,
+    Encoder,
     Library,
     Listing,
     Modality,
     Share,
     list_inputs,
     load_encoder,
+    match_to_files,
     plan_encoding,
 )
 from nnnorm.errors import NNNormError
+from nnnorm.io import TABLE_SUFFIXES
 
 _FILES = "Folder, text file with a path per line, table, tar files, or saved data set"
 
@@ -69,6 +73,18 @@ def encode(
     batch_size: Annotated[
         int, Option(help="Items per forward pass; halved where it does not fit.", min=1)
     ] = 32,
+    matching: Annotated[
+        Direction | None,
+        Option(help="BLIP: scores of its matching head instead; what is retrieved."),
+    ] = None,
+    references: Annotated[
+        Path | None,
+        Option(help="With --matching: past texts (image) or images (text), matched as well."),
+    ] = None,
+    shortlist: Annotated[
+        int | None,
+        Option(help="With --matching: the most similar items to match per query. [256]", min=1),
+    ] = None,
     shard: Annotated[
         str | None,
         Option(help="Part of the work: 2/4 is the second of four processes with one output."),
@@ -87,6 +103,12 @@ def encode(
     folder written by save_to_disk of Hugging Face's datasets.
     """
     share = None if shard is None else Share.read(shard)
+    if matching is None and (references is not None or shortlist is not None):
+        raise NNNormError("--references and --shortlist are for --matching; leave them out")
+    if matching is not None and (images is None or texts is None or audio or share):
+        raise NNNormError(
+            "--matching needs --images and --texts, and takes no --audio and no --shard"
+        )
     wanted = _list_items(
         {
             "images": (images, image_column),
@@ -111,9 +133,25 @@ def encode(
             encoder.check_modality(modality)
         plans = []
         for modality, (items, ids) in wanted.items():
+            if matching is not None:
+                break
             say(f"Checking {len(items):,} {modality}")
             options: Any = {"shard_rows": shard_rows, "resume": resume, "ids": ids, "share": share}
             plans.append(plan_encoding(encoder, modality, items, output, **options))
+    if matching is not None:
+        column = text_column if matching == "image" else image_column
+        _match(
+            encoder,
+            wanted,
+            output,
+            as_json,
+            direction=matching,
+            references=_list_references(references, matching, column),
+            shortlist=shortlist or 256,
+            batch_size=batch_size,
+            resume=resume,
+        )
+        return
     written: dict[Modality, dict[str, Any]] = {}
     for plan in plans:
         written[plan.modality] = _run(plan, batch_size, n_before=len(written))
@@ -143,6 +181,37 @@ def _list_items(
     if not wanted:
         raise NNNormError("nothing to encode; give --images, --texts or --audio")
     return wanted
+
+
+def _list_references(source: Path | None, matching: Direction, column: str | None) -> Any:
+    """List past queries; a column is meant for them too if they are in a table."""
+    if source is None:
+        return None
+    has_columns = source.is_dir() or source.suffix.lower() in (*TABLE_SUFFIXES, ".tar")
+    kind: Modality = "texts" if matching == "image" else "images"
+    return list_inputs(source, kind, column if has_columns else None).items
+
+
+def _match(
+    encoder: Encoder, wanted: dict[Modality, Listing], output: Path, as_json: bool, **options: Any
+) -> None:
+    """Match images with texts; what was matched before an interruption is kept."""
+    images, texts = wanted["images"].items, wanted["texts"].items
+    try:
+        with show_progress("Matching images with texts") as progress:
+            done = match_to_files(encoder, images, texts, output, progress=progress, **options)
+    except KeyboardInterrupt:
+        raise NNNormError(
+            "interrupted; finished work is kept: resume it with the same command and --resume"
+        ) from None
+    files = [str(path) for path in done.files]
+    about = {"files": files, "n_resumed": done.n_resumed, **done.about}
+    if as_json:
+        print_json(about)
+        return
+    shown = ("direction", "n_images", "n_texts", "n_references", "shortlist", "n_resumed", "model")
+    facts = {"files": "\n".join(files)} | {name: about[name] for name in shown}
+    print_facts("Scores of the matching head", facts)
 
 
 def _run(plan: Any, batch_size: int, n_before: int) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io import read_json
 
@@ -197,7 +199,10 @@ def list_saved_files(folder: Path, column: str | None) -> list[Any]:
         if _is_text(values.type):
             items += [folder / text for text in values.to_pylist()]
             continue
-        places = _places(values, whole)
+        try:
+            places = _places(values, whole)
+        except ValueError as error:
+            raise NNNormError(f"{path} can't be read in place: {error}") from error
         for row, place in enumerate(places):
             label = (names[row] if names else None) or f"row {len(items)}"
             if place is None and names and names[row]:
@@ -334,17 +339,15 @@ def _holds_files(kind: Any) -> bool:
 
 def _places(values: Any, whole: Any) -> Sequence[tuple[int, int] | None]:
     """Positions in the mapped file of the values of a column of bytes."""
-    import numpy as np
-
     wide = require("pyarrow.types", "parquet").is_large_binary(values.type)
     _, offsets, data = values.buffers()
-    if not len(values) or data is None:
+    if data is None or values.null_count == len(values):
         return [None] * len(values)
     ends = np.frombuffer(offsets, dtype=np.int64 if wide else np.int32)
     ends = ends[values.offset : values.offset + len(values) + 1].astype(np.int64)
     first = data.address - whole.address
     if first < 0 or first + int(ends[-1]) > whole.size:
-        raise NNNormError("its Arrow files are compressed; save the data set without compression")
+        raise ValueError("it is compressed; save the data set without compression")
     is_there = values.is_valid().to_pylist()
     return [
         (first + int(ends[row]), int(ends[row + 1] - ends[row])) if is_there[row] else None

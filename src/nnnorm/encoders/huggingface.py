@@ -188,7 +188,7 @@ class HuggingFace(Encoder):
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
         """Run the image tower on prepared images."""
         torch = require("torch", "encoders")
-        inputs = self._stack(images)
+        inputs = self.stack(images)
         with torch.inference_mode():
             if self._type == "blip":
                 states = self._model.vision_model(**inputs).last_hidden_state
@@ -198,7 +198,7 @@ class HuggingFace(Encoder):
     def embed_audio(self, sounds: list[Any]) -> npt.NDArray[Any]:
         """Run the audio tower on prepared sounds."""
         torch = require("torch", "encoders")
-        inputs = self._stack(sounds)
+        inputs = self.stack(sounds)
         with torch.inference_mode():
             return to_numpy(_features(self._model.get_audio_features(**inputs)))
 
@@ -221,9 +221,9 @@ class HuggingFace(Encoder):
 
     def process_images(self, images: list[Any]) -> dict[str, Tensor]:
         """Return pixels (and masks) of Pillow images on the device."""
-        return self._stack([self.prepare_image(image) for image in images])
+        return self.stack([self.prepare_image(image) for image in images])
 
-    def _stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Tensor]:
+    def stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Tensor]:
         """Join prepared items to one batch on the device, floats in the type of the weights."""
         torch = require("torch", "encoders")
         stacked = {}
