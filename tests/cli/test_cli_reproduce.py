@@ -356,11 +356,11 @@ def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     assert f"--embeddings {tmp_path} --encoder clip=MODEL" in words
 
 
-def test_a_model_without_embeddings_is_not_sent_to_an_encoder(tmp_path):
+def test_scores_of_a_model_without_embeddings_need_the_lists_of_their_data_set(tmp_path):
     asked = ["reproduce", "--table", "cross-attention", "--embeddings", tmp_path]
     assert_fails(run(*asked), "there is no test-scores.npy in")
     result = run(*asked, "--encoder", "blip-itm=MODEL")
-    assert_fails(result, "blip-itm has no embeddings, only scores of pairs")
+    assert_fails(result, "there is no coco-images.txt in")
 
 
 def test_embeddings_that_do_not_fit_their_data_set_stop_the_run(tmp_path):

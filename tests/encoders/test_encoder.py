@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError
+from nnnorm import NNNormError, NNNormWarning
 from nnnorm.encoders import Encoder
 from nnnorm.encoders.encoder import check_texts, unit_rows
 
@@ -94,15 +94,38 @@ def test_a_model_that_gives_another_dim_than_it_says_is_refused():
         Liar().encode_texts(["a"])
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")]
-)
-def test_a_batch_too_large_for_the_memory_is_said(error):
+OUT_OF_MEMORY = [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+def test_a_batch_too_large_for_the_memory_is_halved_for_good_and_said(error):
+    class Small(Letters):
+        def __init__(self):
+            self.tried = []
+
+        def embed_texts(self, texts):
+            self.tried.append(len(texts))
+            if len(texts) > 2:
+                raise error
+            return super().embed_texts(texts)
+
+    texts = ["a", "ab", "bc", "ccc", "ca", "b", "aa", "c", "cb"]
+    encoder = Small()
+    with pytest.warns(NNNormWarning, match=r"with \d texts at once; going on with") as said:
+        rows = encoder.encode_texts(texts, batch_size=7)
+    np.testing.assert_array_equal(rows, Letters().encode_texts(texts))
+    assert encoder.tried == [7, 4, 2, 2, 2, 1, 2]
+    assert "going on with 2 (--batch-size 2)" in str(said[-1].message)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY)
+@pytest.mark.filterwarnings("ignore:.*out of memory:nnnorm.NNNormWarning")
+def test_memory_that_is_too_small_for_a_batch_of_one_is_said(error):
     class Large(Letters):
         def embed_texts(self, texts):
             raise error
 
-    with pytest.raises(NNNormError, match=r"out of memory with 2 texts at once; .*--batch-size"):
+    with pytest.raises(NNNormError, match=r"out of memory with a batch of one .*--dtype bfloat16"):
         Large().encode_texts(["a", "b"])
 
 

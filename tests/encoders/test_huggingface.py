@@ -335,3 +335,17 @@ def test_a_name_that_is_not_on_this_machine_is_said_while_offline():
     words = "model someone/some-clip can't be loaded .there is no such folder here, and on the hub"
     with pytest.raises(NNNormError, match=words):
         load_encoder("someone/some-clip", device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "blip", "albef", "beit3", "clap"])
+def test_other_number_types_give_nearly_the_same_rows_in_float32(
+    kind, tiny_model, tiny_encoder, pictures, sounds
+):
+    full, half = tiny_encoder(kind), load_encoder(tiny_model(kind), device="cpu", dtype="bfloat16")
+    assert half.about["dtype"] == "bfloat16"
+    things = ("encode_audio", sounds) if kind == "clap" else ("encode_images", pictures)
+    for encode, items in (things, ("encode_texts", tiny.TEXTS)):
+        rows, expected = getattr(half, encode)(items), getattr(full, encode)(items)
+        assert rows.dtype == np.float32
+        assert (rows * expected).sum(axis=1).min() > 0.98
+        assert np.abs(rows - expected).max() > 1e-5

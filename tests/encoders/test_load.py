@@ -58,7 +58,7 @@ def test_the_kind_can_be_said_and_a_wrong_one_is_refused(tiny_model):
 
 
 def test_options_of_another_kind_of_model_are_refused(tiny_model):
-    with pytest.raises(NNNormError, match="tokenizer and image_size are for ALBEF and BEiT-3"):
+    with pytest.raises(NNNormError, match="are for checkpoints of ALBEF, BEiT-3 and BLIP"):
         load_encoder(tiny_model("clip"), image_size=64, device="cpu")
     with pytest.raises(NNNormError, match="revision is for names on the hub"):
         load_encoder(tiny_model("albef"), revision="main", device="cpu")

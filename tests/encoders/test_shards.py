@@ -9,7 +9,7 @@ import pytest
 
 import nnnorm
 from nnnorm import NNNormError
-from nnnorm.encoders import Encoder, encode_to_folder
+from nnnorm.encoders import Encoder, Share, encode_to_folder
 from tests import tiny
 
 TEXTS = [f"text number {n}" for n in range(23)]
@@ -260,3 +260,79 @@ def test_progress_goes_up_to_all_rows(tmp_path):
     encode(tmp_path, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (23, 23)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_parts_of_several_processes_make_the_bytes_of_one_run(tmp_path):
+    expected = contents(encode(tmp_path / "once").folder)
+    encoders = [Hashes() for _ in range(3)]
+    for number in (2, 3, 1):
+        done = encode(tmp_path / "parts", encoders[number - 1], share=Share(number, 3))
+        assert done.n_missing == {2: 15, 3: 10, 1: 0}[number]
+        if number != 1:
+            assert done.folder.name == "text_emb.partial"
+    assert contents(done.folder) == expected
+    assert os.listdir(tmp_path / "parts") == ["text_emb"]
+    assert encoders[1].seen == TEXTS[5:10] + TEXTS[20:]
+    assert sorted(text for encoder in encoders for text in encoder.seen) == sorted(TEXTS)
+
+
+def test_a_part_that_was_broken_off_is_taken_up_and_harms_no_other(tmp_path):
+    encode(tmp_path, share=Share(2, 2))
+    before = contents(tmp_path / "text_emb.partial")
+    broken = Hashes()
+    broken.breaks_at = TEXTS[3]
+    with pytest.raises(NNNormError, match="broken off"):
+        encode(tmp_path, broken, share=Share(1, 2))
+    assert contents(tmp_path / "text_emb.partial") == before
+    assert encode(tmp_path, share=Share(1, 2)).n_missing == 0
+    np.testing.assert_array_equal(nnnorm.open_embeddings(tmp_path), Hashes().encode_texts(TEXTS))
+
+
+def test_a_part_of_other_work_is_never_mixed_in(tmp_path):
+    encode(tmp_path, share=Share(2, 2))
+    with pytest.raises(NNNormError, match="made with other inputs"):
+        encode(tmp_path, texts=TEXTS[1:], share=Share(1, 2))
+    half = Hashes()
+    half.about = {"dtype": "bfloat16"}
+    with pytest.raises(NNNormError, match=r"another dtype \(dtype float32; now bfloat16\)"):
+        encode(tmp_path, half, share=Share(1, 2))
+
+
+def test_processes_that_begin_at_the_same_time_share_one_folder(tmp_path, monkeypatch):
+    """Another process makes the folder between the look at it and its own attempt."""
+    rename, first = os.rename, []
+
+    def rename_after_another(source, target):
+        if not first and str(target).endswith(".partial"):
+            first.append(target)
+            encode(tmp_path, share=Share(1, 2))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename_after_another)
+    assert encode(tmp_path, share=Share(2, 2)).n_missing == 0
+    assert os.listdir(tmp_path) == ["text_emb"]
+    np.testing.assert_array_equal(nnnorm.open_embeddings(tmp_path), Hashes().encode_texts(TEXTS))
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/", "a/b", "-1/2", "1/2/3"])
+def test_a_share_that_is_none_is_refused(text):
+    with pytest.raises(NNNormError, match=r"a shard is one of 1/n to n/n, such as 2/4; got"):
+        Share.read(text)
+
+
+def test_work_cut_into_small_batches_by_memory_is_whole(tmp_path):
+    class Small(Hashes):
+        def embed_texts(self, texts):
+            if len(texts) > 1:
+                raise MemoryError
+            return super().embed_texts(texts)
+
+    with pytest.warns(nnnorm.NNNormWarning, match=r"going on with [12] "):
+        encode(tmp_path, Small())
+    np.testing.assert_array_equal(nnnorm.open_embeddings(tmp_path), Hashes().encode_texts(TEXTS))
+
+
+def test_the_time_in_the_model_is_part_of_the_time(tmp_path):
+    done = encode(tmp_path)
+    assert 0 < done.model_seconds < done.seconds
+    assert "seconds" not in done.about

@@ -1,6 +1,7 @@
 """Checkpoints: read as tensors only, found where authors put them, checked key by key."""
 
 import argparse
+import logging
 import pickle
 
 import pytest
@@ -12,6 +13,8 @@ from nnnorm.encoders.weights import (
     check_keys,
     fingerprint_files,
     pick_device,
+    pick_dtype,
+    quiet_loading,
     read_checkpoint,
     resize_positions,
 )
@@ -126,3 +129,25 @@ def test_fingerprints_follow_the_contents(tmp_path):
     first = fingerprint_files([tmp_path / "a"])
     (tmp_path / "a").write_text("2")
     assert fingerprint_files([tmp_path / "a"]) != first
+
+
+def test_a_dtype_that_the_device_cannot_compute_in_is_said(monkeypatch):
+    def refuse(*arguments, **options):
+        raise RuntimeError("\"slow_conv2d_cpu\" not implemented for 'Half'\nmore")
+
+    assert pick_dtype("float16", "cpu") == torch.float16
+    monkeypatch.setattr(torch.nn.functional, "conv2d", refuse)
+    with pytest.raises(
+        NNNormError, match=r"device cpu can't compute in float16 \(.*Half'\); use f"
+    ):
+        pick_dtype("float16", "cpu")
+    assert pick_dtype("float32", "cpu") == torch.float32
+
+
+def test_attempts_to_reach_the_hub_are_not_logged_while_a_model_is_loaded(caplog):
+    log = logging.getLogger("huggingface_hub.utils._http")
+    with quiet_loading():
+        log.warning("Retrying in 1s [Retry 1/5].")
+    assert caplog.records == []
+    log.warning("afterwards")
+    assert [record.message for record in caplog.records] == ["afterwards"]

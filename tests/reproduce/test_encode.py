@@ -74,6 +74,21 @@ def test_from_pictures_to_a_table_beside_the_paper_in_one_command(root, model):
     assert json.loads(again.stdout) == json.loads(result.stdout)
 
 
+def test_from_pictures_to_the_figure_of_cross_attention_in_one_command(root, tiny_model):
+    """The first caption of every test image, and the captions of the bank, are matched."""
+    asked = ["reproduce", "--table", "cross-attention", "--embeddings", root, "--json"]
+    result = run(*asked, "--encoder", f"blip-itm={tiny_model('blip')}")
+    assert result.exit_code == 0, result.output
+    figures = [cell["figure"]["value"] for cell in json.loads(result.stdout)[0]["cells"]]
+    test, bank = (
+        np.load(root / "blip-itm/coco" / f"{name}-scores.npy") for name in ("test", "reference")
+    )
+    assert test.shape == (N_TEST, N_TEST)
+    assert bank.shape == (N_TEST, 5 * round(0.2 * N_TRAIN))
+    assert figures[0] == pytest.approx(100 * np.mean(test.argmax(axis=0) == np.arange(N_TEST)))
+    assert json.loads(run(*asked).stdout) == json.loads(result.stdout)  # the scores are there now
+
+
 def test_paths_in_a_list_are_meant_from_where_it_lies(tmp_path, model):
     """As `nnnorm encode` means them, wherever the command is run."""
     images = tuple(f"photos/{name}.png" for name in "ab")

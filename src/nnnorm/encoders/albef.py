@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nnnorm.encoders import layers
 from nnnorm.encoders.checkpoint import CheckpointEncoder, find_shapes
-from nnnorm.encoders.weights import check_keys, explain_loading, read_checkpoint
+from nnnorm.encoders.weights import Dtype, check_keys, explain_loading, read_checkpoint
 from nnnorm.errors import NNNormError, require
 
 Tensor: TypeAlias = Any
@@ -48,6 +48,8 @@ class Albef(CheckpointEncoder):
         embeddings are interpolated, as in the authors' evaluation.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    dtype : {"float32", "bfloat16", "float16"}
+        Type of the weights and of the computation.
 
     Examples
     --------
@@ -65,6 +67,7 @@ class Albef(CheckpointEncoder):
         vocabulary: Path | None = None,
         image_size: int | None = None,
         device: str = "auto",
+        dtype: Dtype = "float32",
     ) -> None:
         # Pre-trained checkpoints have `bert.` in the names of the text tower.
         state = {
@@ -78,7 +81,7 @@ class Albef(CheckpointEncoder):
 
         self.dim = shapes["text_proj.weight"][0]
         patches, positions = "visual_encoder.patch_embed.proj.weight", "visual_encoder.pos_embed"
-        self._keep(state, shapes, patches, positions, 1, image_size, device)
+        self._keep(state, shapes, patches, positions, 1, image_size, device, dtype)
         self._n_blocks = sum(key.endswith("attn.qkv.weight") for key in shapes)
         self._n_text = n_text
         self._tokens = _WordPieces(

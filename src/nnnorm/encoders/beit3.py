@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nnnorm.encoders import layers
 from nnnorm.encoders.checkpoint import CheckpointEncoder, find_shapes
-from nnnorm.encoders.weights import check_keys, explain_loading, read_checkpoint
+from nnnorm.encoders.weights import Dtype, check_keys, explain_loading, read_checkpoint
 from nnnorm.errors import NNNormError, require
 
 Tensor: TypeAlias = Any
@@ -45,6 +45,8 @@ class Beit3(CheckpointEncoder):
         embeddings are interpolated, as in the authors' code.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    dtype : {"float32", "bfloat16", "float16"}
+        Type of the weights and of the computation.
 
     Examples
     --------
@@ -62,6 +64,7 @@ class Beit3(CheckpointEncoder):
         vocabulary: Path | None = None,
         image_size: int | None = None,
         device: str = "auto",
+        dtype: Dtype = "float32",
     ) -> None:
         require("torch", "beit3")
         state = read_checkpoint(path)
@@ -72,7 +75,7 @@ class Beit3(CheckpointEncoder):
         self.dim = shapes["language_head.weight"][0]
         self.context = min(_MAX_TOKENS, shapes[f"{positions}.B.weight"][0] - _SKIPPED)
         patches, seen = "beit3.vision_embed.proj.weight", f"{positions}.A.weight"
-        self._keep(state, shapes, patches, seen, 1 + _SKIPPED, image_size, device)
+        self._keep(state, shapes, patches, seen, 1 + _SKIPPED, image_size, device, dtype)
         self._n_layers = sum(key.endswith("self_attn.q_proj.A.weight") for key in shapes)
         self._tokens = _SentencePieces(
             vocabulary or path.with_name("beit3.spm"), shapes["beit3.text_embed.weight"][0]

@@ -47,7 +47,7 @@ class BlipMatcher:
                 f"{encoder.name} has no matching head; expected a BLIP for retrieval, "
                 f"got {type(encoder.model).__name__}"
             )
-        self._encoder = encoder
+        self.encoder = encoder
 
     def score(
         self,
@@ -75,24 +75,30 @@ class BlipMatcher:
         ndarray, shape (n_images, n_texts)
             The logit of "match", float32.
         """
-        torch = require("torch", "encoders")
         check_texts(texts)
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
-        model = self._encoder.model
-        batches = [
-            self._tokenize(texts[start : start + batch_size])
-            for start in range(0, len(texts), batch_size)
-        ]
+        batches = self._tokenize(texts, batch_size)
         scores = np.empty((len(images), len(texts)), dtype=np.float32)
-        with torch.inference_mode():
-            for row, image in enumerate(images):
-                pixels = self._encoder.process_images([open_image(image)])
-                patches = model.vision_model(**pixels).last_hidden_state
-                done = 0
+        for row, image in enumerate(images):
+            pixels = self.encoder.prepare_image(open_image(image))
+            scores[row] = self._match(pixels, batches)
+            if progress is not None:
+                progress((row + 1) * len(texts), scores.size)
+        return scores
+
+    def match(self, pixels: Any, texts: Sequence[str], *, batch_size: int = 32) -> FloatArray:
+        """Return the logits ``(n_texts,)`` of one image, from `prepare_image`, with some texts."""
+        return self._match(pixels, self._tokenize(texts, batch_size))
+
+    def _match(self, pixels: Any, batches: Sequence[dict[str, Any]]) -> FloatArray:
+        torch = require("torch", "encoders")
+        model, found = self.encoder.model, []
+        try:
+            with torch.inference_mode():
+                patches = model.vision_model(**self.encoder.stack([pixels])).last_hidden_state
                 for batch in batches:
-                    n_texts = len(batch["input_ids"])
-                    seen = patches.expand(n_texts, -1, -1)
+                    seen = patches.expand(len(batch["input_ids"]), -1, -1)
                     states = model.text_encoder(
                         **batch,
                         encoder_hidden_states=seen,
@@ -100,14 +106,21 @@ class BlipMatcher:
                             seen.shape[:2], dtype=torch.long, device=seen.device
                         ),
                     ).last_hidden_state
-                    logits = to_numpy(model.itm_head(states[:, 0]))
-                    scores[row, done : done + n_texts] = logits[:, 1]
-                    done += n_texts
-                if progress is not None:
-                    progress((row + 1) * len(texts), scores.size)
-        return scores
+                    found.append(to_numpy(model.itm_head(states[:, 0]))[:, 1])
+        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
+            if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+                raise
+            raise NNNormError(
+                f"{self.encoder.name} ran out of memory with {len(batches[0]['input_ids'])} pairs "
+                "at once; take a smaller batch_size (--batch-size)"
+            ) from error
+        return np.concatenate(found)
 
-    def _tokenize(self, texts: Sequence[str]) -> dict[str, Any]:
-        tokens = self._encoder.tokenize(texts)
-        tokens["input_ids"][:, 0] = self._encoder.matching_token()
-        return tokens
+    def _tokenize(self, texts: Sequence[str], batch_size: int) -> list[dict[str, Any]]:
+        """Tokenise texts in batches; they begin with ``[ENC]``."""
+        batches = []
+        for start in range(0, len(texts), batch_size):
+            tokens = self.encoder.tokenize(texts[start : start + batch_size])
+            tokens["input_ids"][:, 0] = self.encoder.matching_token()
+            batches.append(tokens)
+        return batches

@@ -4,9 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from nnnorm.encoders.encoder import Encoder
 from nnnorm.encoders.images import square_pixels
-from nnnorm.encoders.weights import State, fingerprint_files, pick_device, resize_positions
+from nnnorm.encoders.weights import (
+    Dtype,
+    State,
+    fingerprint_files,
+    free_memory,
+    pick_device,
+    pick_dtype,
+    resize_positions,
+)
 from nnnorm.errors import NNNormError, require
 
 Tensor: TypeAlias = Any
@@ -37,19 +47,16 @@ class CheckpointEncoder(Encoder):
         n_extra: int,
         image_size: int | None,
         device: str,
+        dtype: Dtype,
     ) -> None:
         """Keep the tensors in use, with position embeddings for the size of the images."""
-        float32 = require("torch", "encoders").float32
         self._device = pick_device(device)
+        self._dtype = pick_dtype(dtype, self._device)
         patch, table = shapes[patches][-1], state[positions].float()
         table = table.reshape(-1, table.shape[-1])
-        self._size = image_size or patch * round((len(table) - n_extra) ** 0.5)
-        if self._size < patch or self._size % patch:
-            raise NNNormError(
-                f"image_size must be a multiple of the patch size {patch}; got {image_size}"
-            )
+        self._size = find_image_size(len(table) - n_extra, patch, image_size)
         state[positions] = resize_positions(table, n_extra, self._size // patch)
-        self._state = {key: state[key].to(self._device, float32) for key in shapes}
+        self._state = {key: state[key].to(self._device, self._dtype) for key in shapes}
 
     def _describe(self, encoder: str, path: Path, texts: str, vocabulary: Path) -> None:
         self.name = str(path)
@@ -58,6 +65,7 @@ class CheckpointEncoder(Encoder):
             "encoder": encoder,
             "model": self.name,
             "revision": None,
+            "dtype": str(self._dtype).removeprefix("torch."),
             "weights_sha256": fingerprint_files([path]),
             "preprocessing": {
                 "images": images,
@@ -67,9 +75,37 @@ class CheckpointEncoder(Encoder):
             "normalisation": "unit norm, by nnnorm",
         }
 
+    def prepare_image(self, image: Any) -> Any:
+        """Resize, scale and normalise an image."""
+        return square_pixels([image], self._size, self.mean, self.std)[0]
+
+    def free_memory(self) -> None:
+        """Free what the device keeps for later, after a batch that did not fit."""
+        free_memory(self._device)
+
     def _pixels(self, images: list[Any]) -> Tensor:
-        pixels = square_pixels(images, self._size, self.mean, self.std)
-        return require("torch", "encoders").from_numpy(pixels).to(self._device)
+        """Put prepared images on the device."""
+        pixels = require("torch", "encoders").from_numpy(np.stack(images))
+        return pixels.to(self._device, self._dtype)
+
+
+def find_image_size(n_patches: int, patch: int, image_size: int | None) -> int:
+    """Return the side of the images: the asked one, or that of the training.
+
+    Examples
+    --------
+    >>> find_image_size(576, 16, None)
+    384
+    >>> find_image_size(576, 16, 100)
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: image_size must be a multiple of the patch size 16; got 100
+    """
+    size = image_size or patch * round(n_patches**0.5)
+    if size < patch or size % patch:
+        raise NNNormError(
+            f"image_size must be a multiple of the patch size {patch}; got {image_size}"
+        )
+    return size
 
 
 def find_shapes(

@@ -7,12 +7,14 @@ order of the inputs for every batch size.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.images import open_image
+from nnnorm.encoders.images import decode_image
+from nnnorm.encoders.pipeline import BatchRunner, prepare_ahead
 from nnnorm.encoders.sounds import read_sound
 from nnnorm.errors import NNNormError
 from nnnorm.io import Progress
@@ -25,7 +27,8 @@ class Encoder:
     """A model that embeds images, texts or sounds into one space.
 
     A subclass defines the attributes, and the `embed_` methods of its modalities, which turn a
-    batch into an array ``(len(batch), dim)``, normalised or not.
+    batch into an array ``(len(batch), dim)``, normalised or not. What can be done for one image or
+    sound without the model belongs into `prepare_image` and `prepare_sound`, which threads call.
 
     Attributes
     ----------
@@ -86,23 +89,22 @@ class Encoder:
         """Encode sounds (paths or mono arrays at `rate`) as unit rows ``(n_sounds, dim)``."""
         return self._encode("audio", sounds, batch_size, progress)
 
-    def encode_batch(self, modality: Modality, batch: Sequence[Any]) -> FloatArray:
-        """Open and embed one batch, and normalise its rows."""
-        try:
-            if modality == "images":
-                rows = self.embed_images([open_image(image) for image in batch])
-            elif modality == "texts":
-                rows = self.embed_texts(list(batch))
-            else:
-                rows = self.embed_audio([read_sound(sound, self.rate) for sound in batch])
-        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
-            if not isinstance(error, MemoryError) and "out of memory" not in str(error):
-                raise
-            raise NNNormError(
-                f"{self.name} ran out of memory with {len(batch)} {modality} at once; "
-                "take a smaller batch_size (--batch-size)"
-            ) from error
-        unit = unit_rows(rows, f"{self.name}'s {modality}")
+    def prepare(self, modality: Modality, item: Any) -> Any:
+        """Open an item, and do what needs no model; several threads call this at once."""
+        if modality == "images":
+            return self.prepare_image(decode_image(item))
+        if modality == "audio":
+            return self.prepare_sound(read_sound(item, self.rate))
+        return item
+
+    def embed_prepared(self, modality: Modality, batch: list[Any]) -> FloatArray:
+        """Embed a batch of what `prepare` gave, and normalise its rows."""
+        embed = {
+            "images": self.embed_images,
+            "texts": self.embed_texts,
+            "audio": self.embed_audio,
+        }[modality]
+        unit = unit_rows(embed(batch), f"{self.name}'s {modality}")
         if unit.shape != (len(batch), self.dim):
             raise NNNormError(
                 f"{self.name} gave shape {unit.shape} for {len(batch)} {modality}; expected "
@@ -128,16 +130,27 @@ class Encoder:
         """Return the number of tokens of every text before cutting, with special tokens."""
         raise NotImplementedError
 
+    def prepare_image(self, image: Any) -> Any:
+        """Prepare a Pillow image in RGB for the model; by default it stays one."""
+        return image
+
+    def prepare_sound(self, sound: FloatArray) -> Any:
+        """Prepare a mono sound at `rate` for the model; by default it stays one."""
+        return sound
+
+    def free_memory(self) -> None:
+        """Free what the device keeps for later, after a batch that did not fit."""
+
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Embed one batch of Pillow images in RGB."""
+        """Embed one batch of images as `prepare_image` gives them: by default in Pillow's RGB."""
         raise NotImplementedError
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
         """Embed one batch of texts."""
         raise NotImplementedError
 
-    def embed_audio(self, sounds: list[FloatArray]) -> npt.NDArray[Any]:
-        """Embed one batch of mono sounds at `rate`."""
+    def embed_audio(self, sounds: list[Any]) -> npt.NDArray[Any]:
+        """Embed one batch of sounds as `prepare_sound` gives them: by default mono at `rate`."""
         raise NotImplementedError
 
     def _encode(
@@ -147,11 +160,17 @@ class Encoder:
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
         rows = np.empty((len(items), self.dim), dtype=np.float32)
-        for start in range(0, len(items), batch_size):
-            batch = items[start : start + batch_size]
-            rows[start : start + len(batch)] = self.encode_batch(modality, batch)
-            if progress is not None:
-                progress(start + len(batch), len(items))
+        model = BatchRunner(self, modality)
+        done = 0
+        starts = range(0, len(items), batch_size)
+        batches = [(start, min(start + batch_size, len(items))) for start in starts]
+        with closing(prepare_ahead(self, modality, items, batches)) as ahead:
+            for prepared in ahead:
+                for part in model.run(prepared):
+                    rows[done : done + len(part)] = part
+                    done += len(part)
+                if progress is not None:
+                    progress(done, len(items))
         return rows
 
 

@@ -9,7 +9,7 @@ uses the first seconds of a sound.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,11 +19,14 @@ import numpy.typing as npt
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.layers import to_numpy
 from nnnorm.encoders.weights import (
+    Dtype,
     check_vocabulary,
     explain_loading,
     fingerprint_files,
+    free_memory,
     list_some,
     pick_device,
+    pick_dtype,
     quiet_loading,
 )
 from nnnorm.errors import NNNormError, first_line, require
@@ -54,6 +57,29 @@ _BLIP_WORDS, _BLIP_TOKENS = 30, 35
 _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
 
+class Parts(NamedTuple):
+    """What a model of transformers consists of, in memory.
+
+    Attributes
+    ----------
+    config, model, tokenizer : object
+        Of the library.
+    process : callable
+        Turns a list of Pillow images (or sounds) into named arrays, one row each.
+    preprocessing : mapping
+        What `process` does, for ``about.json``.
+    about : mapping
+        Encoder, revision and hash of the weights.
+    """
+
+    config: Any
+    model: Any
+    tokenizer: Any
+    process: Callable[[list[Any]], Mapping[str, npt.NDArray[Any]]]
+    preprocessing: Mapping[str, Any]
+    about: Mapping[str, Any]
+
+
 class HuggingFace(Encoder):
     """A dual encoder of the transformers library.
 
@@ -65,8 +91,12 @@ class HuggingFace(Encoder):
         Branch, tag or commit, for a name on the hub.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    dtype : {"float32", "bfloat16", "float16"}
+        Type of the weights and of the computation.
     clean_texts : bool
         For BLIP: whether to clean texts as its authors do (`clean_caption`).
+    parts : Parts, optional
+        A model that is already in memory; `model` is then only its name.
 
     Examples
     --------
@@ -81,58 +111,51 @@ class HuggingFace(Encoder):
         *,
         revision: str | None = None,
         device: str = "auto",
+        dtype: Dtype = "float32",
         clean_texts: bool = True,
+        parts: Parts | None = None,
     ) -> None:
         self._device = pick_device(device)
-        self._config = _read_config(model, revision)
-        self._type = self._config.model_type
-        kind = _KINDS[self._type]
-        if not clean_texts and self._type != "blip":
+        self._dtype = pick_dtype(dtype, self._device)
+        config = _read_config(model, revision) if parts is None else parts.config
+        kind = _KINDS[config.model_type]
+        if not clean_texts and config.model_type != "blip":
             raise NNNormError(
-                f"clean_texts=False (--raw-texts) is for BLIP; got a model of type {self._type}, "
-                "whose texts are not cleaned"
+                f"clean_texts=False (--raw-texts) is for BLIP; got a model of type "
+                f"{config.model_type}, whose texts are not cleaned"
             )
+        parts = parts or _load_parts(model, revision, config, kind)
+        self._config, self._type = config, config.model_type
         self._cleans = self._type == "blip" and clean_texts
-        self._model = load_pretrained(model, kind.architecture, revision).to(self._device)
+        self._model = parts.model.to(self._device, self._dtype)
+        self._tokenizer, self._process = parts.tokenizer, parts.process
+        check_vocabulary(self._tokenizer, model)
         self.name = model
         self.modalities = kind.modalities
         self.dim = self._find_dim()
-        self._tokenizer = _load_part(model, "AutoTokenizer", revision)
-        check_vocabulary(self._tokenizer, model)
         self.context = self._find_context(kind)
-        preprocessing: dict[str, Any] = {
-            "texts": {
-                "tokenizer": type(self._tokenizer).__name__,
-                "max_length": self.context,
-                "padding": self._padding,
-                "lower_case": self._lowers or self._cleans,
-                **({"cleaned": "as by BLIP's authors, at most 30 words"} if self._cleans else {}),
-            }
-        }
-        if "images" in kind.modalities:
-            self._images = _load_part(model, "AutoImageProcessor", revision, **_pillow_backend())
-            preprocessing["images"] = json.loads(self._images.to_json_string())
-        else:
-            self._sounds = _load_part(model, "AutoFeatureExtractor", revision)
-            if self._config.audio_config.enable_fusion or self._sounds.truncation == "fusion":
-                raise NNNormError(
-                    f"{model} fuses long sounds from pieces drawn at random, so the same sound "
-                    "would get another row each time; use a CLAP without fusion (unfused)"
-                )
-            self.rate = self._sounds.sampling_rate
-            preprocessing["audio"] = (
-                f"mono, {self.rate} Hz, the first {self._sounds.nb_max_samples / self.rate:g} s, "
-                f"shorter ones: {self._sounds.padding}"
-            )
-        is_folder = Path(model).is_dir()
-        weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
+        if "audio" in kind.modalities:
+            self.rate = int(parts.preprocessing["rate"])
         self.about = {
             "encoder": "transformers",
             "model": model,
             "architecture": kind.architecture,
-            "revision": None if is_folder else getattr(self._config, "_commit_hash", None),
-            "weights_sha256": fingerprint_files(weights) if is_folder else None,
-            "preprocessing": preprocessing,
+            "dtype": dtype,
+            **parts.about,
+            "preprocessing": {
+                "texts": {
+                    "tokenizer": type(self._tokenizer).__name__,
+                    "max_length": self.context,
+                    "padding": self._padding,
+                    "lower_case": self._lowers or self._cleans,
+                    **(
+                        {"cleaned": "as by BLIP's authors, at most 30 words"}
+                        if self._cleans
+                        else {}
+                    ),
+                },
+                kind.modalities[0]: parts.preprocessing[kind.modalities[0]],
+            },
             "normalisation": f"unit norm, by {'the model' if self._type == 'clap' else 'nnnorm'}",
         }
 
@@ -154,25 +177,34 @@ class HuggingFace(Encoder):
                 return to_numpy(self._model.text_proj(states[:, 0]))
             return to_numpy(_features(self._model.get_text_features(**inputs)))
 
+    def prepare_image(self, image: Any) -> dict[str, npt.NDArray[Any]]:
+        """Run the model's own processor on one image."""
+        return dict(self._process([image]))
+
+    def prepare_sound(self, sound: FloatArray) -> dict[str, npt.NDArray[Any]]:
+        """Run the model's own feature extractor on the first seconds of a sound."""
+        return dict(self._process([sound]))
+
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Run the model's own processor and the image tower."""
+        """Run the image tower on prepared images."""
         torch = require("torch", "encoders")
-        inputs = self.process_images(images)
+        inputs = self.stack(images)
         with torch.inference_mode():
             if self._type == "blip":
                 states = self._model.vision_model(**inputs).last_hidden_state
                 return to_numpy(self._model.vision_proj(states[:, 0]))
             return to_numpy(_features(self._model.get_image_features(**inputs)))
 
-    def embed_audio(self, sounds: list[FloatArray]) -> npt.NDArray[Any]:
-        """Run the model's own feature extractor on the first seconds, and the audio tower."""
+    def embed_audio(self, sounds: list[Any]) -> npt.NDArray[Any]:
+        """Run the audio tower on prepared sounds."""
         torch = require("torch", "encoders")
-        # The library crops a longer sound at a random position.
-        cut = [sound[: self._sounds.nb_max_samples] for sound in sounds]
-        inputs = self._sounds(cut, sampling_rate=self.rate, return_tensors="pt")
-        inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        inputs = self.stack(sounds)
         with torch.inference_mode():
             return to_numpy(_features(self._model.get_audio_features(**inputs)))
+
+    def free_memory(self) -> None:
+        """Free what the device keeps for later, after a batch that did not fit."""
+        free_memory(self._device)
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return token ids (and mask) on the device."""
@@ -188,9 +220,18 @@ class HuggingFace(Encoder):
         return {name: found[name].to(self._device) for name in names}
 
     def process_images(self, images: list[Any]) -> dict[str, Tensor]:
-        """Return pixels (and masks) on the device."""
-        found = self._images(images=images, return_tensors="pt")
-        return {name: tensor.to(self._device) for name, tensor in found.items()}
+        """Return pixels (and masks) of Pillow images on the device."""
+        return self.stack([self.prepare_image(image) for image in images])
+
+    def stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Tensor]:
+        """Join prepared items to one batch on the device, floats in the type of the weights."""
+        torch = require("torch", "encoders")
+        stacked = {}
+        for name in prepared[0]:
+            tensor = torch.from_numpy(np.concatenate([one[name] for one in prepared]))
+            kind = self._dtype if tensor.is_floating_point() else tensor.dtype
+            stacked[name] = tensor.to(self._device, kind)
+        return stacked
 
     @property
     def model(self) -> Any:
@@ -253,6 +294,54 @@ class HuggingFace(Encoder):
         shift = text.pad_token_id + 1 if kind.has_shifted_positions else 0
         longest = [self._tokenizer.model_max_length, text.max_position_embeddings - shift]
         return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
+
+
+def _load_parts(model: str, revision: str | None, config: Any, kind: _Kind) -> Parts:
+    """Load a folder or a name on the hub."""
+    loaded = load_pretrained(model, kind.architecture, revision)
+    tokenizer = _load_part(model, "AutoTokenizer", revision)
+    preprocessing: dict[str, Any] = {}
+    if "images" in kind.modalities:
+        images = _load_part(model, "AutoImageProcessor", revision, **_pillow_backend())
+        preprocessing["images"] = json.loads(images.to_json_string())
+
+        def process(batch: list[Any]) -> Mapping[str, npt.NDArray[Any]]:
+            return _as_arrays(images(images=batch, return_tensors="np"))
+    else:
+        sounds = _load_part(model, "AutoFeatureExtractor", revision)
+        if config.audio_config.enable_fusion or sounds.truncation == "fusion":
+            raise NNNormError(
+                f"{model} fuses long sounds from pieces drawn at random, so the same sound "
+                "would get another row each time; use a CLAP without fusion (unfused)"
+            )
+        rate = sounds.sampling_rate
+        preprocessing["rate"] = rate
+        preprocessing["audio"] = (
+            f"mono, {rate} Hz, the first {sounds.nb_max_samples / rate:g} s, "
+            f"shorter ones: {sounds.padding}"
+        )
+
+        def process(batch: list[Any]) -> Mapping[str, npt.NDArray[Any]]:
+            # The library crops a longer sound at a random position.
+            cut = [sound[: sounds.nb_max_samples] for sound in batch]
+            return _as_arrays(sounds(cut, sampling_rate=rate, return_tensors="np"))
+
+    is_folder = Path(model).is_dir()
+    weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
+    about = {
+        "revision": None if is_folder else getattr(config, "_commit_hash", None),
+        "weights_sha256": fingerprint_files(weights) if is_folder else None,
+    }
+    return Parts(config, loaded, tokenizer, process, preprocessing, about)
+
+
+def _as_arrays(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a processor, floats in float32."""
+    arrays = {name: np.asarray(value) for name, value in found.items()}
+    return {
+        name: array.astype(np.float32) if array.dtype == np.float64 else array
+        for name, array in arrays.items()
+    }
 
 
 def clean_caption(text: str, max_words: int | None = _BLIP_WORDS) -> str:

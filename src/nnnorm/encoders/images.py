@@ -2,9 +2,10 @@
 
 The header of an image is checked before it is decoded: an image of more than `MAX_PIXELS` is
 refused as a decompression bomb. Pixels are RGB as stored; the EXIF orientation is not applied, as
-in the original code of the models.
+in the original code of the models. `decode_image` may be called by several threads at once.
 """
 
+import io
 import os
 import re
 import warnings
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.encoders.containers import Stored
 from nnnorm.encoders.inputs import check_all
 from nnnorm.errors import NNNormError, first_line, require
 
@@ -26,11 +28,11 @@ MAX_PIXELS = 178_956_970
 
 
 def open_image(source: Any) -> Any:
-    """Open and decode an image in RGB, from a path or a Pillow image.
+    """Open and decode an image in RGB, from a path, a member of a tar file or a Pillow image.
 
     Parameters
     ----------
-    source : str, PathLike or PIL.Image.Image
+    source : str, PathLike, Stored or PIL.Image.Image
 
     Returns
     -------
@@ -43,13 +45,42 @@ def open_image(source: Any) -> Any:
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path
     """
+    with quiet_pillow():
+        return decode_image(source)
+
+
+def decode_image(source: Any) -> Any:
+    """Do the work of `open_image`, with Pillow's warnings: for threads within `quiet_pillow`.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> decode_image(Image.new("L", (2, 2))).mode
+    'RGB'
+    """
     pillow = require("PIL.Image", "encoders")
     if isinstance(source, pillow.Image):
         return _to_rgb(source, "an image")
-    if not isinstance(source, (str, os.PathLike)):
+    if not isinstance(source, (str, os.PathLike, Stored)):
         raise NNNormError(f"an image must be a path or a Pillow image; got {type(source).__name__}")
     with _reading(source) as image:
         return _to_rgb(image, f"image {source}")
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Silence Pillow's warnings of large images, palettes and odd metadata, in all threads.
+
+    Filters belong to the whole process, so this is entered once around the work of threads.
+
+    Examples
+    --------
+    >>> with quiet_pillow():
+    ...     pass
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
 
 
 def check_images(paths: Sequence[Any]) -> None:
@@ -66,7 +97,8 @@ def check_images(paths: Sequence[Any]) -> None:
         with _reading(path) as image:
             _check_depth(image, f"image {path}")
 
-    check_all(paths, check, "images")
+    with quiet_pillow():
+        check_all(paths, check, "images")
 
 
 def square_pixels(
@@ -106,7 +138,7 @@ def square_pixels(
 def _reading(path: Any) -> Iterator[Any]:
     """Open an image, and explain what goes wrong while it is read."""
     try:
-        with _opened(Path(path)) as image:
+        with _opened(path) as image:
             yield image
     except NNNormError:
         raise
@@ -116,27 +148,28 @@ def _reading(path: Any) -> Iterator[Any]:
         ) from error
 
 
-def _opened(path: Path) -> Any:
+def _opened(source: Any) -> Any:
     """Open lazily: the header is read, the pixels are not."""
     pillow = require("PIL.Image", "encoders")
-    if not path.exists():
-        raise NNNormError(f"image {path}: there is no such file; check the path")
-    if not path.is_file():
-        raise NNNormError(f"image {path}: it is a folder or a device; expected an image file")
-    with warnings.catch_warnings():
-        # Pillow warns about large images; MAX_PIXELS decides instead.
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
-        try:
-            image = pillow.open(path)
-        except pillow.DecompressionBombError as error:
-            counted = re.search(r"\d+ pixels", str(error))
-            raise NNNormError(
-                _bomb(f"image {path}", counted[0] if counted else "too many pixels")
-            ) from error
+    if isinstance(source, Stored):
+        place: Any = io.BytesIO(source.read())
+    else:
+        place = Path(source)
+        if not place.exists():
+            raise NNNormError(f"image {place}: there is no such file; check the path")
+        if not place.is_file():
+            raise NNNormError(f"image {place}: it is a folder or a device; expected an image file")
+    try:
+        image = pillow.open(place)
+    except pillow.DecompressionBombError as error:
+        counted = re.search(r"\d+ pixels", str(error))
+        raise NNNormError(
+            _bomb(f"image {source}", counted[0] if counted else "too many pixels")
+        ) from error
     width, height = image.size
     if width * height > MAX_PIXELS:
         image.close()
-        raise NNNormError(_bomb(f"image {path}", f"{width} x {height} pixels"))
+        raise NNNormError(_bomb(f"image {source}", f"{width} x {height} pixels"))
     return image
 
 
@@ -145,9 +178,7 @@ def _to_rgb(image: Any, name: str) -> Any:
     if width * height > MAX_PIXELS:
         raise NNNormError(_bomb(name, f"{width} x {height} pixels"))
     _check_depth(image, name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about palettes with transparency, and unusual metadata
-        return image.convert("RGB")
+    return image.convert("RGB")
 
 
 def _check_depth(image: Any, name: str) -> None:

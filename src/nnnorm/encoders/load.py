@@ -5,12 +5,15 @@ other name refers to the hub. File names do not matter.
 """
 
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from nnnorm.encoders.encoder import Encoder
+from nnnorm.encoders.weights import Dtype
 from nnnorm.errors import NNNormError, first_line
 
-Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip", "albef", "beit3"]
+Library: TypeAlias = Literal[
+    "transformers", "sentence-transformers", "open-clip", "albef", "beit3", "blip"
+]
 
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
@@ -23,6 +26,7 @@ def load_encoder(
     tokenizer: str | Path | None = None,
     image_size: int | None = None,
     device: str = "auto",
+    dtype: Dtype = "float32",
     clean_texts: bool = True,
 ) -> Encoder:
     """Load a model that turns images, texts or sounds into embeddings.
@@ -30,19 +34,24 @@ def load_encoder(
     Parameters
     ----------
     model : str or Path
-        A folder of transformers or sentence-transformers; a checkpoint file of ALBEF or BEiT-3 (or
-        a folder with one and its vocabulary); a name on the hub; for OpenCLIP
-        ``ARCHITECTURE/WEIGHTS`` with ``library="open-clip"``.
-    library : {"transformers", "sentence-transformers", "open-clip", "albef", "beit3"}, optional
-        Needed only if the files do not show it.
+        A folder of transformers or sentence-transformers; a checkpoint file of ALBEF, BEiT-3 or
+        BLIP by its authors (or a folder with one and its vocabulary); a name on the hub; for
+        OpenCLIP ``ARCHITECTURE/WEIGHTS`` with ``library="open-clip"``.
+    library : str, optional
+        ``"transformers"``, ``"sentence-transformers"``, ``"open-clip"``, ``"albef"``, ``"beit3"``
+        or ``"blip"``, the latter three for checkpoints of the authors. Needed only if the files do
+        not show it.
     revision : str, optional
         Branch, tag or commit, for a name on the hub.
     tokenizer : str or Path, optional
-        ALBEF's ``vocab.txt`` or BEiT-3's ``beit3.spm``, if it is not next to the checkpoint.
+        The ``vocab.txt`` of ALBEF and BLIP or BEiT-3's ``beit3.spm``, if it is not next to the
+        checkpoint.
     image_size : int, optional
-        For ALBEF and BEiT-3, instead of the size used in training.
+        For checkpoints of ALBEF, BEiT-3 and BLIP, instead of the size used in training.
     device : str
         ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
+    dtype : {"float32", "bfloat16", "float16"}
+        Type of the weights and of the computation; rows are float32 in any case.
     clean_texts : bool
         For BLIP, whose authors clean captions; False encodes them as they are.
 
@@ -60,7 +69,8 @@ def load_encoder(
     if library is not None and library not in get_args(Library):
         raise NNNormError(f"library must be one of {', '.join(get_args(Library))}; got {library!r}")
     try:
-        encoder = _load(model, library, revision, tokenizer, image_size, device, clean_texts)
+        place: Any = {"device": device, "dtype": dtype}
+        encoder = _load(model, library, revision, tokenizer, image_size, clean_texts, place)
         if "texts" in encoder.modalities:
             encoder.token_counts(["a text"])  # a damaged tokenizer fails here, not in the work
         return encoder
@@ -79,37 +89,51 @@ def _load(
     revision: str | None,
     tokenizer: str | Path | None,
     image_size: int | None,
-    device: str,
     clean_texts: bool,
+    place: dict[str, Any],
 ) -> Encoder:
     chosen = library or _recognise(Path(model))
     vocabulary = None if tokenizer is None else Path(tokenizer)
-    if not clean_texts and chosen != "transformers":
+    if not clean_texts and chosen not in ("transformers", "blip"):
         raise NNNormError(f"clean_texts=False (--raw-texts) is for BLIP; got a model of {chosen}")
-    if chosen in ("albef", "beit3"):
-        from nnnorm.encoders.albef import Albef
-        from nnnorm.encoders.beit3 import Beit3
-
+    if chosen in ("albef", "beit3", "blip"):
         if revision is not None:
             raise NNNormError("revision is for names on the hub; leave it out for a checkpoint")
         path = _find_checkpoint(Path(model))
-        kind = Albef if chosen == "albef" else Beit3
-        return kind(path, vocabulary=vocabulary, image_size=image_size, device=device)
+        sizes: Any = {"vocabulary": vocabulary, "image_size": image_size}
+        return _load_checkpoint(chosen, path, sizes, clean_texts, place)
     if vocabulary is not None or image_size is not None:
         raise NNNormError(
-            f"tokenizer and image_size are for ALBEF and BEiT-3; a {chosen} model brings its own"
+            f"tokenizer and image_size are for checkpoints of ALBEF, BEiT-3 and BLIP; a {chosen} "
+            "model brings its own"
         )
     if chosen == "open-clip":
         from nnnorm.encoders.openclip import OpenClip
 
-        return OpenClip(str(model), device=device)
+        return OpenClip(str(model), **place)
     if chosen == "sentence-transformers":
         from nnnorm.encoders.sentences import SentenceEncoder
 
-        return SentenceEncoder(str(model), revision=revision, device=device)
+        return SentenceEncoder(str(model), revision=revision, **place)
     from nnnorm.encoders.huggingface import HuggingFace
 
-    return HuggingFace(str(model), revision=revision, device=device, clean_texts=clean_texts)
+    return HuggingFace(str(model), revision=revision, clean_texts=clean_texts, **place)
+
+
+def _load_checkpoint(
+    kind: str, path: Path, sizes: dict[str, Any], clean_texts: bool, place: dict[str, Any]
+) -> Encoder:
+    """Load a checkpoint of a model's authors."""
+    if kind == "blip":
+        from nnnorm.encoders.blip import read_blip
+        from nnnorm.encoders.huggingface import HuggingFace
+
+        parts = read_blip(path, **sizes)
+        return HuggingFace(str(path), parts=parts, clean_texts=clean_texts, **place)
+    from nnnorm.encoders.albef import Albef
+    from nnnorm.encoders.beit3 import Beit3
+
+    return (Albef if kind == "albef" else Beit3)(path, **sizes, **place)
 
 
 def _recognise(path: Path) -> Library:
@@ -138,6 +162,7 @@ def _find_checkpoint(path: Path) -> Path:
 
 
 def _recognise_checkpoint(path: Path) -> Library:
+    from nnnorm.encoders.blip import is_blip
     from nnnorm.encoders.weights import read_checkpoint
 
     if not path.is_file():
@@ -145,10 +170,12 @@ def _recognise_checkpoint(path: Path) -> Library:
     keys = read_checkpoint(path)
     if any(key.startswith("beit3.") for key in keys):
         return "beit3"
+    if is_blip(keys):
+        return "blip"
     if any(key.startswith("visual_encoder.") for key in keys):
         return "albef"
     raise NNNormError(
-        f"checkpoint {path} is neither ALBEF's (visual_encoder.…) nor BEiT-3's (beit3.…); "
-        f"its tensors begin with {next(iter(keys), 'nothing')}. A model of transformers needs its "
-        "config.json beside it"
+        f"checkpoint {path} is neither ALBEF's or BLIP's (visual_encoder.…) nor BEiT-3's "
+        f"(beit3.…); its tensors begin with {next(iter(keys), 'nothing')}. A model of "
+        "transformers needs its config.json beside it"
     )

@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder
 from nnnorm.encoders.layers import to_numpy
-from nnnorm.encoders.weights import explain_loading, fingerprint_files, pick_device
+from nnnorm.encoders.weights import (
+    Dtype,
+    explain_loading,
+    fingerprint_files,
+    free_memory,
+    pick_device,
+    pick_dtype,
+)
 from nnnorm.errors import NNNormError, require
 
 
@@ -26,6 +33,8 @@ class OpenClip(Encoder):
         ``ARCHITECTURE/WEIGHTS`` or ``hf-hub:OWNER/NAME``.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    dtype : {"float32", "bfloat16", "float16"}
+        Type of the weights and of the computation.
 
     Examples
     --------
@@ -36,17 +45,18 @@ class OpenClip(Encoder):
 
     modalities = ("images", "texts")
 
-    def __init__(self, model: str, *, device: str = "auto") -> None:
+    def __init__(self, model: str, *, device: str = "auto", dtype: Dtype = "float32") -> None:
         architecture, weights = split_name(model)
         library = require("open_clip", "open-clip")
         self._device = pick_device(device)
+        self._dtype = pick_dtype(dtype, self._device)
         failed = f"model {model} can't be loaded by open_clip"
         with explain_loading(failed, "see open_clip.list_pretrained() for the names"):
             self._model, _, self._transform = library.create_model_and_transforms(
                 architecture, pretrained=weights, precision="fp32", device=self._device
             )
             self._tokenizer = library.get_tokenizer(architecture)
-        self._model.eval()
+        self._model.to(self._dtype).eval()
         self.name = model
         self.context = int(self._tokenizer.context_length)
         self.dim = self.embed_texts(["a"]).shape[1]
@@ -54,6 +64,7 @@ class OpenClip(Encoder):
         self.about = {
             "encoder": "open-clip",
             "model": model,
+            "dtype": dtype,
             "revision": None if is_file else weights,
             "weights_sha256": fingerprint_files([Path(weights or "")]) if is_file else None,
             "preprocessing": {"images": str(self._transform), "max_length": self.context},
@@ -73,10 +84,18 @@ class OpenClip(Encoder):
         with torch.inference_mode():
             return to_numpy(self._model.encode_text(self._tokenizer(texts).to(self._device)))
 
+    def prepare_image(self, image: Any) -> Any:
+        """Transform an image as the model's authors do."""
+        return self._transform(image)
+
+    def free_memory(self) -> None:
+        """Free what the device keeps for later, after a batch that did not fit."""
+        free_memory(self._device)
+
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
-        """Transform and run the image tower."""
+        """Run the image tower on transformed images."""
         torch = require("torch", "open-clip")
-        pixels = torch.stack([self._transform(image) for image in images]).to(self._device)
+        pixels = torch.stack(images).to(self._device, self._dtype)
         with torch.inference_mode():
             return to_numpy(self._model.encode_image(pixels))
 

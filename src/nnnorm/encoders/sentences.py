@@ -14,11 +14,14 @@ import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.weights import (
+    Dtype,
     check_vocabulary,
     explain_loading,
     fingerprint_files,
+    free_memory,
     list_some,
     pick_device,
+    pick_dtype,
     quiet_loading,
 )
 from nnnorm.errors import NNNormError, require
@@ -36,6 +39,8 @@ class SentenceEncoder(Encoder):
         Branch, tag or commit, for a name on the hub.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
+    dtype : {"float32", "bfloat16", "float16"}
+        Type of the weights and of the computation.
 
     Examples
     --------
@@ -44,8 +49,17 @@ class SentenceEncoder(Encoder):
     (1, 384)
     """
 
-    def __init__(self, model: str, *, revision: str | None = None, device: str = "auto") -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        device: str = "auto",
+        dtype: Dtype = "float32",
+    ) -> None:
         library = require("sentence_transformers", "sentence-transformers")
+        self._device = pick_device(device)
+        number_type = pick_dtype(dtype, self._device)
         is_folder = Path(model).is_dir()
         failed = f"model {model} can't be loaded by sentence-transformers"
         advice = "expected a folder with modules.json, or a name on the hub"
@@ -54,10 +68,10 @@ class SentenceEncoder(Encoder):
         if is_folder:
             _check_modules(Path(model))
         with explain_loading(failed, advice), quiet_loading():
-            self._model = library.SentenceTransformer(model, device=pick_device(device), **options)
+            self._model = library.SentenceTransformer(model, device=self._device, **options)
         if is_folder:
             _check_weights(self._model[0], Path(model))
-        self._model.float().eval()
+        self._model.to(dtype=number_type).eval()
         self.name = model
         self.modalities = _modalities(self._model)
         tokenizer = self._model.tokenizer
@@ -72,6 +86,7 @@ class SentenceEncoder(Encoder):
         self.about = {
             "encoder": "sentence-transformers",
             "model": model,
+            "dtype": dtype,
             "revision": None if is_folder else _commit(self._model),
             "weights_sha256": fingerprint_files(weights) if is_folder else None,
             "preprocessing": {
@@ -96,6 +111,10 @@ class SentenceEncoder(Encoder):
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
         """Encode one batch with the library."""
         return self._run(images)
+
+    def free_memory(self) -> None:
+        """Free what the device keeps for later, after a batch that did not fit."""
+        free_memory(self._device)
 
     def _run(self, batch: list[Any]) -> npt.NDArray[Any]:
         rows = self._model.encode(

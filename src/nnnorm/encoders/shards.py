@@ -5,36 +5,41 @@
 
 The folder gets its final name in one step at the end, so that incomplete embeddings can't be
 mistaken for complete ones. Every shard is encoded independently, so that resumed work gives the
-same result bit for bit (with the same batch size; another one changes the last bits).
+same result bit for bit (with the same batch size; another one changes the last bits). So does work
+that several processes share: each encodes every n-th shard, and the last one renames the folder.
 """
 
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from nnnorm.encoders.containers import Stored
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
 from nnnorm.encoders.images import check_images
+from nnnorm.encoders.pipeline import BatchRunner, prepare_ahead
 from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
 from nnnorm.io import Progress, make_folder, write_whole
 
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
-_ABOUT, _ITEMS = "about.json", "items.jsonl"
+_ABOUT, _ITEMS, _IDS = "about.json", "items.jsonl", "ids.txt"
 # Entries that must agree for work to be resumed; the others follow from these.
 _MUST_AGREE = {
     "revision": "another revision",
     "weights_sha256": "other weights",
     "preprocessing": "another preprocessing",
     "dim": "another dim",
+    "dtype": "another dtype",
     "items_sha256": "other inputs",
 }
 
@@ -51,11 +56,42 @@ class Encoded:
         The content of ``about.json``.
     n_resumed : int
         Number of rows that existed already.
+    n_missing : int
+        Number of rows that other processes have yet to encode; 0 if the folder is complete.
+    seconds, model_seconds : float
+        Time of the encoding, and the part of it that was spent in the model.
     """
 
     folder: Path
     about: dict[str, Any]
     n_resumed: int
+    n_missing: int = 0
+    seconds: float = 0.0
+    model_seconds: float = 0.0
+
+
+class Share(NamedTuple):
+    """The part of the work that this process does: share `number` of `n_shares`, from 1.
+
+    Examples
+    --------
+    >>> Share.read("2/4")
+    Share(number=2, n_shares=4)
+    >>> Share.read("0/4")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: a shard is one of 1/n to n/n, such as 2/4; got '0/4'
+    """
+
+    number: int
+    n_shares: int
+
+    @classmethod
+    def read(cls, text: str) -> "Share":
+        """Read ``"2/4"``."""
+        number, _, count = text.partition("/")
+        if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
+            return cls(int(number), int(count))
+        raise NNNormError(f"a shard is one of 1/n to n/n, such as 2/4; got {text!r}")
 
 
 def encode_to_folder(
@@ -67,6 +103,8 @@ def encode_to_folder(
     batch_size: int = 32,
     shard_rows: int = 1024,
     resume: bool = False,
+    ids: Sequence[str] | None = None,
+    share: Share | None = None,
     progress: Progress | None = None,
 ) -> Encoded:
     """Encode a list of images, texts or sounds into a folder of shards.
@@ -76,17 +114,22 @@ def encode_to_folder(
     encoder : Encoder
         From `load_encoder`, or a subclass of your own.
     modality : {"images", "texts", "audio"}
-    items : sequence of paths or of texts
+    items : sequence of paths, of texts, or of members of tar files
         One row each, in this order.
     output : str or PathLike
         The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is created; it is created
         with its parents if needed.
     batch_size : int
-        Items per forward pass.
+        Items per forward pass; halved where it does not fit into memory.
     shard_rows : int
         Rows per file, which is the most that an interruption can lose.
     resume : bool
         Resume interrupted work; complete embeddings are left as they are.
+    ids : sequence of str, optional
+        One per item, written to ``ids.txt``.
+    share : Share, optional
+        The part of the work that this process does; other processes do the others, with the same
+        inputs and output.
     progress : callable, optional
         Called with ``(rows done, rows in all)``.
 
@@ -106,7 +149,8 @@ def encode_to_folder(
     >>> nnnorm.open_embeddings(done.folder).shape
     (2, 2)
     """
-    plan = plan_encoding(encoder, modality, items, output, shard_rows=shard_rows, resume=resume)
+    options: Any = {"shard_rows": shard_rows, "resume": resume, "ids": ids, "share": share}
+    plan = plan_encoding(encoder, modality, items, output, **options)
     return plan.run(batch_size=batch_size, progress=progress)
 
 
@@ -118,6 +162,8 @@ def plan_encoding(
     *,
     shard_rows: int = 1024,
     resume: bool = False,
+    ids: Sequence[str] | None = None,
+    share: Share | None = None,
 ) -> "Plan":
     """Check all inputs before anything is written; `Plan.run` then encodes them.
 
@@ -136,12 +182,18 @@ def plan_encoding(
     encoder.check_modality(modality)
     folder = Path(output) / _FOLDERS[modality]
     growing = folder.with_name(f"{folder.name}.partial")
+    share = share or Share(1, 1)
     about = _describe(encoder, modality, items, shard_rows)
     for place in (folder, growing):
         if place.exists():
-            about = _check_folder(place, about, resume)
+            # Other processes of the same work may have begun.
+            joins = share.n_shares > 1 and place is growing
+            about = _check_folder(place, about, resume or joins)
             break
-    return Plan(encoder, modality, items, folder, growing, about)
+    plan = Plan(encoder, modality, items, folder, growing, about, ids, share)
+    if not folder.exists():
+        _check_items(modality, [item for _, rows in plan.shards() for item in items[rows]])
+    return plan
 
 
 @dataclass(frozen=True)
@@ -154,50 +206,134 @@ class Plan:
     folder: Path
     growing: Path
     about: dict[str, Any]
+    ids: Sequence[str] | None
+    share: Share
 
     def run(self, *, batch_size: int = 32, progress: Progress | None = None) -> Encoded:
-        """Encode the missing shards, and give the folder its final name."""
+        """Encode the missing shards, and give the folder its final name once all are there."""
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
         if self.folder.exists():
             return Encoded(self.folder, self.about, len(self.items))
-        made = [] if self.growing.exists() else _begin(self.growing, self.about, self.items)
-        for stray in self.growing.glob(".nnnorm-*.tmp"):  # unfinished files of a killed process
-            stray.unlink()
-        n_resumed = self._fill(batch_size, progress, made)
-        os.rename(self.growing, self.folder)
-        return Encoded(self.folder, self.about, n_resumed)
+        made = [] if self.growing.exists() else self._begin()
+        if self.share.n_shares == 1:
+            self._remove_strays()
+        began = time.perf_counter()
+        n_resumed, model_seconds = self._fill(batch_size, progress, made)
+        seconds = time.perf_counter() - began
+        n_missing = self._finish()
+        folder = self.growing if n_missing else self.folder
+        return Encoded(folder, self.about, n_resumed, n_missing, seconds, model_seconds)
 
-    def _fill(self, batch_size: int, progress: Progress | None, made: Sequence[Path]) -> int:
-        """Encode the missing shards; return the number of rows that existed already.
+    def shards(self, share: Share | None = None) -> Iterator[tuple[Path, slice]]:
+        """Yield the file and the rows of every shard of this process (or of another share)."""
+        number, count = share or self.share
+        step = int(self.about["shard_rows"])
+        for place, start in enumerate(range(0, len(self.items), step)):
+            if place % count == number - 1:
+                path = self.growing / f"{_FOLDERS[self.modality]}_{place:05d}.npy"
+                yield path, slice(start, min(start + step, len(self.items)))
 
-        An interruption before the first shard is complete leaves nothing, and removes `made`.
+    def _fill(
+        self, batch_size: int, progress: Progress | None, made: Sequence[Path]
+    ) -> tuple[int, float]:
+        """Encode the missing shards of this process.
+
+        Return the number of rows that existed already, and the seconds in the model. An
+        interruption before the first shard is complete leaves nothing, and removes `made`.
         """
-        shard_rows, n_rows = int(self.about["shard_rows"]), len(self.items)
-        n_resumed = n_written = 0
+        shards = list(self.shards())
+        missing = [(path, rows) for path, rows in shards if not path.exists()]
+        n_rows = sum(rows.stop - rows.start for _, rows in shards)
+        n_resumed = done = n_rows - sum(rows.stop - rows.start for _, rows in missing)
+        model = BatchRunner(self.encoder, self.modality)
         try:
-            for number, start in enumerate(range(0, n_rows, shard_rows)):
-                shard = self.items[start : start + shard_rows]
-                path = self.growing / f"{_FOLDERS[self.modality]}_{number:05d}.npy"
-                if path.exists():
-                    n_resumed += len(shard)
-                    continue
-                rows = np.empty((len(shard), self.encoder.dim), dtype=np.float32)
-                for first in range(0, len(shard), batch_size):
-                    batch = shard[first : first + batch_size]
-                    rows[first : first + len(batch)] = self.encoder.encode_batch(
-                        self.modality, batch
-                    )
-                    if progress is not None:
-                        progress(start + first + len(batch), n_rows)
-                write_whole(path, partial(np.save, arr=rows, allow_pickle=False))
-                n_written += 1
+            with closing(self._batches(missing, batch_size)) as ahead:
+                for path, rows in missing:
+                    block = np.empty((rows.stop - rows.start, self.encoder.dim), dtype=np.float32)
+                    filled = 0
+                    while filled < len(block):
+                        for part in model.run(next(ahead)):
+                            block[filled : filled + len(part)] = part
+                            filled += len(part)
+                        if progress is not None:
+                            progress(done + filled, n_rows)
+                    write_whole(path, partial(np.save, arr=block, allow_pickle=False))
+                    done += filled
         except BaseException:
-            if n_written + n_resumed == 0:  # nothing worth keeping
+            if done == 0 and self.share.n_shares == 1:  # nothing worth keeping
                 shutil.rmtree(self.growing, ignore_errors=True)
                 _remove_empty(made)
             raise
-        return n_resumed
+        return n_resumed, model.seconds
+
+    def _batches(
+        self, missing: Sequence[tuple[Path, slice]], batch_size: int
+    ) -> Generator[list[Any], None, None]:
+        """Yield the prepared batches of some shards; no batch belongs to two."""
+        batches = [
+            (start, min(start + batch_size, rows.stop))
+            for _, rows in missing
+            for start in range(rows.start, rows.stop, batch_size)
+        ]
+        return prepare_ahead(self.encoder, self.modality, self.items, batches)
+
+    def _finish(self) -> int:
+        """Rename the folder if all shards are there; else return the number of missing rows."""
+        everything = self.shards(Share(1, 1))
+        n_missing = sum(rows.stop - rows.start for path, rows in everything if not path.exists())
+        if self.folder.exists():  # another process was quicker
+            return 0
+        if n_missing:
+            return n_missing
+        self._remove_strays()
+        try:
+            os.rename(self.growing, self.folder)
+        except FileNotFoundError:
+            if not self.folder.exists():
+                raise
+        return 0
+
+    def _remove_strays(self) -> None:
+        for stray in self.growing.glob(".nnnorm-*.tmp"):  # unfinished files of a killed process
+            stray.unlink(missing_ok=True)
+
+    def _begin(self) -> list[Path]:
+        """Create the folder of the work in progress, together with its about.json or not at all.
+
+        Return the parent folders that were created for it, innermost first.
+        """
+        starting = self.growing.with_suffix(".starting")
+        if self.share.n_shares > 1:
+            starting = starting.with_suffix(f".starting-{self.share.number}")
+        made = [folder for folder in self.growing.parents if not folder.exists()]
+        try:
+            make_folder(self.growing.parent)
+            shutil.rmtree(starting, ignore_errors=True)
+            make_folder(starting)
+            self._describe_to(starting)
+            try:
+                os.rename(starting, self.growing)
+            except OSError:
+                if self.share.n_shares == 1 or not (self.growing / _ABOUT).is_file():
+                    raise
+                shutil.rmtree(starting)  # another process of the same work was quicker
+                _check_folder(self.growing, self.about, resume=True)
+        except BaseException:
+            shutil.rmtree(starting, ignore_errors=True)
+            _remove_empty(made)
+            raise
+        return made
+
+    def _describe_to(self, folder: Path) -> None:
+        names = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in self.items)
+        lines = names.encode("utf-8", "surrogateescape")  # a file name may hold any bytes
+        write_whole(folder / _ITEMS, lambda file: file.write(lines))
+        if self.ids is not None:
+            ids = "".join(f"{one}\n" for one in self.ids).encode("utf-8", "surrogateescape")
+            write_whole(folder / _IDS, lambda file: file.write(ids))
+        text = json.dumps(self.about, indent=2, ensure_ascii=False) + "\n"
+        write_whole(folder / _ABOUT, lambda file: file.write(text.encode("utf-8")))
 
 
 def _describe(
@@ -214,13 +350,11 @@ def _describe(
         check_texts(items)
         about["n_texts_cut"] = encoder.count_cut(items)
         about["context"] = encoder.context
-    elif modality == "images":
-        check_images(items)
-    else:
-        check_sounds(items)
     for item in items:
         line = str(item)
-        if modality != "texts":  # a changed file of the same name is another input
+        if isinstance(item, Stored):
+            line += f" {item.size}"
+        elif modality != "texts":  # a changed file of the same name is another input
             line += f" {Path(item).stat().st_size}" if Path(item).is_file() else " missing"
         digest.update(json.dumps(line).encode() + b"\n")
     about["items_sha256"] = digest.hexdigest()
@@ -228,6 +362,14 @@ def _describe(
     # Converted as JSON does, so that it can be compared.
     restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
     return restored
+
+
+def _check_items(modality: Modality, items: Sequence[Any]) -> None:
+    """Check the headers of the files that this process will open."""
+    if modality == "images":
+        check_images(items)
+    elif modality == "audio":
+        check_sounds(items)
 
 
 def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any]:
@@ -254,37 +396,14 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str
     if about.get("weights_sha256") is None:  # with a hash, the model may have been moved
         must_agree["model"] = "another model"
     for key, words in must_agree.items():
-        if found.get(key) != about.get(key):
-            ours, theirs = (str(part.get(key))[:60] for part in (about, found))
+        default = "float32" if key == "dtype" else None  # earlier versions knew no other
+        ours, theirs = (str(part.get(key, default))[:60] for part in (about, found))
+        if found.get(key, default) != about.get(key, default):
             raise NNNormError(
                 f"cannot resume {folder}: it was made with {words} ({key} {theirs}; now "
                 f"{ours}); choose another output, or remove it"
             )
     return found
-
-
-def _begin(growing: Path, about: dict[str, Any], items: Sequence[Any]) -> list[Path]:
-    """Create the folder of the work in progress, together with its about.json or not at all.
-
-    Return the parent folders that were created for it, innermost first.
-    """
-    names = "".join(json.dumps(str(item), ensure_ascii=False) + "\n" for item in items)
-    lines = names.encode("utf-8", "surrogateescape")  # a file name may hold any bytes
-    starting = growing.with_suffix(".starting")
-    made = [folder for folder in growing.parents if not folder.exists()]
-    try:
-        make_folder(growing.parent)
-        shutil.rmtree(starting, ignore_errors=True)
-        make_folder(starting)
-        write_whole(starting / _ITEMS, lambda file: file.write(lines))
-        text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
-        write_whole(starting / _ABOUT, lambda file: file.write(text.encode("utf-8")))
-        os.rename(starting, growing)
-    except BaseException:
-        shutil.rmtree(starting, ignore_errors=True)
-        _remove_empty(made)
-        raise
-    return made
 
 
 def _remove_empty(folders: Sequence[Path]) -> None:

@@ -4,6 +4,7 @@ Needs soundfile and scipy (`pip install 'nnnorm[audio]'`), which read WAV, FLAC,
 Channels are averaged; other rates are resampled with a polyphase filter.
 """
 
+import io
 import os
 from collections.abc import Sequence
 from math import gcd
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.encoders.containers import Stored
 from nnnorm.encoders.inputs import check_all
 from nnnorm.errors import NNNormError, first_line, require
 
@@ -24,8 +26,9 @@ def read_sound(source: Any, rate: int) -> FloatArray:
 
     Parameters
     ----------
-    source : str, PathLike or ndarray
-        A file, or samples of shape ``(n_samples,)`` that are already at `rate`.
+    source : str, PathLike, Stored or ndarray
+        A file, a member of a tar file, or samples of shape ``(n_samples,)`` that are already at
+        `rate`.
     rate : int
         Sampling rate of the result, in samples per second.
 
@@ -42,9 +45,9 @@ def read_sound(source: Any, rate: int) -> FloatArray:
     nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path
     """
     name = "a sound"
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike, Stored)):
         name = f"sound {source}"
-        samples = _read_file(Path(source), name, rate)
+        samples = _read_file(source, name, rate)
     else:
         samples = np.asarray(source, dtype=np.float32)
         if samples.ndim != 1:
@@ -66,24 +69,26 @@ def check_sounds(paths: Sequence[Any]) -> None:
     nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path (2 of 2 ...
     """
     info = require("soundfile", "audio").info
-    check_all(paths, lambda path: _opened(info, Path(path), f"sound {path}"), "sounds")
+    check_all(paths, lambda path: _opened(info, path, f"sound {path}"), "sounds")
 
 
-def _opened(read: Any, path: Path, name: str, **options: Any) -> Any:
+def _opened(read: Any, source: Any, name: str, **options: Any) -> Any:
     soundfile = require("soundfile", "audio")
-    if not path.is_file():
+    if isinstance(source, Stored):
+        place: Any = io.BytesIO(source.read())
+    elif not (place := Path(source)).is_file():
         raise NNNormError(f"{name}: there is no such file; check the path")
     try:
-        return read(path, **options)
+        return read(place, **options)
     except (soundfile.SoundFileError, OSError) as error:
         raise NNNormError(
             f"{name} can't be read ({first_line(error)}); is it cut short, or no sound?"
         ) from error
 
 
-def _read_file(path: Path, name: str, rate: int) -> FloatArray:
+def _read_file(source: Any, name: str, rate: int) -> FloatArray:
     soundfile = require("soundfile", "audio")
-    channels, found = _opened(soundfile.read, path, name, dtype="float32", always_2d=True)
+    channels, found = _opened(soundfile.read, source, name, dtype="float32", always_2d=True)
     mono: FloatArray = channels.mean(axis=1)
     if found == rate or len(mono) == 0:
         return mono

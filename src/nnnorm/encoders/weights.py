@@ -7,16 +7,18 @@ checkpoint with a missing or unknown key is refused, and the key is named.
 
 import argparse
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from nnnorm.errors import NNNormError, first_line, require
 
 Tensor: TypeAlias = Any
 State: TypeAlias = Mapping[str, Tensor]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 _SHOWN = 3
 
@@ -42,6 +44,48 @@ def pick_device(device: str) -> str:
             "try auto, cpu, cuda, cuda:1 or mps"
         ) from error
     return device
+
+
+def pick_dtype(dtype: str, device: str) -> Any:
+    """Return the number type of torch to compute in, if the device can compute in it.
+
+    Examples
+    --------
+    >>> pick_dtype("bfloat16", "cpu")
+    torch.bfloat16
+    >>> pick_dtype("float8", "cpu")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: dtype must be one of float32, bfloat16, float16; got 'float8'
+    """
+    torch = require("torch", "encoders")
+    if dtype not in get_args(Dtype):
+        raise NNNormError(f"dtype must be one of {', '.join(get_args(Dtype))}; got {dtype!r}")
+    chosen = getattr(torch, dtype)
+    if dtype == "float32":
+        return chosen
+    try:  # what the models are made of
+        functional = torch.nn.functional
+        with torch.inference_mode():
+            pixels = torch.zeros(1, 3, 8, 8, device=device, dtype=chosen)
+            rows = functional.conv2d(pixels, pixels).flatten(1) @ pixels[0, 0, :1]
+            functional.layer_norm(functional.gelu(rows), rows.shape[1:]).softmax(-1).float().cpu()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        raise NNNormError(
+            f"device {device} can't compute in {dtype} ({first_line(error)}); use float32"
+        ) from error
+    return chosen
+
+
+def free_memory(device: str) -> None:
+    """Give back the memory that torch keeps for later.
+
+    Examples
+    --------
+    >>> free_memory("cpu")
+    """
+    kind = device.partition(":")[0]
+    if kind != "cpu" and hasattr(getattr(require("torch", "encoders"), kind, None), "empty_cache"):
+        getattr(require("torch", "encoders"), kind).empty_cache()
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -194,23 +238,32 @@ def fingerprint_files(paths: Iterable[Path]) -> str:
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Silence the progress bars and log lines of transformers while a model is loaded.
+    """Silence progress bars and log lines of transformers and of the hub while a model is loaded.
+
+    The hub's library logs every attempt to reach it; the error that follows says it once.
 
     Examples
     --------
     >>> with quiet_loading():
-    ...     pass
+    ...     logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
     """
-    logging = require("transformers", "encoders").utils.logging
-    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    library = require("transformers", "encoders").utils.logging
+    hub = logging.getLogger("huggingface_hub")
+    verbosity, had_bar, level = (
+        library.get_verbosity(),
+        library.is_progress_bar_enabled(),
+        hub.level,
+    )
+    library.set_verbosity(library.CRITICAL)
+    library.disable_progress_bar()
+    hub.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
+        library.set_verbosity(verbosity)
+        hub.setLevel(level)
         if had_bar:
-            logging.enable_progress_bar()
+            library.enable_progress_bar()
 
 
 @contextmanager

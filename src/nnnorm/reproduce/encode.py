@@ -1,4 +1,4 @@
-"""Encodes the missing embeddings of a table.
+"""Encodes the missing embeddings of a table, or makes the scores of a model without embeddings.
 
 The inputs are the lists written by `nnnorm dataset`, the output is where `material.py` looks for
 it, and interrupted work is resumed.
@@ -7,7 +7,16 @@ it, and interrupted work is resumed.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nnnorm.encoders import Modality, encode_to_folder, list_files, list_texts, load_encoder
+import numpy as np
+
+from nnnorm.encoders import (
+    Modality,
+    encode_to_folder,
+    list_files,
+    list_texts,
+    load_encoder,
+    match_to_files,
+)
 from nnnorm.errors import NNNormError
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import PaperTable, load_paper
@@ -43,17 +52,6 @@ def find_missing(
         raise NNNormError(
             f"the paper has no model {short!r}; its models are: {', '.join(models.values())}"
         )
-    kinds = {
-        cell.experiment.kind
-        for table in load_paper().tables
-        for cell in table.cells
-        if models[cell.experiment.model] == short
-    }
-    if "scores" in kinds:
-        raise NNNormError(
-            f"{short} has no embeddings, only scores of pairs; make its two score files yourself "
-            "(docs/reproduce.md)"
-        )
     needed = {pair: None for table in tables for pair in list_material(table)}
     return [pair for pair in needed if models[pair[0]] == short and not folder.has(*pair)]
 
@@ -80,7 +78,7 @@ def encode_missing(
     Returns
     -------
     list of Path
-        The folders of embeddings.
+        The folders of embeddings, and the files of scores of a model that has only these.
 
     Examples
     --------
@@ -88,6 +86,9 @@ def encode_missing(
     >>> encode_missing(EmbeddingFolder(Path(tempfile.mkdtemp())), [], "no model is loaded for this")
     []
     """
+    scored = [pair for pair in missing if _has_scores(pair[0])]
+    if scored:
+        return _match_missing(folder, scored, source, step)
     # The same lists as in `nnnorm encode`, so that either can resume the work of the other.
     lists: dict[tuple[tuple[str, str], Modality], Sequence[Path | str]] = {}
     for pair in missing:
@@ -104,4 +105,43 @@ def encode_missing(
             step(f"Encoding {modality} of {pair[1]} with {pair[0]}")
         done = encode_to_folder(encoder, modality, items, folder.path(*pair), resume=True)
         made.append(done.folder)
+    return made
+
+
+def _has_scores(model: str) -> bool:
+    """Whether the paper's figures of a model come from scores of pairs."""
+    cells = [cell for table in load_paper().tables for cell in table.cells]
+    return any(cell.experiment.kind == "scores" for cell in cells if cell.experiment.model == model)
+
+
+def _match_missing(
+    folder: EmbeddingFolder,
+    missing: Sequence[tuple[str, str]],
+    source: str,
+    step: Callable[[str], None] | None,
+) -> list[Path]:
+    """Match the test images with one caption each, and with the captions of the bank."""
+    lists = {}
+    for _, dataset in missing:
+        images = list_files(folder.file(f"{dataset}-images.txt"))
+        lists[dataset] = images, list_texts(folder.file(f"{dataset}-captions.txt"))
+    if step is not None:
+        step(f"Loading {source}")
+    encoder = load_encoder(source)
+    made: list[Path] = []
+    for model, dataset in missing:
+        if step is not None:
+            step(f"Matching images and captions of {dataset} with {model}")
+        images, captions = lists[dataset]
+        test, bank = (folder.part(dataset, part, 0.2) for part in ("test", "references"))
+        _, first = np.unique(test.image_of, return_index=True)
+        done = match_to_files(
+            encoder,
+            [images[row] for row in test.images],
+            [captions[row] for row in test.captions[first]],
+            folder.path(model, dataset),
+            references=[captions[row] for row in bank.captions],
+            resume=True,
+        )
+        made += done.files
     return made

@@ -1,0 +1,147 @@
+"""Batches for a model that never waits: items are opened and prepared by threads, ahead of it.
+
+    threads    open, decode, resize, normalise: a few items per task, in the order of the items
+    model      whole batches, in order; halved for good where one does not fit into memory
+
+Pillow, numpy and libsndfile release the interpreter while they work, so that threads use all
+cores. A few batches are held at most. An item that can't be opened raises its error when its turn
+comes: what came before it is finished.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from nnnorm.encoders.images import quiet_pillow
+from nnnorm.errors import NNNormError, warn
+from nnnorm.scoring import count_threads
+
+if TYPE_CHECKING:
+    from nnnorm.encoders.encoder import Encoder, FloatArray, Modality
+
+# Few items per task keep all threads busy; a call of a model's own processor has its own cost.
+_PER_TASK = 4
+# More threads than this wait for each other's Python.
+_MOST_THREADS = 16
+
+
+def prepare_ahead(
+    encoder: "Encoder",
+    modality: "Modality",
+    items: Sequence[Any],
+    batches: Sequence[tuple[int, int]],
+) -> Generator[list[Any], None, None]:
+    """Prepare batches of items in threads, and yield them in order.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        Its `prepare` is called by the threads.
+    modality : {"images", "texts", "audio"}
+    items : sequence
+    batches : sequence of (int, int)
+        First item of every batch, and the one behind its last.
+
+    Yields
+    ------
+    list
+        The prepared items of a batch.
+
+    Examples
+    --------
+    >>> from nnnorm.encoders import Encoder
+    >>> list(prepare_ahead(Encoder(), "texts", ["a", "b", "c"], [(0, 2), (2, 3)]))
+    [['a', 'b'], ['c']]
+    """
+    if modality == "texts":  # tokenizers have threads of their own, and are quick
+        for start, stop in batches:
+            yield [encoder.prepare(modality, item) for item in items[start:stop]]
+        return
+
+    def work(first: int, last: int) -> list[Any]:
+        return [encoder.prepare(modality, item) for item in items[first:last]]
+
+    n_threads = min(count_threads(), _MOST_THREADS)
+    ahead: deque[list[Future[list[Any]]]] = deque()
+    coming = iter(batches)
+    with (
+        quiet_pillow(),
+        ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm-prepare") as pool,
+    ):
+        try:
+            while True:
+                # At least two batches ahead, and enough tasks that every thread has two.
+                while len(ahead) < 3 or sum(map(len, ahead)) < 2 * n_threads:
+                    batch = next(coming, None)
+                    if batch is None:
+                        break
+                    edges = [*range(*batch, _PER_TASK), batch[1]]
+                    ahead.append([pool.submit(work, *ends) for ends in itertools.pairwise(edges)])
+                if not ahead:
+                    return
+                yield [item for future in ahead.popleft() for item in future.result()]
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class BatchRunner:
+    """Runs a model on prepared batches, in smaller ones from the first that does not fit.
+
+    Parameters
+    ----------
+    encoder : Encoder
+    modality : {"images", "texts", "audio"}
+
+    Attributes
+    ----------
+    seconds : float
+        Time spent in the model.
+    largest : int or None
+        The largest batch that fits, if one did not.
+
+    Examples
+    --------
+    >>> from nnnorm.encoders import Encoder
+    >>> BatchRunner(Encoder(), "texts").seconds
+    0.0
+    """
+
+    def __init__(self, encoder: "Encoder", modality: "Modality") -> None:
+        self._encoder, self._modality = encoder, modality
+        self.seconds = 0.0
+        self.largest: int | None = None
+
+    def run(self, prepared: Sequence[Any]) -> Iterator["FloatArray"]:
+        """Embed a batch; yield its rows, in parts if it does not fit as a whole."""
+        start = 0
+        while start < len(prepared):
+            part = list(prepared[start : start + (self.largest or len(prepared))])
+            began = time.perf_counter()
+            try:
+                rows = self._encoder.embed_prepared(self._modality, part)
+            except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
+                if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+                    raise
+                self._halve(len(part), error)
+                continue
+            finally:
+                self.seconds += time.perf_counter() - began
+            start += len(part)
+            yield rows
+
+    def _halve(self, n_items: int, error: BaseException) -> None:
+        name, what = self._encoder.name, self._modality
+        if n_items == 1:
+            raise NNNormError(
+                f"{name} ran out of memory with a batch of one ({what}); free some memory, use "
+                "--dtype bfloat16, or another device"
+            ) from error
+        self.largest = (n_items + 1) // 2
+        self._encoder.free_memory()
+        warn(
+            f"{name} ran out of memory with {n_items} {what} at once; going on with "
+            f"{self.largest} (--batch-size {self.largest})"
+        )

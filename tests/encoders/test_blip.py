@@ -1,0 +1,118 @@
+"""BLIP's own checkpoint: recognised, loaded to the last bit, or refused with what is missing."""
+
+import numpy as np
+import pytest
+import torch
+
+from nnnorm import NNNormError
+from nnnorm.encoders import load_encoder, match_to_files
+from nnnorm.encoders.images import open_image, square_pixels
+from tests import tiny
+
+pytestmark = pytest.mark.slow
+
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The path of a checkpoint, and the model of transformers with the same weights."""
+    return tiny.build_blip(tmp_path_factory.mktemp("blip"))
+
+
+@pytest.fixture(scope="module")
+def encoder(made):
+    return load_encoder(made[0], device="cpu")
+
+
+def change(made, folder, **changes):
+    """Another checkpoint, with tensors replaced, or left out where they are None."""
+    stored = torch.load(made[0], weights_only=True)
+    for key, tensor in changes.items():
+        key = key.replace("__", ".")
+        stored["model"].pop(key, None)
+        if tensor is not None:
+            stored["model"][key] = tensor
+    (folder / "vocab.txt").write_bytes(made[0].with_name("vocab.txt").read_bytes())
+    torch.save(stored, folder / "other.pth")
+    return folder / "other.pth"
+
+
+def test_every_tensor_of_both_towers_and_heads_is_loaded_bit_for_bit(made, encoder):
+    theirs, ours = made[1].state_dict(), encoder.model.state_dict()
+    assert set(theirs) == set(ours)
+    for key, tensor in theirs.items():
+        assert torch.equal(tensor, ours[key]), key
+
+
+@torch.no_grad()
+def test_rows_are_those_of_the_model_with_the_same_weights(made, encoder, pictures):
+    model = made[1]
+    pixels = torch.from_numpy(square_pixels([open_image(p) for p in pictures], 32, MEAN, STD))
+    seen = model.vision_proj(model.vision_model(pixels).last_hidden_state[:, 0])
+    seen = torch.nn.functional.normalize(seen, dim=-1)
+    np.testing.assert_allclose(encoder.encode_images(pictures), seen, atol=1e-6)
+    tokens = {"input_ids": torch.tensor([[2, 5, 7, 11, 3]]), "attention_mask": torch.ones(1, 5)}
+    read = model.text_proj(model.text_encoder(**tokens).last_hidden_state[:, 0])
+    read = torch.nn.functional.normalize(read, dim=-1)
+    np.testing.assert_allclose(encoder.encode_texts(["A red circle."]), read, atol=1e-6)
+
+
+def test_texts_are_cut_and_cleaned_as_by_the_authors(made, encoder):
+    assert encoder.context == 35
+    rows = encoder.encode_texts(["A red star!", "a red star"])
+    np.testing.assert_array_equal(rows[0], rows[1])
+    raw = load_encoder(made[0], device="cpu", clean_texts=False)
+    rows = raw.encode_texts(["A red star!", "a red star"])
+    assert np.abs(rows[0] - rows[1]).max() > 1e-3
+
+
+def test_its_matching_head_works_too(encoder, pictures, tmp_path):
+    match_to_files(encoder, pictures[:3], tiny.TEXTS[:2], tmp_path)
+    assert np.load(tmp_path / "test-scores.npy").shape == (3, 2)
+
+
+def test_another_image_size_interpolates_the_positions(made, pictures):
+    larger = load_encoder(made[0], image_size=64, device="cpu")
+    assert larger.encode_images(pictures[:2]).shape == (2, 16)
+    assert "64 x 64" in larger.about["preprocessing"]["images"]
+    with pytest.raises(NNNormError, match="multiple of the patch size 16; got 40"):
+        load_encoder(made[0], image_size=40)
+
+
+def test_the_sidecar_says_what_was_loaded(encoder):
+    about = encoder.about
+    assert about["encoder"] == "blip"
+    assert len(about["weights_sha256"]) == 64
+    assert about["preprocessing"]["texts"]["max_length"] == 35
+
+
+def test_without_its_vocabulary_it_says_what_to_do_and_names_the_model_on_the_hub(made, tmp_path):
+    (tmp_path / "blip.pth").write_bytes(made[0].read_bytes())
+    with pytest.raises(
+        NNNormError, match=r"vocab\.txt is not there; .* Salesforce/blip-itm-base-c"
+    ):
+        load_encoder(tmp_path / "blip.pth")
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    with pytest.raises(
+        NNNormError, match=r"has 6 pieces, the checkpoint 27 with \[DEC\] and \[ENC"
+    ):
+        load_encoder(tmp_path / "blip.pth")
+    (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(25))) + "\n")
+    with pytest.raises(NNNormError, match=r"has no \[CLS\]; is it BERT's\?|can't be read"):
+        load_encoder(tmp_path / "blip.pth")
+
+
+@pytest.mark.parametrize(
+    ("key", "tensor", "words"),
+    [
+        ("itm_head__weight", None, "is no BLIP retrieval checkpoint: it has no itm_head.weight"),
+        ("vision_proj__bias", None, "lacks 1 of the .* tensors .*: vision_proj.bias"),
+        ("vision_proj__bias", torch.zeros(3), r"vision_proj.bias must have shape \(16,\); got"),
+        ("some__head", torch.zeros(3), "has 1 tensors this model does not know: some.head"),
+    ],
+)
+def test_a_checkpoint_of_another_task_is_refused(made, tmp_path, key, tensor, words):
+    with pytest.raises(NNNormError, match=words):
+        load_encoder(change(made, tmp_path, **{key: tensor}))
