@@ -46,5 +46,5 @@ $(VENV)/demo: pyproject.toml
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable \
-	  ".[audio,beit3,encoders,engines,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
+	  ".[audio,beit3,encoders,engines,explore,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
 	touch $@

@@ -129,6 +129,7 @@ LINES = {
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
         "--corrector corrector.safetensors --items new.npy --json",
     ],
+    "explore": [f"{_LEARN} --truth truth.npy --export out"],
     "audit": [
         f"{_TASK} --groups groups.csv -k 3 --json",
         f"{_TASK} --groups groups.tsv -k 3 --bias bias.safetensors --json",
@@ -158,13 +159,15 @@ FILES = {
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
     "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv", "images": "pictures",
-    "texts": "captions.txt", "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
+    "captions": "captions.txt", "query_captions": "captions.txt",
+    "reference_captions": "captions.txt", "texts": "captions.txt",
+    "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out",
+    "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "export": "out",
 }  # fmt: skip
 _ONLY_WITH_CHECKPOINTS = "tokenizer"
 # It needs an index of this corrector, and the indexes at hand are built with a bias.

@@ -10,7 +10,7 @@ from nnnorm.datasets.karpathy import read_karpathy
 from nnnorm.datasets.pairs import Pairs, load_pairs, save_pairs
 from nnnorm.datasets.pictures import check_images
 from nnnorm.datasets.protocol import Direction, Part, Protocol, paper_protocol
-from nnnorm.datasets.scenes import SHAPES, read_scene, write_png
+from nnnorm.datasets.scenes import SHAPES, encode_png, read_scene, write_png
 from nnnorm.datasets.shapes import Shapes, load_shapes
 from nnnorm.datasets.sheet import GREEN, ORANGE, Row, draw_sheet
 from nnnorm.datasets.table import read_table

@@ -40,6 +40,7 @@ from nnnorm.io.records import (
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
+    read_all_columns,
     read_column,
     read_columns,
     read_json,

@@ -30,11 +30,29 @@ from nnnorm.study.comparison import (
 )
 from nnnorm.study.diagnosis import Diagnosis, diagnose
 from nnnorm.study.drift import Drift, measure_drift
-from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
+from nnnorm.study.evaluation import (
+    Evaluation,
+    count_above,
+    evaluate,
+    evaluate_ranking,
+    mean_metrics,
+)
 from nnnorm.study.grid import Grid
-from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.study.hubness import (
+    compare_occurrences,
+    count_occurrences,
+    expect_occurrences,
+    list_hubs,
+    measure_hubness,
+    robust_z,
+)
 from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
 from nnnorm.study.quarantine import scan
-from nnnorm.study.splits import count_overlap, split_queries, warn_of_overlap
-from nnnorm.study.truth import clusters_of, open_truth, read_truth
+from nnnorm.study.splits import (
+    count_overlap,
+    split_queries,
+    warn_of_foreign_bank,
+    warn_of_overlap,
+)
+from nnnorm.study.truth import Truth, clusters_of, open_truth, read_truth
 from nnnorm.study.tuning import Cell, Select, Tuning, tune
