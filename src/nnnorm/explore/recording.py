@@ -55,10 +55,14 @@ def record(
 
     Examples
     --------
-    >>> from nnnorm.explore import Session, demo_material
-    >>> record(Session(demo_material()), ".")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: ... is not empty; ...
+    >>> import tempfile
+    >>> from nnnorm.explore import Material
+    >>> from nnnorm import load_shapes, open_embeddings
+    >>> rows = open_embeddings(load_shapes().gallery[:64])
+    >>> bank = open_embeddings(load_shapes().references[:200])
+    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> "index.html" in record(session, tempfile.mkdtemp())
+    True
     """
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
@@ -250,8 +254,11 @@ def make_table(session: Session, method: Method) -> bytes:
 
     Examples
     --------
-    >>> from nnnorm.explore import Session, demo_material
-    >>> session = Session(demo_material())
+    >>> from nnnorm.explore import Material
+    >>> from nnnorm import load_shapes, open_embeddings
+    >>> rows = open_embeddings(load_shapes().gallery[:64])
+    >>> bank = open_embeddings(load_shapes().references[:200])
+    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
     >>> make_table(session, session.open_method("nnn", {}))[:4]
     b'PAR1'
     """

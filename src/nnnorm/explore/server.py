@@ -139,11 +139,15 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
 
     Examples
     --------
-    >>> from nnnorm.explore import Session, demo_material
+    >>> from nnnorm.explore import Material
     >>> from starlette.testclient import TestClient
-    >>> client = TestClient(make_app(Session(demo_material())), base_url="http://localhost")
+    >>> from nnnorm import load_shapes, open_embeddings
+    >>> rows = open_embeddings(load_shapes().gallery[:64])
+    >>> bank = open_embeddings(load_shapes().references[:200])
+    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> client = TestClient(make_app(session), base_url="http://localhost")
     >>> client.get("/api/about").json()["n_gallery"]
-    1000
+    64
     """
     fastapi = require("fastapi", "explore")
     app = fastapi.FastAPI(

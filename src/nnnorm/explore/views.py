@@ -56,9 +56,12 @@ class Views:
 
     Examples
     --------
-    >>> from nnnorm.explore import Session, demo_material
-    >>> views = Views(Session(demo_material()))
-    >>> about, arrays = views.search(views.session.open_method("nnn", {}), query=0)
+    >>> from nnnorm.explore import Material, Session
+    >>> from nnnorm import load_shapes, open_embeddings
+    >>> rows = open_embeddings(load_shapes().gallery[:64])
+    >>> bank = open_embeddings(load_shapes().references[:200])
+    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> about, arrays = Views(session).search(session.open_method("nnn", {}), query=0)
     >>> len(arrays["before"]), about["query"]["kind"]
     (12, 'query')
     """

@@ -48,8 +48,7 @@ export function drawControls(root) {
       title: "k and α from the bank itself, without labels",
       onclick: () => change({ params: {} }) }, "Automatic"));
   }
-  for (const [name, values] of Object.entries(about.filters || {})) root.append(drawFilter(name, values));
-  root.append(drawMenu());
+  root.append(make("div", { class: "line push" }, Object.keys(about.filters).length ? drawFilters() : null, drawMenu()));
   refresh(root);
 }
 
@@ -67,6 +66,20 @@ function drawKnob(knob) {
     turn(knob.name, isSteps ? knob.values[number] : number);
   } });
   return make("div", { class: "knob" }, make("label", { for: id }, knob.label), slider, make("output", { for: id }));
+}
+
+function drawFilters() {
+  const menu = make("details", { class: "menu" }, make("summary", { class: "button", id: "filters" }, "Filter"),
+    make("div", { class: "sheet narrow" }, Object.entries(about.filters).map(([name, values]) => drawFilter(name, values))));
+  closeOutside(menu);
+  return menu;
+}
+
+function closeOutside(menu) {
+  menu.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { menu.open = false; menu.querySelector("summary").focus(); }
+  });
+  document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
 }
 
 function drawFilter(name, values) {
@@ -92,17 +105,14 @@ function drawMenu() {
     : [make("a", { class: "button", id: "save-bias", download: "bias.safetensors" }, "Bias"),
       make("a", { class: "button", href: "/api/export/quarantine", download: "quarantine.txt" }, "Quarantine list"),
       make("a", { class: "button", id: "save-table", download: "items.parquet" }, "Table for Embedding Atlas")];
-  const menu = make("details", { class: "menu push" },
-    make("summary", { class: "button" }, "Take it with you"),
+  const menu = make("details", { class: "menu" },
+    make("summary", { class: "button" }, "Export"),
     make("div", { class: "sheet" },
       make("h3", {}, "This setting on the command line"), commands,
       make("div", { class: "row" }, copy, links,
         make("button", { class: "button", type: "button", onclick: () => saveText("setting.json", JSON.stringify(shown, null, 2)) }, "Setting as JSON")),
       make("p", { class: "soft small" }, "The quarantine list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
-  menu.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { menu.open = false; menu.querySelector("summary").focus(); }
-  });
-  document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
+  closeOutside(menu);
   return menu;
 }
 
@@ -117,7 +127,9 @@ function refresh(root) {
     input.setAttribute("aria-valuetext", write(value));
     input.parentElement.querySelector("output").textContent = write(value);
   }
-  for (const name of Object.keys(about.filters || {})) {
+  const n_filters = Object.keys(state.where).length, filters = root.querySelector("#filters");
+  if (filters) filters.textContent = n_filters ? `Filter: ${Object.values(state.where).join(", ")}` : "Filter";
+  for (const name of Object.keys(about.filters)) {
     root.querySelector(`#filter-${CSS.escape(name)}`).value = state.where[name] || "";
   }
   const automatic = root.querySelector("#automatic");

@@ -61,7 +61,7 @@ function drawHubTiles(root, { before, after, n_items, n_back, n_gone }) {
 }
 
 function drawHistogram(root, found) {
-  const width = 640, height = 250, margin = { left: 44, right: 12, top: 12, bottom: 36 };
+  const width = Math.min(640, root.clientWidth || 640), height = width < 450 ? 210 : 250, margin = { left: 44, right: 12, top: 12, bottom: 36 };
   const most = found.histogram_before.length - 1;
   const svg = svgChart(width, height, `Histogram of how often items come first: at most ${found.before.max} times before, ${found.after.max} after`);
   const highest = Math.max(d3.max(found.histogram_before), d3.max(found.histogram_after), d3.max(found.expected));

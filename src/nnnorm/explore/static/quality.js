@@ -44,7 +44,7 @@ function drawQualityTiles(root, found) {
 }
 
 function drawRecalls(root, recalls) {
-  const width = 520, row = 64, margin = { left: 52, right: 46, top: 8, bottom: 26 };
+  const width = Math.min(520, root.clientWidth || 520), row = 64, margin = { left: 52, right: 46, top: 8, bottom: 26 };
   const height = margin.top + margin.bottom + row * recalls.length;
   const svg = svgChart(width, height, recalls.map(({ k, before, after }) => `R@${k}: ${percent(before.mean)} before, ${percent(after.mean)} after`).join("; "));
   const low = d3.min(recalls, ({ before, after }) => Math.min(before.low, after.low));
@@ -96,7 +96,7 @@ function drawHeat(root, grid, now) {
   }
   table.addEventListener("keydown", (event) => moveFocus(event, table, alphas.length));
   root.replaceChildren(table, make("p", { class: "legend" },
-    make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, white: uncorrected, ${percent(grid.uncorrected)}`),
+    make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
     make("span", {}, isNnn ? "framed: the nearest to the current setting" : "the current method is not NNN"),
     make("span", {}, "★ highest"),
     make("span", {}, center ? "centred" : "not centred")));

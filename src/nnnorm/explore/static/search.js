@@ -13,10 +13,10 @@ export function searchView(root) {
   const after = make("ol", { class: "cards", id: "after" });
   const sides = make("div", { class: "sides" },
     make("section", { class: "side before" }, make("h2", {}, "Before"), before),
-    make("section", { class: "side after" }, make("h2", {}, "After the correction"), after));
+    make("section", { class: "side after" }, make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction")), after));
   const legend = make("p", { class: "legend" },
     about.has_truth ? make("span", { class: "key right" }, "the right answer") : null,
-    make("span", {}, "“first ×34”: this item comes first for 34 of the queries, a hub"),
+    make("span", {}, "“hub ×34”: this item comes first for 34 of the queries"),
     make("span", {}, "click an item to search with it"));
   form.hidden = isRecorded;
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
@@ -96,7 +96,7 @@ function drawCards(list, found, items, firsts, move) {
       title: nameOf(found.items, item),
       onclick: () => { if (!isRecorded) change({ item, query: undefined, text: undefined }, true); } },
       shown, make("span", { class: "foot-line" }, make("b", { class: "place" }, String(place + 1)), move(place),
-        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub" }, `first ×${count(firsts[place])}`) : null));
+        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub" }, `hub ×${count(firsts[place])}`) : null));
     const card = old.get(item) || make("li", { "data-item": item });
     const image = card.querySelector("img");
     if (image && shown.tagName === "IMG") shown.replaceWith(image);  // no flicker
