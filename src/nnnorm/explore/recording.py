@@ -60,7 +60,8 @@ def record(
     >>> from nnnorm import load_shapes, open_embeddings
     >>> rows = open_embeddings(load_shapes().gallery[:64])
     >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> asked = open_embeddings(load_shapes().queries[:4])
+    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
     >>> "index.html" in record(session, tempfile.mkdtemp())
     True
     """
@@ -258,7 +259,8 @@ def make_table(session: Session, method: Method) -> bytes:
     >>> from nnnorm import load_shapes, open_embeddings
     >>> rows = open_embeddings(load_shapes().gallery[:64])
     >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> asked = open_embeddings(load_shapes().queries[:4])
+    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
     >>> make_table(session, session.open_method("nnn", {}))[:4]
     b'PAR1'
     """

@@ -144,7 +144,8 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
     >>> from nnnorm import load_shapes, open_embeddings
     >>> rows = open_embeddings(load_shapes().gallery[:64])
     >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> asked = open_embeddings(load_shapes().queries[:4])
+    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
     >>> client = TestClient(make_app(session), base_url="http://localhost")
     >>> client.get("/api/about").json()["n_gallery"]
     64

@@ -60,7 +60,8 @@ class Views:
     >>> from nnnorm import load_shapes, open_embeddings
     >>> rows = open_embeddings(load_shapes().gallery[:64])
     >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> session = Session(Material(rows, queries=bank, references=bank, given_references=bank))
+    >>> asked = open_embeddings(load_shapes().queries[:4])
+    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
     >>> about, arrays = Views(session).search(session.open_method("nnn", {}), query=0)
     >>> len(arrays["before"]), about["query"]["kind"]
     (12, 'query')
