@@ -129,7 +129,14 @@ LINES = {
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
         "--corrector corrector.safetensors --items new.npy --json",
     ],
-    "explore": [f"{_LEARN} --truth truth.npy --export out"],
+    "explore": [
+        f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
+        f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
+        "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
+        "--export out",
+        f"{_LEARN} --captions explore/items.txt --query-captions explore/queries.txt "
+        "--reference-captions explore/references.txt --images explore/pictures --export out",
+    ],
     "audit": [
         f"{_TASK} --groups groups.csv -k 3 --json",
         f"{_TASK} --groups groups.tsv -k 3 --bias bias.safetensors --json",
