@@ -134,8 +134,8 @@ LINES = {
         f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
         "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
         "--export out",
-        f"{_LEARN} --captions explore/items.txt --query-captions explore/queries.txt "
-        "--reference-captions explore/references.txt --images explore/pictures --export out",
+        f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions past.txt "
+        "--images pictures --metadata items.csv --export out",
     ],
     "audit": [
         f"{_TASK} --groups groups.csv -k 3 --json",
@@ -183,7 +183,7 @@ NOT_AT_HAND = {("index verify", "corrector")}
 # are read by the other commands of an index.
 LEFT_OUT = ("index add", "index delete", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
-SLOW = ("demo", "encode", "reproduce")
+SLOW = ("demo", "encode", "explore", "reproduce")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from nnnorm.io import (
     open_embeddings,
     read_all_columns,
     read_json,
+    read_jsonl,
 )
 from nnnorm.roles import check_roles
 from nnnorm.study import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
@@ -293,21 +294,21 @@ def _read_index(
         raise NNNormError(f"{url} holds no items; add some, or give --gallery")
     rows = np.concatenate([batch.vectors for batch in batches])
     entries = [entry for batch in batches for entry in batch.metadata_list()]
-    names = dict.fromkeys(name for entry in entries for name in entry)
-    columns = {name: [_text(entry.get(name)) for entry in entries] for name in names}
+    columns = _columns(entries)
     ids = np.concatenate([batch.ids for batch in batches])
     return open_embeddings(rows, name="gallery", normalize=normalize), ids, columns
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
-    if path.suffix.lower() in TABLE_SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix in TABLE_SUFFIXES and suffix != ".jsonl":
         columns = read_all_columns(path)
     else:
-        entries = read_json(path, "a list of objects")
+        is_lines = suffix == ".jsonl"
+        entries = read_jsonl(path) if is_lines else read_json(path, "a list of objects")
         if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
             raise NNNormError(f"{path} must hold one JSON object per item")
-        names = dict.fromkeys(name for entry in entries for name in entry)
-        columns = {name: [_text(entry.get(name)) for entry in entries] for name in names}
+        columns = _columns(entries)
     n_rows = len(next(iter(columns.values()), []))
     if n_rows != n_items:
         raise NNNormError(
@@ -316,8 +317,13 @@ def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
     return columns
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+def _columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Entries of items by column, as text."""
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    return {
+        name: ["" if (value := entry.get(name)) is None else str(value) for entry in entries]
+        for name in names
+    }
 
 
 def _read_captions(
