@@ -12,7 +12,8 @@ import os
 import socket
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ _LOG = logging.getLogger("nnnorm.explore")
 STATIC = Path(__file__).parent / "static"
 LONGEST_TEXT = 500
 _MOST_HITS = 100
+_N_WORKING = max(2, os.cpu_count() or 1)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HEADERS = {
     "content-security-policy": (
@@ -157,12 +159,21 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
+        lifespan=_limit_threads,
     )
     _add_errors(app, fastapi)
     _add_routes(app, fastapi, Views(session))
     staticfiles = require("fastapi.staticfiles", "explore")
     app.mount("/static", staticfiles.StaticFiles(directory=STATIC), name="static")
     return Guard(app, host)
+
+
+@asynccontextmanager
+async def _limit_threads(app: Any) -> AsyncIterator[None]:
+    """Few threads answer: the memory that each has used stays with it."""
+    limiter = require("anyio.to_thread", "explore").current_default_thread_limiter()
+    limiter.total_tokens = _N_WORKING + 4
+    yield
 
 
 def _add_errors(app: Any, fastapi: Any) -> None:
@@ -189,7 +200,7 @@ def _add_routes(app: Any, fastapi: Any, views: Views) -> None:
     responses = require("fastapi.responses", "explore")
     session = views.session
     # More threads than processors would only wait for each other, and each needs memory.
-    working = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
+    working = threading.BoundedSemaphore(_N_WORKING)
     query_of = fastapi.Query
     finite: dict[str, Any] = {"allow_inf_nan": False}
     Text = Annotated[str | None, query_of(max_length=LONGEST_TEXT)]  # noqa: N806 - types

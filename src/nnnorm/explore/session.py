@@ -45,9 +45,11 @@ MOST_ALPHA = 1.5
 _SMALL_GALLERY = 20_000
 _LARGEST_K_OF_MANY = 128
 _MOST_QUERIES, _MOST_QUERIES_OF_MANY = 5000, 2000
-_DEPTH = 96
+_DEPTH, _DEPTH_OF_MANY = 192, 128
 _MOST_ON_MAP = 5000
-_KEPT_ANSWERS = 48
+# Bytes of rankings to keep, and the number of other answers, which are small or few.
+_KEPT_BYTES = 64 * 2**20
+_KEPT_COUNTS, _KEPT_VIEWS = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,17 @@ class Session:
         self._prepare()
         self.automatic = NNN().make_bias(self.statistics)
         self.candidates = Candidates(
-            self.queries, self.gallery, self._anchors(), depth=_DEPTH, progress=progress
+            self.queries,
+            self.gallery,
+            self._anchors(),
+            depth=_DEPTH_OF_MANY if self.is_many else _DEPTH,
+            progress=progress,
         )
         self.statistics.options["progress"] = None
-        self._biases, self._answers, self._rows = Kept(256), Kept(_KEPT_ANSWERS), Kept(32)
-        self.views = Kept(_KEPT_ANSWERS)
+        bytes_per_answer = len(self.queries) * PLACES * 12
+        self._answers = Kept(max(16, _KEPT_BYTES // bytes_per_answer))
+        self._biases, self._counts, self._rows = Kept(_KEPT_COUNTS), Kept(_KEPT_COUNTS), Kept(32)
+        self.views = Kept(_KEPT_VIEWS)
         self.thumbnails = None if material.pictures is None else Thumbnails(material.pictures)
         self.filters = material.filters()
         self.scan: Later[Scan] = Later(self._scan)
@@ -128,10 +136,14 @@ class Session:
         self.statistics.activation_set()
 
     def _anchors(self) -> list[Bias]:
-        k = min(self.reference_ks, key=lambda one: abs(one - 32))
+        """Corrections at the ends of the sliders, between which all others lie, and a usual one."""
+        few, many, usual = (
+            min(self.reference_ks, key=lambda one: abs(one - k)) for k in (4, 128, 32)
+        )
         methods = [
-            NNN(k, alpha, center=center) for center in (False, True) for alpha in (0.75, 1.5)
+            NNN(k, MOST_ALPHA, center=center) for k in (few, many) for center in (False, True)
         ]
+        methods.append(NNN(usual, MOST_ALPHA / 2, center=True))
         return [self._served(method.make_bias(self.statistics)) for method in methods]
 
     def _served(self, bias: Bias) -> Bias:
@@ -206,9 +218,7 @@ class Session:
     def count_first(self, method: Method | None) -> IntArray:
         """Return how often every item comes first, shape ``(n_gallery,)``."""
         first = self.rank(method).ranking.indices[:, 0]
-        return self.views.get(
-            ("first", method), lambda: count_occurrences(first, len(self.gallery))
-        )
+        return self._counts.get(method, lambda: count_occurrences(first, len(self.gallery)))
 
     def find_won(self, method: Method) -> tuple[IntArray, IntArray]:
         """Return the queries that a correction wins and loses, by their numbers.
@@ -249,7 +259,7 @@ class Session:
                 raise NNNormError(f"there is no filter {name!r}; the filters are: {known}")
             if value not in self.filters[name]:
                 raise NNNormError(f"{name} has no value {value!r}")
-            has_it = self.views.get(("mask", name, value), partial(self._has, name, value))
+            has_it = self._counts.get(("mask", name, value), partial(self._has, name, value))
             mask = has_it if mask is None else mask & has_it
         if mask is not None and not mask.any():
             raise NNNormError("no item has all of these values; take one filter away")

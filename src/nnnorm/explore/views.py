@@ -6,6 +6,7 @@ answer, under ``items``; arrays hold their numbers.
 
 import shlex
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -45,6 +46,8 @@ _N_WRONG = 200
 _NEAR_COPY = 0.98
 _MOST_COPIES = 5000
 _N_GROUPS = 12
+# Enough for the width of an interval on a screen; the reports of `study` draw more.
+_N_RESAMPLES = 1000
 
 
 class Views:
@@ -151,7 +154,7 @@ class Views:
         shown = np.union1d(before.indices[0], after.indices[0])
         shown = np.union1d(shown, np.array(right, dtype=np.int64))
         ranks = [_ranks(one, shown) for one in scores]
-        first = [session.count_first(some) for some in (None, method)]
+        first = session.count_first(None)
         about = {
             "query": asked,
             "right": right,
@@ -170,8 +173,8 @@ class Views:
             "right_ranks": np.array(
                 [[some[places[one]] for one in right] for some in ranks], dtype=np.int64
             ),
-            "before_first": first[0][before.indices[0]],
-            "after_first": first[0][after.indices[0]],
+            "before_first": first[before.indices[0]],
+            "after_first": first[after.indices[0]],
         }
 
     def hubs(self, method: Method, where: Mapping[str, str] | None = None) -> View:
@@ -562,12 +565,15 @@ def _measure_quality(session: Session, method: Method) -> dict[str, Any]:
     rows = []
     for k in [k for k in (1, 5, 10) if k <= raw.depth]:
         before, after = raw.hits(k), done.hits(k)
+        uncorrected = session.views.get(
+            ("uncorrected", k), partial(interval_of_mean, before, clusters, n_resamples=_N_RESAMPLES)
+        )
         rows.append(
             {
                 "k": k,
-                "before": vars(interval_of_mean(before, clusters, n_resamples=2000)),
-                "after": vars(interval_of_mean(after, clusters, n_resamples=2000)),
-                "gain": vars(interval_of_difference(after, before, clusters, n_resamples=2000)),
+                "before": vars(uncorrected),
+                "after": vars(interval_of_mean(after, clusters, n_resamples=_N_RESAMPLES)),
+                "gain": vars(interval_of_difference(after, before, clusters, n_resamples=_N_RESAMPLES)),
                 "n_gained": int((after > before).sum()),
                 "n_lost": int((after < before).sum()),
             }
