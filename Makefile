@@ -50,6 +50,6 @@ $(VENV)/demo: pyproject.toml
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable \
-	  ".[audio,beit3,encoders,engines,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
+	  ".[audio,beit3,encoders,engines,explore,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
 	$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|/torch/testing/' $(VENV)/lib || true
 	touch $@

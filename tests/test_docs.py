@@ -44,6 +44,7 @@ def benchmark(monkeypatch):
         ("choosing", "choosing.md"),
         ("drift", "corrector.md"),
         ("engines", "engines/README.md"),
+        ("explore", "explore.md"),
         ("extend", "corrector.md"),
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),

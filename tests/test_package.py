@@ -21,6 +21,7 @@ HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
+HEAVY |= {"fastapi", "starlette", "uvicorn"}
 HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets"}
 
 
@@ -108,7 +109,11 @@ MAY_IMPORT = {
     "integrations": {"errors", "bias", "ranking", "corrector"},
     "reproduce": {"version", "errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
-    "cli": {"version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"},
+    "explore": {"version", "errors", *ROOMS, "index", "encoders", "datasets"},
+    "cli": {
+        *("version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"),
+        "explore",
+    },
     "__main__": {"cli"},
     "__init__": {"version", "errors", *ROOMS, "index", "datasets"},
 }

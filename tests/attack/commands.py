@@ -132,6 +132,14 @@ LINES = {
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
         "--corrector corrector.safetensors --items new.npy --json",
     ],
+    "explore": [
+        f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
+        f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
+        "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
+        "--export out",
+        f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions past.txt "
+        "--images pictures --metadata items.csv --export out",
+    ],
     "audit": [
         f"{_TASK} --groups groups.csv -k 3 --json",
         f"{_TASK} --groups groups.tsv -k 3 --bias bias.safetensors --json",
@@ -165,14 +173,14 @@ FILES = {
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
     "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv", "images": "pictures",
     "captions": "item-captions.txt", "query_captions": "query-captions.txt",
-    "texts": "captions.txt", "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
+    "reference_captions": "captions.txt", "texts": "captions.txt", "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
     "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "sheet": "out.png",
-    "results": "out-results",
+    "results": "out-results", "export": "out",
 }  # fmt: skip
 _ONLY_WITH_CHECKPOINTS = "tokenizer"
 # It needs an index of this corrector, and the indexes at hand are built with a bias.
@@ -181,7 +189,7 @@ NOT_AT_HAND = {("index verify", "corrector")}
 # are read by the other commands of an index.
 LEFT_OUT = ("index add", "index delete", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
-SLOW = ("demo", "encode", "reproduce")
+SLOW = ("demo", "encode", "explore", "reproduce")
 
 
 @dataclass(frozen=True)

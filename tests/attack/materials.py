@@ -84,6 +84,10 @@ def make_tables(root):
             ]
             (root / f"{name}{suffix}").write_text("\n".join(lines) + "\n")
         parquet.write_table(pyarrow.Table.from_pylist(rows), root / f"{name}.parquet")
+    for name, n_rows in (("items", N_GALLERY), ("asked", N_QUERIES), ("past", N_REFERENCES)):
+        (root / f"{name}.txt").write_text("".join(f"a red circle {n}\n" for n in range(n_rows)))
+    pictures = [f"p{n % 4}.png,{'ab'[n % 2]}" for n in range(N_GALLERY)]
+    (root / "items.csv").write_text("\n".join(["image,kind", *pictures]) + "\n")
     described = [{"year": 1990 + n, "tags": ["x", str(n)]} for n in range(N_GALLERY)]
     (root / "metadata.json").write_text(json.dumps(described))
     (root / "metadata.jsonl").write_text("".join(json.dumps(one) + "\n" for one in described))
@@ -178,6 +182,10 @@ def make_index(folder, engine):
     root = Path(folder)
     url = url_of(engine)
     place = url.partition(":")[2].partition("?")[0]
+    for name, n_rows in (("items", N_GALLERY), ("asked", N_QUERIES), ("past", N_REFERENCES)):
+        (root / f"{name}.txt").write_text("".join(f"a red circle {n}\n" for n in range(n_rows)))
+    pictures = [f"p{n % 4}.png,{'ab'[n % 2]}" for n in range(N_GALLERY)]
+    (root / "items.csv").write_text("\n".join(["image,kind", *pictures]) + "\n")
     described = [{"year": 1990 + n} for n in range(N_GALLERY)]
     build_index(
         url.replace(place, str(root / place), 1),

@@ -28,7 +28,7 @@ from nnnorm.io.embeddings import (
 from nnnorm.io.files import check_regular, check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
 from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
-from nnnorm.io.png import write_png
+from nnnorm.io.png import encode_png, write_png
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
 from nnnorm.io.records import (
@@ -42,6 +42,7 @@ from nnnorm.io.records import (
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
+    read_all_columns,
     read_column,
     read_columns,
     read_json,

@@ -1,4 +1,4 @@
-"""Pictures written as PNG, with numpy alone."""
+"""Pictures as PNG, with numpy alone."""
 
 import os
 import struct
@@ -11,20 +11,20 @@ from nnnorm.errors import NNNormError
 from nnnorm.io.files import write_whole
 
 
-def write_png(path: str | os.PathLike[str], pixels: npt.ArrayLike) -> None:
-    """Write a picture as PNG, whole or not at all.
+def encode_png(pixels: npt.ArrayLike) -> bytes:
+    """Encode a picture as PNG.
 
     Parameters
     ----------
-    path : str or PathLike
     pixels : array, shape (height, width, 3), uint8
+
+    Returns
+    -------
+    bytes
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "grey.png"
-    >>> write_png(path, np.full((4, 6, 3), 128, dtype=np.uint8))
-    >>> path.read_bytes()[1:4]
+    >>> encode_png(np.full((4, 6, 3), 128, dtype=np.uint8))[1:4]
     b'PNG'
     """
     array = np.asarray(pixels)
@@ -43,10 +43,29 @@ def write_png(path: str | os.PathLike[str], pixels: npt.ArrayLike) -> None:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    content = (
+    return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
         + chunk(b"IDAT", zlib.compress(rows.tobytes(), 9))
         + chunk(b"IEND", b"")
     )
+
+
+def write_png(path: str | os.PathLike[str], pixels: npt.ArrayLike) -> None:
+    """Write a picture as PNG, whole or not at all.
+
+    Parameters
+    ----------
+    path : str or PathLike
+    pixels : array, shape (height, width, 3), uint8
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "grey.png"
+    >>> write_png(path, np.full((4, 6, 3), 128, dtype=np.uint8))
+    >>> path.read_bytes()[1:4]
+    b'PNG'
+    """
+    content = encode_png(pixels)
     write_whole(path, lambda file: file.write(content))

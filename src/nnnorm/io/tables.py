@@ -87,6 +87,20 @@ def read_column(path: PathLike, column: str | None = None) -> list[str]:
     return cells
 
 
+def read_all_columns(path: PathLike) -> dict[str, list[str]]:
+    r"""Read all columns of a CSV, TSV, JSONL or parquet file as text; a missing value is empty.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "items.csv"
+    >>> _ = file.write_text("id,colour\n1,red\n2,\n")
+    >>> read_all_columns(file)
+    {'id': ['1', '2'], 'colour': ['red', '']}
+    """
+    return _read(path, lambda header: header, ())
+
+
 def read_lines(path: PathLike) -> list[str]:
     r"""Read a text file with one entry per line.
 

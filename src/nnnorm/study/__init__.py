@@ -38,6 +38,7 @@ from nnnorm.study.evaluation import (
     Evaluation,
     count_above,
     evaluate,
+    evaluate_ranking,
     mean_metrics,
     measure_gain,
 )
@@ -46,9 +47,12 @@ from nnnorm.study.hubness import (
     HUB,
     compare_occurrences,
     count_occurrences,
+    expect_occurrences,
     find_hubs,
     find_rescued,
+    list_hubs,
     measure_hubness,
+    robust_z,
 )
 from nnnorm.study.intervals import (
     Interval,
@@ -57,6 +61,11 @@ from nnnorm.study.intervals import (
     interval_of_mean,
 )
 from nnnorm.study.quarantine import scan
-from nnnorm.study.splits import count_overlap, split_queries, warn_of_overlap
+from nnnorm.study.splits import (
+    count_overlap,
+    split_queries,
+    warn_of_foreign_bank,
+    warn_of_overlap,
+)
 from nnnorm.study.truth import Truth, clusters_of, open_truth, read_truth
 from nnnorm.study.tuning import Cell, Select, Tuning, tune

@@ -4,6 +4,7 @@
 ``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -157,6 +158,38 @@ def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
         antihub_share=float((counts == 0).mean()),
         hub_occurrence=float(counts[counts >= 2 * mean].sum() / total),
     )
+
+
+def expect_occurrences(n_queries: int, n_gallery: int, most: int) -> FloatArray:
+    """Expect the number of items with ``N_1`` = 0, 1, … if queries chose items at random.
+
+    ``n_gallery·C(n_queries, n)·p^n·(1 − p)^(n_queries − n)`` with ``p = 1/n_gallery``.
+
+    Parameters
+    ----------
+    n_queries, n_gallery : int
+    most : int
+        The largest N_1 that is wanted.
+
+    Returns
+    -------
+    ndarray, shape (most + 1,), float64
+
+    Examples
+    --------
+    >>> expect_occurrences(2, 2, 2).tolist()
+    [0.5, 1.0, 0.5]
+    """
+    if n_queries < 1 or n_gallery < 1:
+        raise NNNormError(f"queries and items are needed; got {n_queries} and {n_gallery}")
+    if n_gallery == 1:
+        return np.where(np.arange(most + 1) == n_queries, 1.0, 0.0)
+    expected = np.zeros(most + 1)
+    for n in range(min(most, n_queries) + 1):
+        ways = math.lgamma(n_queries + 1) - math.lgamma(n + 1) - math.lgamma(n_queries - n + 1)
+        logarithm = ways - n * math.log(n_gallery) + (n_queries - n) * math.log1p(-1 / n_gallery)
+        expected[n] = n_gallery * math.exp(logarithm)
+    return expected
 
 
 def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:

@@ -1,0 +1,383 @@
+"""What is looked at: embeddings in their roles, and what shows items and queries to a person.
+
+`demo_material` is the data set that ships with the package; `open_material` opens files, or the
+items of an index. Both give a `Material`, which is checked once and never changed.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bank import Bank, open_references
+from nnnorm.corrector import Corrector
+from nnnorm.datasets import load_shapes, read_scene
+from nnnorm.encoders import list_files, list_texts, load_encoder
+from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
+from nnnorm.index import open_index
+from nnnorm.io import (
+    TABLE_SUFFIXES,
+    Embeddings,
+    check_ids,
+    open_embeddings,
+    read_all_columns,
+    read_json,
+    read_jsonl,
+)
+from nnnorm.roles import check_roles
+from nnnorm.study import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+# Columns of the metadata that name an item's picture, the first that is there.
+_PICTURE_COLUMNS = ("image", "file", "path", "filename", "image_path")
+# A column with more values than this is not offered as a filter.
+_MOST_VALUES = 40
+_LONGEST_CAPTION = 2000
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Embeddings in their roles, checked, and what is known about items and queries.
+
+    Attributes
+    ----------
+    gallery, queries, references : Embeddings
+    given_references : Bank or Embeddings
+        As they were given; a bank knows how often each intent was asked.
+    truth : Truth or None
+    ids : ndarray, shape (n_gallery,), or None
+    captions, query_captions, reference_captions : sequence of str or None
+        Texts of items, queries and references.
+    metadata : mapping of str to list of str
+        Columns with one value per item.
+    pictures : Pictures or None
+    encode : callable or None
+        Turns a text into an embedding, shape (1, dim).
+    corrector : Corrector or None
+    recent : Embeddings or None
+        Recent queries, to tell a drift by.
+    options : mapping of str to str
+        Options of the command line that name these inputs.
+    examples : sequence of str
+        Texts to try.
+    notes : tuple of str
+        What the checks of the inputs warned of.
+    """
+
+    gallery: Embeddings
+    queries: Embeddings
+    references: Embeddings
+    given_references: Bank | Embeddings
+    truth: Truth | None = None
+    ids: npt.NDArray[Any] | None = None
+    captions: Sequence[str] | None = None
+    query_captions: Sequence[str] | None = None
+    reference_captions: Sequence[str] | None = None
+    metadata: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    pictures: Pictures | None = None
+    encode: Callable[[str], FloatArray] | None = None
+    corrector: Corrector | None = None
+    recent: Embeddings | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    examples: Sequence[str] = ()
+    notes: tuple[str, ...] = ()
+
+    def name_item(self, item: int) -> str:
+        """Return the id of an item, or its row number."""
+        return str(item if self.ids is None else self.ids[item])
+
+    def describe_item(self, item: int) -> str:
+        """Return the caption of an item; empty where there is none."""
+        return "" if self.captions is None else self.captions[item][:_LONGEST_CAPTION]
+
+    def describe_query(self, query: int) -> str:
+        """Return the text of a query, or its number."""
+        if self.query_captions is None:
+            return f"query {query}"
+        return self.query_captions[query][:_LONGEST_CAPTION]
+
+    def right_items(self, query: int) -> list[int]:
+        """Return the right items of a query; empty where no truth is known."""
+        if self.truth is None:
+            return []
+        first, last = self.truth.starts[query : query + 2]
+        return [int(item) for item in self.truth.items[first:last]]
+
+    def filters(self) -> dict[str, list[str]]:
+        """Return the columns of the metadata to filter by, with their values in order."""
+        found = {}
+        for name, cells in self.metadata.items():
+            values = sorted(set(cells))
+            if 1 < len(values) <= _MOST_VALUES and name not in _PICTURE_COLUMNS:
+                found[name] = values
+        return found
+
+
+def demo_material() -> Material:
+    """Return the shapes that ship with the package, with their text tower and pictures.
+
+    Examples
+    --------
+    >>> material = demo_material()
+    >>> len(material.gallery), sorted(material.filters())
+    (1000, ['background', 'objects'])
+    """
+    shapes = load_shapes()
+    scenes = [read_scene(scene) for scene in shapes.scenes]
+    references = open_embeddings(shapes.references, name="references")
+    return Material(
+        gallery=open_embeddings(shapes.gallery, name="gallery"),
+        queries=open_embeddings(shapes.queries, name="queries"),
+        references=references,
+        given_references=references,
+        truth=open_truth(
+            shapes.truth, n_queries=len(shapes.queries), n_gallery=len(shapes.gallery)
+        ),
+        captions=[shapes.describe(item) for item in range(len(scenes))],
+        query_captions=shapes.captions,
+        reference_captions=shapes.reference_captions,
+        metadata={
+            "background": [background for background, _ in scenes],
+            "objects": [str(len(things)) for _, things in scenes],
+        },
+        pictures=ScenePictures(shapes),
+        encode=lambda text: shapes.encode_texts([text]),
+        examples=("a red star above a blue ring", "a big green heart", "a purple moon on sand"),
+    )
+
+
+def open_material(
+    *,
+    gallery: Path | None = None,
+    queries: Path | None = None,
+    references: Path | None = None,
+    truth: Path | None = None,
+    index: str | None = None,
+    corrector: Path | None = None,
+    recent: Path | None = None,
+    ids: Any = None,
+    images: Path | None = None,
+    captions: Path | None = None,
+    query_captions: Path | None = None,
+    reference_captions: Path | None = None,
+    metadata: Path | None = None,
+    encoder: str | None = None,
+    normalize: bool | None = None,
+) -> Material:
+    """Open the files of a search, or the items of an index.
+
+    Parameters
+    ----------
+    gallery : Path, optional
+        The items; without it an index must be given.
+    queries : Path
+        Queries to look at.
+    references : Path, optional
+        Past queries, or the file of a bank; by default the bank of the corrector.
+    truth : Path, optional
+        Right items of the queries, see `read_truth`.
+    index : str, optional
+        URL of an index, whose items, ids and metadata are used in place of a gallery.
+    corrector : Path, optional
+        A saved corrector, whose drift is measured.
+    recent : Path, optional
+        Recent queries for that; by default the queries.
+    ids : sequence, optional
+        One per item.
+    images : Path, optional
+        Folder of pictures: named by a column of the metadata (image, file, path or filename), or as
+        many as there are items, in the order of their names.
+    captions, query_captions, reference_captions : Path, optional
+        Texts, one per line, or tables with one column or a column ``caption``.
+    metadata : Path, optional
+        Table with a row per item (.csv, .tsv, .jsonl, .parquet), or a JSON list of objects.
+    encoder : str, optional
+        Model that encodes typed queries, see `load_encoder`.
+    normalize : bool, optional
+        As in `open_embeddings`.
+
+    Returns
+    -------
+    Material
+
+    Examples
+    --------
+    >>> open_material(queries=Path("queries.npy"))
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: explore needs a gallery, or an index that holds one; ...
+    """
+    if (gallery is None) == (index is None):
+        raise NNNormError(
+            "explore needs a gallery, or an index that holds one; got "
+            + ("neither" if index is None else "both")
+        )
+    if queries is None:
+        raise NNNormError("explore needs queries to look at; give --queries")
+    if references is None and corrector is None:
+        raise NNNormError("explore needs past queries; give --references, or a --corrector")
+    given = {
+        "gallery": gallery,
+        "index": index,
+        "queries": queries,
+        "references": references,
+        "corrector": corrector,
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NNNormWarning)
+        columns: dict[str, list[str]] = {}
+        if gallery is not None:
+            items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        else:
+            items, ids, columns = _read_index(str(index), normalize)
+        names = items.ids if ids is None else check_ids(ids, len(items), name="gallery")
+        asked = open_embeddings(queries, name="queries", normalize=normalize)
+        loaded = None if corrector is None else Corrector.load(corrector)
+        bank: Bank | Embeddings
+        if references is None and loaded is not None:
+            bank = loaded.bank
+        elif references is not None and references.suffix == ".safetensors":
+            bank = Bank.load(references)
+        else:
+            bank = open_embeddings(references, name="references", normalize=normalize)
+        past = open_references(bank, normalize=normalize)
+        right = None
+        if truth is not None:
+            right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
+        check_roles(items, past, own_rows=None)
+        warn_of_overlap(past, asked)
+        warn_of_foreign_bank(past, asked, items, right)
+        if metadata is not None:
+            columns |= _read_metadata(metadata, len(items))
+        latest = asked if recent is None else open_embeddings(recent, name="recent")
+    notes = tuple(
+        dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, NNNormWarning))
+    )
+    return Material(
+        gallery=items,
+        queries=asked,
+        references=past,
+        given_references=bank,
+        truth=right,
+        ids=names,
+        captions=_read_captions(captions, len(items), "items", "--captions", len(asked)),
+        query_captions=_read_captions(
+            query_captions, len(asked), "queries", "--query-captions", len(items)
+        ),
+        reference_captions=_read_captions(
+            reference_captions, len(past), "references", "--reference-captions"
+        ),
+        metadata=columns,
+        pictures=_open_pictures(images, columns, len(items)),
+        encode=_open_encoder(encoder, items.dim),
+        corrector=loaded,
+        recent=None if loaded is None else latest,
+        options={
+            **{name: str(value) for name, value in given.items() if value is not None},
+            **({} if normalize is None else {"normalize": "yes" if normalize else "no"}),
+        },
+        notes=notes,
+    )
+
+
+def _read_index(
+    url: str, normalize: bool | None
+) -> tuple[Embeddings, npt.NDArray[Any], dict[str, list[str]]]:
+    """The items of an index as they were given: rows, ids, and metadata by column."""
+    with open_index(url) as opened:
+        batches = list(opened.scan())
+    if not batches:
+        raise NNNormError(f"{url} holds no items; add some, or give --gallery")
+    rows = np.concatenate([batch.vectors for batch in batches])
+    entries = [entry for batch in batches for entry in batch.metadata_list()]
+    columns = _columns(entries)
+    ids = np.concatenate([batch.ids for batch in batches])
+    return open_embeddings(rows, name="gallery", normalize=normalize), ids, columns
+
+
+def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:
+    suffix = path.suffix.lower()
+    if suffix in TABLE_SUFFIXES and suffix != ".jsonl":
+        columns = read_all_columns(path)
+    else:
+        is_lines = suffix == ".jsonl"
+        entries = read_jsonl(path) if is_lines else read_json(path, "a list of objects")
+        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+            raise NNNormError(f"{path} must hold one JSON object per item")
+        columns = _columns(entries)
+    n_rows = len(next(iter(columns.values()), []))
+    if n_rows != n_items:
+        raise NNNormError(
+            f"{path} has {n_rows:,} rows, but the gallery has {n_items:,} items; give one per item"
+        )
+    return columns
+
+
+def _columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Entries of items by column, as text."""
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    return {
+        name: ["" if (value := entry.get(name)) is None else str(value) for entry in entries]
+        for name in names
+    }
+
+
+def _read_captions(
+    path: Path | None, n_rows: int, what: str, option: str, n_others: int | None = None
+) -> list[str] | None:
+    if path is None:
+        return None
+    is_table = path.suffix.lower() in TABLE_SUFFIXES
+    texts = list_texts(path, "caption" if is_table and _has_caption(path) else None)
+    if len(texts) != n_rows:
+        other = "--query-captions" if option == "--captions" else "--captions"
+        hint = f"; {other} takes texts of the other side" if len(texts) == n_others else ""
+        raise NNNormError(
+            f"{path} has {len(texts):,} texts, but there are {n_rows:,} {what} for {option}{hint}"
+        )
+    return texts
+
+
+def _has_caption(path: Path) -> bool:
+    return "caption" in read_all_columns(path)
+
+
+def _open_pictures(
+    folder: Path | None, columns: Mapping[str, Sequence[str]], n_items: int
+) -> Pictures | None:
+    if folder is None:
+        return None
+    if not folder.is_dir():
+        raise NNNormError(f"there is no folder of pictures {folder}; check --images")
+    for name in _PICTURE_COLUMNS:
+        if name in columns:
+            return FolderPictures(folder, columns[name])
+    found = list_files(folder)
+    if len(found) != n_items:
+        raise NNNormError(
+            f"{folder} has {len(found):,} pictures, but the gallery has {n_items:,} items; name "
+            f"each item's picture in a column of --metadata ({', '.join(_PICTURE_COLUMNS)})"
+        )
+    return FolderPictures(folder, [path.relative_to(folder) for path in found])
+
+
+def _open_encoder(model: str | None, dim: int) -> Callable[[str], FloatArray] | None:
+    if model is None:
+        return None
+    encoder = load_encoder(model)
+    encoder.check_modality("texts")
+
+    def encode(text: str) -> FloatArray:
+        rows = np.asarray(encoder.encode_texts([text]), dtype=np.float32)
+        if rows.shape[1] != dim:
+            raise NNNormError(
+                f"the encoder gives {rows.shape[1]} dimensions, but the gallery has {dim}; name "
+                "the model that encoded the gallery"
+            )
+        return rows
+
+    return encode

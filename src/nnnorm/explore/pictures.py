@@ -1,0 +1,131 @@
+"""Pictures of items: small, made when they are first asked for, kept for the next time.
+
+The page asks for a picture by the number of its item, never by a path. A folder serves only files
+that are inside it once all links are followed, so that a name in a table can't lead elsewhere.
+"""
+
+import io
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from nnnorm.datasets import Shapes
+from nnnorm.encoders import open_image
+from nnnorm.errors import NNNormError, require
+from nnnorm.io import encode_png
+
+_LOG = logging.getLogger("nnnorm.explore")
+# Side of a thumbnail in pixels: a card of the page on a screen of twice the density.
+SIZE = 224
+# Thumbnails of one gallery page take some kilobytes each.
+_MOST_BYTES = 64 * 2**20
+_PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 96 96" role="img">
+<title>This picture can't be shown</title>
+<rect width="96" height="96" fill="#8a8f98" opacity=".25"/>
+<path d="M30 62 42 46l9 11 7-8 10 13zM38 38a4 4 0 1 1-8 0 4 4 0 0 1 8 0" fill="#8a8f98"/>
+<path d="M22 22 74 74" stroke="#8a8f98" stroke-width="4"/></svg>"""
+
+
+class Thumbnail(NamedTuple):
+    """A small picture, ready to be sent; `is_whole` is False for the placeholder."""
+
+    data: bytes
+    media_type: str
+    is_whole: bool
+
+
+class Pictures(Protocol):
+    """What shows the items of a gallery."""
+
+    def draw(self, item: int) -> bytes:
+        """Return the thumbnail of an item as PNG or JPEG."""
+        ...
+
+
+class ScenePictures:
+    """Pictures of the shapes that ship with the package, drawn from their description."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+
+    def draw(self, item: int) -> bytes:
+        """Draw the scene of an item."""
+        return encode_png(self._shapes.draw(item, 144))
+
+
+class FolderPictures:
+    """Pictures from a folder, one path per item, relative to the folder.
+
+    Parameters
+    ----------
+    folder : Path
+    paths : sequence of str or PathLike
+        One per item.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], paths: Sequence[str | Path]) -> None:
+        self._folder = os.path.realpath(folder)
+        self._paths = paths
+
+    def find(self, item: int) -> Path:
+        """Return the file of an item, once it is known to be inside the folder."""
+        path = os.path.realpath(os.path.join(self._folder, self._paths[item]))
+        if os.path.commonpath([path, self._folder]) != self._folder:
+            raise NNNormError(
+                f"the picture {str(self._paths[item])!r} is outside of {self._folder}; pictures "
+                "are shown from that folder only"
+            )
+        return Path(path)
+
+    def draw(self, item: int) -> bytes:
+        """Open the picture of an item, turn it upright and scale it down."""
+        ops = require("PIL.ImageOps", "explore")
+        image = ops.exif_transpose(open_image(self.find(item)))
+        image.thumbnail((SIZE, SIZE))
+        out = io.BytesIO()
+        image.save(out, "JPEG", quality=85)
+        return out.getvalue()
+
+
+class Thumbnails:
+    """Thumbnails of a gallery, kept up to 64 MB; a broken picture is a placeholder and a log line.
+
+    Parameters
+    ----------
+    pictures : Pictures
+    """
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+        self._kept: OrderedDict[int, Thumbnail] = OrderedDict()
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, item: int) -> Thumbnail:
+        """Return the thumbnail of an item."""
+        with self._lock:
+            if item in self._kept:
+                self._kept.move_to_end(item)
+                return self._kept[item]
+        made = self._make(item)
+        with self._lock:
+            if item not in self._kept:
+                self._kept[item] = made
+                self._n_bytes += len(made.data)
+            while self._n_bytes > _MOST_BYTES:
+                _, old = self._kept.popitem(last=False)
+                self._n_bytes -= len(old.data)
+        return made
+
+    def _make(self, item: int) -> Thumbnail:
+        try:
+            data = self._pictures.draw(item)
+        except (NNNormError, OSError, ValueError) as error:
+            _LOG.warning("no picture of item %d: %s", item, error)
+            return Thumbnail(_PLACEHOLDER, "image/svg+xml", False)
+        is_png = data.startswith(b"\x89PNG")
+        return Thumbnail(data, "image/png" if is_png else "image/jpeg", True)

@@ -1,0 +1,213 @@
+// State, its place in the address, requests, and the making of elements. Texts of the data reach
+// the page as text nodes only.
+
+export const state = { view: "search", method: "nnn", params: {}, where: {} };
+export const about = {};
+const recorded = window.NNNORM_RECORDED;
+export const isRecorded = Boolean(recorded);
+const withPicture = new Set(recorded ? recorded.pictures : []);
+const VIEWS = ["search", "hubs", "map", "quality", "bank"];
+const PARAMS = ["reference_k", "alpha", "weight", "beta", "center"];
+const listeners = [];
+
+// --- state in the address ---
+
+export function readAddress() {
+  const [view, rest] = location.hash.replace(/^#/, "").split("?");
+  const given = new URLSearchParams(rest || "");
+  state.view = VIEWS.includes(view) ? view : "search";
+  state.method = given.get("method") || "nnn";
+  state.params = {};
+  for (const name of PARAMS) {
+    if (given.has(name)) {
+      const text = given.get(name);
+      state.params[name] = name === "center" ? text === "true" : Number(text);
+    }
+  }
+  for (const name of ["query", "item", "hub"]) {
+    const number = given.has(name) ? Number(given.get(name)) : NaN;
+    state[name] = Number.isInteger(number) && number >= 0 ? number : undefined;
+  }
+  state.text = given.get("text") || undefined;
+  state.colour = given.get("colour") || "before";
+  state.where = {};
+  for (const entry of given.getAll("where")) {
+    const at = entry.indexOf("=");
+    if (at > 0) state.where[entry.slice(0, at)] = entry.slice(at + 1);
+  }
+}
+
+function writeAddress() {
+  const given = new URLSearchParams();
+  for (const name of ["query", "text", "item", "hub"]) {
+    if (state[name] !== undefined) given.set(name, state[name]);
+  }
+  if (state.method !== "nnn" || Object.keys(state.params).length) given.set("method", state.method);
+  for (const [name, value] of Object.entries(state.params)) given.set(name, value);
+  for (const [name, value] of Object.entries(state.where)) given.append("where", `${name}=${value}`);
+  if (state.colour && state.colour !== "before") given.set("colour", state.colour);
+  const rest = given.toString();
+  return `#${state.view}${rest ? `?${rest}` : ""}`;
+}
+
+export function change(patch, isStep = false) {
+  Object.assign(state, patch);
+  const address = writeAddress();
+  if (isStep) history.pushState(null, "", address);
+  else history.replaceState(null, "", address);
+  listeners.forEach((listener) => listener(patch));
+}
+
+export function listen(listener) {
+  listeners.push(listener);
+}
+
+export function setting() {
+  return { method: state.method, ...state.params };
+}
+
+export function whereList() {
+  return Object.entries(state.where).map(([name, value]) => `${name}=${value}`);
+}
+
+// --- requests ---
+
+export function address(path, params = {}) {
+  const given = new URLSearchParams();
+  for (const name of Object.keys(params).sort()) {
+    const value = params[name];
+    if (Array.isArray(value)) value.forEach((one) => given.append(name, one));
+    else if (value !== undefined && value !== null) given.set(name, value);
+  }
+  return `${path}?${given}`;
+}
+
+export async function ask(path, params = {}) {
+  if (recorded) return askRecord(path, params);
+  const response = await fetch(`/api/${address(path, params)}`);
+  if (!response.ok) {
+    const answer = await response.json().catch(() => ({}));
+    throw new Error(answer.detail || `the explorer answered ${response.status}`);
+  }
+  const type = response.headers.get("content-type") || "";
+  if (type.startsWith("application/json")) return response.json();
+  return unpack(await response.arrayBuffer());
+}
+
+function askRecord(path, params) {
+  const only = params.item === undefined ? {} : { item: params.item };
+  const keys = [address(path, params), address(path, only), `${path}?`];
+  const key = keys.find((one) => recorded.answers[one] !== undefined);
+  if (path === "items") return { items: recorded.items };
+  if (key === undefined) {
+    throw new Error("this is not in the recorded page; start nnnorm explore to see it");
+  }
+  const found = recorded.answers[key];
+  if (typeof found !== "string") return { items: recorded.items, ...found };
+  const bytes = Uint8Array.from(atob(found), (letter) => letter.charCodeAt(0));
+  return { items: recorded.items, ...unpack(bytes.buffer) };
+}
+
+// A header in JSON, then arrays, each aligned to eight bytes.
+function unpack(buffer) {
+  const size = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, size)));
+  const types = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
+  const found = { ...header.about };
+  for (const { name, type, offset, length } of header.arrays) {
+    found[name] = new types[type](buffer, 4 + size + offset, length);
+  }
+  return found;
+}
+
+export function live(run) {
+  let isBusy = false, again = false;
+  return async function update() {
+    if (isBusy) { again = true; return; }
+    isBusy = true;
+    do {
+      again = false;
+      try {
+        await run();
+        say("");
+      } catch (error) {
+        if (!again) say(error.message);
+      }
+    } while (again);
+    isBusy = false;
+  };
+}
+
+// Ask until work that takes seconds is done.
+export async function askUntilReady(path, isWanted) {
+  for (;;) {
+    const found = await ask(path);
+    if (found.ready || !isWanted()) return found;
+    await new Promise((resolve) => setTimeout(resolve, 600));
+  }
+}
+
+export function say(text) {
+  document.getElementById("status").textContent = text;
+}
+
+// --- elements ---
+
+export function make(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else if (name.startsWith("--")) element.style.setProperty(name, value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function count(number) {
+  return Math.round(number).toLocaleString("en");
+}
+
+export function percent(share, digits = 1) {
+  return `${(100 * share).toFixed(digits)} %`;
+}
+
+export function pictureOf(item) {
+  if (isRecorded) return withPicture.has(item) ? `pictures/${item}.png` : null;
+  return about.has_pictures ? `/api/picture?item=${item}` : null;
+}
+
+export function nameOf(known, item) {
+  const found = known[item] || {};
+  return found.caption || `item ${found.id ?? item}`;
+}
+
+export function picture(known, item) {
+  const source = pictureOf(item);
+  if (!source) return null;
+  return make("img", { src: source, alt: "", title: nameOf(known, item), loading: "lazy" });
+}
+
+// A button with a picture, or with the caption where there is none.
+export function thumb(known, item, press, title = "") {
+  const inside = picture(known, item) || make("span", { class: "text" }, nameOf(known, item));
+  const label = `${nameOf(known, item)}${title ? `, ${title}` : ""}`;
+  return make("li", {}, make("button", { "aria-label": label, title: label, onclick: press }, inside));
+}
+
+export function waiting(text) {
+  return make("p", { class: "waiting" }, text);
+}
+
+export function saveText(name, text) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text])), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+export function svgChart(width, height, label) {
+  return d3.create("svg").attr("class", "chart").attr("viewBox", [0, 0, width, height])
+    .attr("role", "img").attr("aria-label", label);
+}

@@ -1,0 +1,132 @@
+// Items that come first too often, and those that are never found.
+import { state, about, change, ask, askUntilReady, make, setting, whereList, live, nameOf, picture, thumb, count, percent, waiting, svgChart } from "./core.js";
+import { learn } from "./controls.js";
+
+export function hubsView(root) {
+  const tiles = make("div", { class: "tiles" });
+  const chart = make("div");
+  const rows = make("tbody");
+  const detail = make("section", { class: "panel", id: "detail", "aria-live": "polite" });
+  const never = make("div", { class: "stack" });
+  const copies = make("div", { class: "stack" }, waiting("Looking for near copies"));
+  const words = make("p", { class: "soft small" });
+  const head = make("tr", {}, ...["item", "before", "after", "wrong", "bias", "z", "verdict"].map((name, place) => make("th", {
+    scope: "col", class: ["bias", "z", "wrong"].includes(name) ? "extra" : null,
+    title: { before: "times first, uncorrected", after: "times first, corrected", wrong: "share of these firsts that are wrong", bias: "what is taken from its scores", z: "robust z-score of its bias", verdict: "of nnnorm scan" }[name],
+  }, place ? name : "item")));
+  root.append(make("div", { class: "stack" },
+    tiles,
+    make("div", { class: "split" },
+      make("div", { class: "stack" },
+        make("section", { class: "panel" },
+          make("div", { class: "between" }, make("h2", {}, "How often items come first"),
+            make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"), make("span", { class: "key null" }, "if queries chose at random"))),
+          chart, words),
+        make("section", { class: "panel" }, make("h2", {}, "The worst hubs"),
+          make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The worst hubs" }, make("table", { class: "table" }, make("thead", {}, head), rows)))),
+      make("div", { class: "stack" }, detail,
+        make("section", { class: "panel" }, never),
+        make("section", { class: "panel" }, copies)))));
+  let isHere = true, isScanned = false;
+
+  const update = live(async () => {
+    const found = await ask("hubs", { ...setting(), where: whereList() });
+    learn(found.setting);
+    drawHubTiles(tiles, found);
+    drawHistogram(chart, found);
+    words.textContent = `${count(found.n_queries)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(found.n_items)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
+    drawTable(rows, found);
+    drawNever(never, found);
+    if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
+    await drawDetail(detail);
+    if (!found.scan_is_ready && !isScanned) {
+      isScanned = true;
+      askUntilReady("scan", () => isHere).then(() => isHere && update());
+    }
+  });
+  ask("copies").then((found) => drawCopies(copies, found)).catch((error) => copies.replaceChildren(error.message));
+  return { update, leave: () => { isHere = false; } };
+}
+
+function drawHubTiles(root, { before, after, n_items, n_back, n_gone }) {
+  const tile = (name, was, now, hint) => make("div", { class: "tile", title: hint }, make("p", { class: "soft small" }, name),
+    make("p", { class: "big" }, make("span", { class: "was" }, was), make("span", { class: "was", "aria-hidden": "true" }, "→"), make("span", { class: "now" }, now)));
+  root.replaceChildren(
+    tile("the worst hub comes first", `${count(before.max)} times`, `${count(after.max)}`, `a fair share is ${before.mean.toFixed(1)}`),
+    tile("never first", count(before.antihub_share * n_items), count(after.antihub_share * n_items), "items that come first for no query"),
+    tile("firsts taken by hubs", percent(before.hub_occurrence, 0), percent(after.hub_occurrence, 0), "by items with twice their fair share"),
+    tile("inequality (Gini)", before.gini.toFixed(2), after.gini.toFixed(2), "0: all items alike, 1: one takes all"),
+    make("div", { class: "tile", title: "first for no query before, for some query now" }, make("p", { class: "soft small" }, "came back"),
+      make("p", { class: "big" }, make("span", { class: "now" }, count(n_back)), make("span", { class: "was" }, `${count(n_gone)} left`))));
+}
+
+function drawHistogram(root, found) {
+  const width = Math.min(640, root.clientWidth || 640), height = width < 450 ? 210 : 250, margin = { left: 44, right: 12, top: 12, bottom: 36 };
+  const most = found.histogram_before.length - 1;
+  const svg = svgChart(width, height, `Histogram of how often items come first: at most ${found.before.max} times before, ${found.after.max} after`);
+  const highest = Math.max(d3.max(found.histogram_before), d3.max(found.histogram_after), d3.max(found.expected));
+  const x = d3.scaleLinear([0, most + 1], [margin.left, width - margin.right]);
+  const y = d3.scaleLog([0.5, highest * 1.3], [height - margin.bottom, margin.top]).clamp(true);
+  const area = d3.area().x((_, n) => x(n)).y0(y(0.5)).y1((value) => y(Math.max(0.5, value))).curve(d3.curveStepAfter);
+  const line = d3.line().x((_, n) => x(n)).y((value) => y(Math.max(0.5, value))).curve(d3.curveStepAfter);
+  for (const name of ["before", "after"]) {
+    const values = [...found[`histogram_${name}`], 0.5];
+    svg.append("path").attr("class", `area-${name}`).attr("d", area(values));
+    svg.append("path").attr("class", `line-${name}`).attr("d", line(values));
+  }
+  const expected = Array.from(found.expected).map((value, n) => [n + 0.5, value]).filter(([, value]) => value >= 0.5);
+  svg.append("path").attr("class", "line-null").attr("d", d3.line(([n]) => x(n), ([, value]) => y(value)).curve(d3.curveMonotoneX)(expected));
+  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(Math.min(10, most + 1)).tickFormat(d3.format("d")));
+  svg.append("g").attr("transform", `translate(${margin.left},0)`).call(d3.axisLeft(y).ticks(4, "~s").tickSizeOuter(0));
+  svg.append("text").attr("x", width - margin.right).attr("y", height - 4).attr("text-anchor", "end").text("times first");
+  svg.append("text").attr("x", 2).attr("y", 10).text("items");
+  root.replaceChildren(svg.node());
+}
+
+function drawTable(rows, found) {
+  rows.replaceChildren(...Array.from(found.hubs, (item, place) => make("tr", { class: item === state.hub ? "chosen" : null },
+    make("td", {}, make("button", { class: "open", type: "button", "data-hub": item, "aria-pressed": String(item === state.hub), onclick: () => change({ hub: item }) },
+      picture(found.items, item), make("span", {}, nameOf(found.items, item)))),
+    make("td", {}, count(found.hub_before[place])),
+    make("td", {}, make("b", {}, count(found.hub_after[place]))),
+    make("td", { class: "extra" }, found.hub_wrong[place] < 0 ? "–" : percent(found.hub_wrong[place], 0)),
+    make("td", { class: "extra" }, found.hub_bias[place].toFixed(3)),
+    make("td", { class: "extra" }, found.hub_z[place].toFixed(1)),
+    make("td", {}, found.scan_is_ready ? make("span", { class: `pill ${found.verdicts[place]}` }, found.verdicts[place]) : make("span", { class: "soft" }, "…")))));
+}
+
+async function drawDetail(root) {
+  if (state.hub === undefined) { root.replaceChildren(make("p", { class: "soft" }, "No item comes first too often.")); return; }
+  const found = await ask("hub", { ...setting(), item: state.hub });
+  const name = nameOf(found.items, state.hub);
+  const groups = found.groups.slice(0, 12);
+  const facts = [`First for ${count(found.n_before)} queries before, for ${count(found.n_after)} after.`];
+  if (found.n_wrong !== null) facts.push(`${count(found.n_wrong)} of the first were wrong; ${count(found.n_freed)} of those now go to another item.`);
+  root.replaceChildren(make("div", { class: "stack" },
+    make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
+      make("h2", {}, name), make("p", {}, facts.join(" ")),
+      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
+    make("h3", {}, found.n_wrong === null ? "Queries that it answered first, by intent" : "Queries that it answered wrongly, by intent"),
+    groups.length ? make("div", { class: "groups scroll", tabindex: "0", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
+      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent`) : null,
+      make("ul", {}, group.slice(0, 6).map(({ query, text, now }) => make("li", {},
+        make("button", { class: "link", type: "button", onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text),
+        make("span", { class: now === state.hub ? "small down" : "small up" }, now === state.hub ? "  still here" : "  ✓ gone elsewhere"))))))) : make("p", { class: "soft" }, "None."),
+    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, () => change({ hub: item }))))) : null));
+}
+
+function drawNever(root, found) {
+  const list = (items) => make("ul", { class: "thumbs" }, Array.from(items, (item) => thumb(found.items, item, () => change({ view: "search", item, query: undefined, text: undefined }, true))));
+  root.replaceChildren(
+    make("h2", {}, `${count(found.n_back)} items came back`),
+    make("p", { class: "soft small" }, `First for no query before, for some query now${found.n_back > found.back.length ? "; a random few of them" : ""}. ${count(found.n_gone)} others left.`),
+    found.back.length ? list(found.back) : make("p", { class: "soft" }, "None with this setting."),
+    make("h2", {}, `${count(found.n_never)} are never first`),
+    make("p", { class: "soft small" }, found.never.length < found.n_never ? "A random few of them." : ""), found.never.length ? list(found.never) : make("p", { class: "soft" }, "None."));
+}
+
+function drawCopies(root, found) {
+  root.replaceChildren(make("h2", {}, "Near duplicates"),
+    make("p", { class: "soft small" }, `${count(found.n_groups)} groups of items with a cosine of ${found.cosine} or more${found.n_looked_at < about.n_gallery ? ` among the ${count(found.n_looked_at)} items that come first most often` : ""}.`),
+    ...found.groups.map((group) => make("ul", { class: "thumbs" }, group.map((item) => thumb(found.items, item, () => change({ hub: item }))))));
+}

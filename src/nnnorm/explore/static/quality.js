@@ -1,0 +1,115 @@
+// R@1, R@5 and R@10 with intervals, and R@1 over k and α.
+import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart } from "./core.js";
+import { learn } from "./controls.js";
+
+export function qualityView(root) {
+  const tiles = make("div", { class: "tiles" });
+  const chart = make("div");
+  const heat = make("div", {}, waiting("Trying every setting"));
+  const words = make("p", { class: "soft small" });
+  let grid = null, isHere = true;
+  root.append(make("div", { class: "stack" }, tiles,
+    make("div", { class: "split" },
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 over k and α"), make("p", { class: "soft small" }, "click a cell to take its setting")), heat),
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Queries with a right answer among the first"),
+        make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"))), chart, words))));
+
+  const update = live(async () => {
+    const found = await ask("quality", setting());
+    learn(found.setting);
+    if (!found.has_truth) {
+      root.replaceChildren(make("section", { class: "panel stack" }, make("h2", {}, "The right answers are not known"),
+        make("p", {}, "Start with --truth FILE to measure: one item number per query (.npy), pairs, or a .json list of lists.")));
+      return;
+    }
+    drawQualityTiles(tiles, found);
+    drawRecalls(chart, found.recalls);
+    words.textContent = `${count(found.n_queries)} queries, 95 % intervals; queries of one item are drawn together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}A setting that is chosen here, on these very queries, looks a little better than it is; nnnorm tune keeps them apart.`;
+    if (grid) drawHeat(heat, grid, found.setting);
+    else if (!drawHeat.isAsked) {
+      drawHeat.isAsked = true;
+      askUntilReady("grid", () => isHere).then((answer) => { drawHeat.isAsked = false; if (isHere) { grid = answer; update(); } }).catch((error) => heat.replaceChildren(error.message));
+    }
+  });
+  return { update, leave: () => { isHere = false; drawHeat.isAsked = false; } };
+}
+
+function drawQualityTiles(root, found) {
+  root.replaceChildren(...found.recalls.map(({ k, before, after, gain, n_gained, n_lost }) => make("div", { class: "tile" },
+    make("p", { class: "soft small" }, `R@${k}`),
+    make("p", { class: "big" }, make("span", { class: "was" }, percent(before.mean)), make("span", { class: "was", "aria-hidden": "true" }, "→"), make("span", { class: "now" }, percent(after.mean))),
+    make("p", { class: "small" }, make("b", { class: gain.low > 0 ? "up" : gain.high < 0 ? "down" : null }, `${gain.mean >= 0 ? "+" : "−"}${Math.abs(100 * gain.mean).toFixed(1)} points`),
+      ` [${(100 * gain.low).toFixed(1)}, ${(100 * gain.high).toFixed(1)}]`),
+    make("p", { class: "soft small" }, `${count(n_gained)} queries gained, ${count(n_lost)} lost`))));
+}
+
+function drawRecalls(root, recalls) {
+  const width = Math.min(520, root.clientWidth || 520), row = 64, margin = { left: 52, right: 46, top: 8, bottom: 26 };
+  const height = margin.top + margin.bottom + row * recalls.length;
+  const svg = svgChart(width, height, recalls.map(({ k, before, after }) => `R@${k}: ${percent(before.mean)} before, ${percent(after.mean)} after`).join("; "));
+  const low = d3.min(recalls, ({ before, after }) => Math.min(before.low, after.low));
+  const high = d3.max(recalls, ({ before, after }) => Math.max(before.high, after.high));
+  const x = d3.scaleLinear([low, high], [margin.left, width - margin.right]).nice(5);
+  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(6, "%"));
+  recalls.forEach(({ k, before, after }, place) => {
+    const middle = margin.top + row * (place + 0.5);
+    svg.append("text").attr("class", "strong").attr("x", 4).attr("y", middle + 4).text(`R@${k}`);
+    [["before", before, -11], ["after", after, 11]].forEach(([name, { mean, low: from, high: to }, shift]) => {
+      svg.append("line").attr("class", `span-${name}`).attr("x1", x(from)).attr("x2", x(to)).attr("y1", middle + shift).attr("y2", middle + shift);
+      svg.append("circle").attr("class", `dot-${name}`).attr("r", 6).attr("cx", x(mean)).attr("cy", middle + shift);
+      svg.append("text").attr("x", x(to) + 7).attr("y", middle + shift + 4).text(percent(mean));
+    });
+  });
+  root.replaceChildren(svg.node());
+}
+
+function drawHeat(root, grid, now) {
+  if (!grid.has_truth) { root.replaceChildren(make("p", {}, "No truth is given.")); return; }
+  const center = now.method === "nnn" ? Boolean(now.params.center) : false;
+  const cells = grid.cells.filter((cell) => Boolean(cell.center) === center);
+  const ks = [...new Set(cells.map((cell) => cell.reference_k))].sort((a, b) => a - b);
+  const alphas = [...new Set(cells.map((cell) => cell.alpha))].sort((a, b) => a - b);
+  const [low, high] = d3.extent(grid.cells, (cell) => cell.recall_at_1);
+  const near = (values, value) => values.reduce((best, one) => (Math.abs(one - value) < Math.abs(best - value) ? one : best));
+  const isNnn = now.method === "nnn";
+  const at = isNnn ? `${near(ks, now.params.reference_k)} ${near(alphas, now.params.alpha)}` : "";
+  const known = new Map(cells.map((cell) => [`${cell.reference_k} ${cell.alpha}`, cell]));
+  const highest = d3.greatest(cells, (cell) => cell.recall_at_1);
+  const heldFocus = root.contains(document.activeElement) ? document.activeElement.dataset.key : null;
+  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by k and α, ${center ? "centred" : "not centred"}` });
+  table.style.gridTemplateColumns = `2.6rem repeat(${alphas.length}, minmax(0, 1fr))`;
+  table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader" }, "k \\ α"),
+    alphas.map((alpha) => make("span", { class: "axis", role: "columnheader" }, alpha % 0.25 ? "" : String(alpha)))));
+  for (const k of ks.slice().reverse()) {
+    table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "rowheader" }, String(k)), alphas.map((alpha) => {
+      const key = `${k} ${alpha}`, cell = known.get(key);
+      const moved = cell.recall_at_1 - grid.uncorrected;
+      const share = moved >= 0 ? moved / Math.max(1e-9, high - grid.uncorrected) : moved / Math.min(-1e-9, low - grid.uncorrected);
+      const tone = moved >= 0 ? "gain" : "loss";
+      const button = make("button", { type: "button", class: `${tone}${key === at ? " current" : ""}${cell === highest ? " best" : ""}`, "--v": share.toFixed(3),
+        tabindex: key === (at || `${ks[0]} ${alphas[0]}`) ? "0" : "-1", "data-key": key,
+        "aria-label": `k ${k}, α ${alpha}: R@1 ${percent(cell.recall_at_1)}${key === at ? ", the current setting" : ""}${cell === highest ? ", the highest" : ""}`,
+        title: `k ${k}, α ${alpha}: ${percent(cell.recall_at_1)}`,
+        onclick: () => change({ method: "nnn", params: { reference_k: k, alpha, center } }) }, (100 * cell.recall_at_1).toFixed(1));
+      return make("span", { role: "gridcell" , class: "row" }, button);
+    })));
+  }
+  table.addEventListener("keydown", (event) => moveFocus(event, table, alphas.length));
+  root.replaceChildren(table, make("p", { class: "legend" },
+    make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
+    make("span", {}, isNnn ? "framed: the nearest to the current setting" : "the current method is not NNN"),
+    make("span", {}, "★ highest"),
+    make("span", {}, center ? "centred" : "not centred")));
+  if (heldFocus) table.querySelector(`[data-key="${heldFocus}"]`)?.focus();
+}
+
+function moveFocus(event, table, n_columns) {
+  const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: n_columns, ArrowUp: -n_columns }[event.key];
+  if (!step) return;
+  const all = Array.from(table.querySelectorAll("button"));
+  const next = all[all.indexOf(document.activeElement) + step];
+  if (!next) return;
+  event.preventDefault();
+  all.forEach((button) => button.setAttribute("tabindex", button === next ? "0" : "-1"));
+  next.focus();
+}

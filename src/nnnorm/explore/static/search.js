@@ -1,0 +1,116 @@
+// One query, its first places before and after, side by side.
+import { state, about, change, ask, make, setting, whereList, live, nameOf, picture, count, isRecorded } from "./core.js";
+import { learn } from "./controls.js";
+
+export function searchView(root) {
+  const input = make("input", { type: "search", id: "ask", maxlength: "500", autocomplete: "off",
+    "aria-label": about.can_encode ? "Type a query" : "Find a query by its words",
+    placeholder: about.can_encode ? `Type a query${about.examples.length ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
+  const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.can_encode ? "Search" : "Find"));
+  const chips = make("div", { class: "chips" });
+  const asked = make("div", { class: "asked" });
+  const before = make("ol", { class: "cards", id: "before" });
+  const after = make("ol", { class: "cards", id: "after" });
+  const sides = make("div", { class: "sides" },
+    make("section", { class: "side before" }, make("h2", {}, "Before"), before),
+    make("section", { class: "side after" }, make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction")), after));
+  const legend = make("p", { class: "legend" },
+    about.has_truth ? make("span", { class: "key right" }, "the right answer") : null,
+    make("span", {}, "“hub ×34”: this item comes first for 34 of the queries"),
+    make("span", {}, "click an item to search with it"));
+  form.hidden = isRecorded;
+  root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const text = input.value.trim();
+    if (!text) return;
+    if (about.can_encode) change({ text, query: undefined, item: undefined }, true);
+    else offer(text);
+  });
+
+  let seed = 0, isOffered = false, which = "any";
+  const kinds = about.has_truth ? [["any", "at random"], ["won", "won"], ["lost", "lost"]] : [["any", "at random"], ["won", "changed"]];
+  const choice = make("select", { "aria-label": "Which queries to offer", id: "which", onchange: (event) => { which = event.target.value; offer(); } },
+    kinds.map(([value, text]) => make("option", { value }, `queries ${value === "any" || !about.has_truth ? text : `${text} by this setting`}`)));
+  async function offer(text = "") {
+    isOffered = true;
+    const found = await ask("queries", isRecorded ? {} : { ...setting(), which, seed, text, k: 7 });
+    const label = text || which !== "any" ? `${count(found.n_found)}:` : "";
+    const buttons = found.queries.slice(0, isRecorded ? 40 : 7).map(({ query, text: words }) => make("button", {
+      class: "chip", type: "button", "data-query": query, "aria-pressed": String(state.query === query),
+      onclick: () => change({ query, text: undefined, item: undefined }, true),
+    }, words));
+    const others = make("button", { class: "chip", type: "button", id: "others", onclick: () => { seed += 1; offer(text); } }, "↻ others");
+    chips.replaceChildren(...(isRecorded ? [] : [choice]), make("span", { class: "soft small" }, label), ...buttons, ...(isRecorded ? [] : [others]));
+    return found;
+  }
+
+  const update = live(async () => {
+    if (!isOffered) {
+      await offer();
+      if (state.query === undefined && state.text === undefined && state.item === undefined) change({ query: about.example });
+    }
+    const what = state.text !== undefined ? { text: state.text } : state.item !== undefined ? { item: state.item } : { query: state.query ?? 0 };
+    const found = await ask("search", { ...setting(), ...what, where: whereList() });
+    learn(found.setting);
+    if (state.text !== undefined) input.value = state.text;
+    for (const chip of chips.querySelectorAll("[data-query]")) chip.setAttribute("aria-pressed", String(Number(chip.dataset.query) === state.query));
+    drawAsked(asked, found);
+    drawCards(before, found, found.before, found.before_first, (place) => moveOf(place + 1, found.before_now[place], "now"));
+    drawCards(after, found, found.after, found.after_first, (place) => moveOf(found.after_was[place], place + 1, "was"));
+  });
+  return { update };
+}
+
+function drawAsked(root, found) {
+  const { kind, text, number } = found.query;
+  const parts = kind === "item" ? [picture(found.items, number), make("span", {}, "Search with ", make("q", {}, nameOf(found.items, number)))] : [make("q", {}, text)];
+  if (found.right.length) {
+    const n = found.right.length, ranks = Array.from(found.right_ranks);
+    const was = Math.min(...ranks.slice(0, n)), now = Math.min(...ranks.slice(n));
+    const kindOf = now < was ? "good" : now > was ? "bad" : "";
+    const words = now === was ? `the right answer stays at place ${count(now)}` : `the right answer moves from place ${count(was)} to ${count(now)}`;
+    parts.push(make("span", { class: `verdict ${kindOf}`, id: "verdict" }, words));
+  }
+  root.replaceChildren(...parts.filter(Boolean));
+}
+
+function moveOf(was, now, word) {
+  const other = word === "now" ? now : was;
+  if (was === now) return make("span", {}, "stays");
+  const isUp = now < was;
+  return make("span", { class: isUp ? "up" : "down" }, `${isUp ? "▲" : "▼"} ${word} ${count(other)}`);
+}
+
+// Cards keep their element while an item stays, so that it is seen to move.
+function drawCards(list, found, items, firsts, move) {
+  const old = new Map(Array.from(list.children, (card) => [Number(card.dataset.item), card]));
+  const places = new Map(Array.from(old, ([item, card]) => [item, card.getBoundingClientRect()]));
+  const fair = about.n_sampled / about.n_gallery;
+  const cards = Array.from(items, (item, place) => {
+    const isRight = found.right.includes(item);
+    const isHub = firsts[place] >= Math.max(3, 3 * fair);
+    const shown = picture(found.items, item) || make("span", { class: "text" }, nameOf(found.items, item));
+    const button = make("button", { class: `item${isRight ? " right" : ""}`, type: "button",
+      "aria-label": `place ${place + 1}: ${nameOf(found.items, item)}${isRight ? ", the right answer" : ""}`,
+      title: nameOf(found.items, item),
+      onclick: () => { if (!isRecorded) change({ item, query: undefined, text: undefined }, true); } },
+      shown, make("span", { class: "foot-line" }, make("b", { class: "place" }, String(place + 1)), move(place),
+        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub" }, `hub ×${count(firsts[place])}`) : null));
+    const card = old.get(item) || make("li", { "data-item": item });
+    const image = card.querySelector("img");
+    if (image && shown.tagName === "IMG") shown.replaceWith(image);  // no flicker
+    card.replaceChildren(button);
+    return card;
+  });
+  list.replaceChildren(...cards);
+  if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  for (const card of cards) {
+    const from = places.get(Number(card.dataset.item));
+    const to = card.getBoundingClientRect();
+    if (!from) card.animate([{ opacity: 0, transform: "scale(.92)" }, { opacity: 1, transform: "none" }], { duration: 180, easing: "ease-out" });
+    else if (from.left !== to.left || from.top !== to.top) {
+      card.animate([{ transform: `translate(${from.left - to.left}px, ${from.top - to.top}px)` }, { transform: "none" }], { duration: 260, easing: "ease-out" });
+    }
+  }
+}

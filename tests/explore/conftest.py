@@ -1,0 +1,54 @@
+"""A small gallery of the shapes that ship, explored: built once per worker."""
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
+
+from nnnorm import load_shapes, open_embeddings
+from nnnorm.explore import Session, demo_material, make_app
+from nnnorm.explore.pictures import ScenePictures
+from nnnorm.explore.views import Views
+from nnnorm.study import open_truth
+
+N_ITEMS = 200
+ATTACK = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'
+
+
+@pytest.fixture(scope="session")
+def material():
+    shapes, whole = load_shapes(), demo_material()
+    references = open_embeddings(shapes.references[:2000], name="references")
+    captions = list(whole.captions[:N_ITEMS])
+    return replace(
+        whole,
+        gallery=open_embeddings(shapes.gallery[:N_ITEMS], name="gallery"),
+        queries=open_embeddings(shapes.queries[: 5 * N_ITEMS], name="queries"),
+        references=references,
+        given_references=references,
+        truth=open_truth(shapes.truth[: 5 * N_ITEMS], n_queries=5 * N_ITEMS, n_gallery=N_ITEMS),
+        captions=[ATTACK, *captions[1:]],
+        query_captions=[ATTACK, *whole.query_captions[1 : 5 * N_ITEMS]],
+        reference_captions=whole.reference_captions[:2000],
+        metadata={name: cells[:N_ITEMS] for name, cells in whole.metadata.items()},
+        pictures=ScenePictures(shapes),
+    )
+
+
+@pytest.fixture(scope="session")
+def session(material):
+    return Session(material)
+
+
+@pytest.fixture(scope="session")
+def views(session):
+    return Views(session)
+
+
+@pytest.fixture(scope="session")
+def client(session):
+    from starlette.testclient import TestClient
+
+    with TestClient(make_app(session), base_url="http://127.0.0.1:8765") as opened:
+        yield opened

@@ -1,0 +1,301 @@
+"""The page in Chromium: what a person does, without an error and without a request to elsewhere."""
+
+import shutil
+import threading
+
+import pytest
+
+from nnnorm.explore import Session, demo_material, listen, make_app, record
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("explore-browser")]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium; install the system's package chromium")
+    with sync_api.sync_playwright() as opened:
+        chromium = opened.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def address(session):
+    import uvicorn
+
+    opened = listen(port=0)
+    config = uvicorn.Config(make_app(session), log_level="error")
+    server = uvicorn.Server(config)
+    session.start()
+    for later in (session.map, session.tuning, session.scan):
+        later.wait()
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{opened.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open pages; at the end no error was logged and no request went elsewhere."""
+    contexts, faults = [], []
+
+    def open_at(url, width=1280, scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+            accept_downloads=True,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(15_000)
+        base = url.partition("#")[0]
+        here = base.rpartition("/")[0]
+        page.on("console", lambda one: _is_fault(one) and faults.append(one.text))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on(
+            "request",
+            lambda one: (
+                one.url.startswith((here, "data:", "blob:"))
+                or faults.append(f"request to {one.url}")
+            ),
+        )
+        page.goto(url)
+        return page
+
+    yield open_at
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def _is_fault(message):
+    """A refused parameter is a line in the log of any browser, and no fault of the page."""
+    return message.type in ("error", "warning") and "status of 422" not in message.text
+
+
+def until(page, condition, argument=None):
+    """Wait until a JavaScript expression holds; the policy of the page forbids Playwright's way."""
+    for _ in range(300):
+        if page.evaluate(f"argument => Boolean({condition})", argument):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {condition}")
+
+
+def shown(page, side):
+    return page.eval_on_selector_all(
+        f"#{side} li", "cards => cards.map(card => Number(card.dataset.item))"
+    )
+
+
+def test_a_typed_query_changes_the_results(open_page, address):
+    page = open_page(address)
+    page.wait_for_selector("#after li")
+    before = shown(page, "after")
+    page.keyboard.press("/")
+    page.keyboard.type("a red star above a blue ring")
+    page.keyboard.press("Enter")
+    until(page, f"document.querySelector('#after li').dataset.item != {before[0]}")
+    assert len(shown(page, "before")) == len(shown(page, "after")) == 12
+    assert "text=a+red+star" in page.url
+    page.fill("#ask", "a zebra")
+    page.press("#ask", "Enter")
+    until(page, "document.querySelector('#status').textContent.includes('zebra')")
+    page.go_back()
+    until(page, "!location.hash.includes('zebra')")
+    until(page, "document.querySelector('#status').textContent === ''")
+    assert page.locator("#after li").count() == 12
+
+
+def test_a_slider_changes_the_ranks_at_once_and_the_address_keeps_it(open_page, address):
+    page = open_page(f"{address}#search?query=11")
+    page.wait_for_selector("#after li")
+    with_correction = shown(page, "after")
+    page.focus("#knob-alpha")
+    page.keyboard.press("Home")
+    until(page, "location.hash.includes('alpha=0')")
+    until(
+        page,
+        "JSON.stringify([...document.querySelectorAll('#after li')].map(c => c.dataset.item)) =="
+        " JSON.stringify([...document.querySelectorAll('#before li')].map(c => c.dataset.item))",
+    )
+    assert shown(page, "before") != with_correction
+    page.reload()
+    page.wait_for_selector("#after li")
+    assert page.input_value("#knob-alpha") == "0"
+    assert shown(page, "after") == shown(page, "before")
+    page.click("#automatic")
+    until(page, "!location.hash.includes('alpha')")
+    page.select_option("#method", "csls")
+    page.wait_for_selector("#knob-reference_k")
+    assert page.locator("#knob-alpha").count() == 0
+
+
+def test_a_result_is_clicked_and_searched_with(open_page, address):
+    page = open_page(f"{address}#search?query=11")
+    page.wait_for_selector("#after li")
+    item = shown(page, "after")[2]
+    page.click("#after li:nth-child(3) button")
+    until(page, f"location.hash.includes('item={item}')")
+    until(page, f"document.querySelector('#before li').dataset.item == {item}")
+
+
+def test_markup_in_captions_stays_text(open_page, address):
+    page = open_page(f"{address}#search?query=0")
+    page.wait_for_selector("#after li")
+    assert "<script>" in page.text_content(".asked q")
+    assert page.evaluate("window.hacked") is None
+    page.goto(f"{address}#hubs?hub=0")
+    page.wait_for_selector("#detail h2")
+    assert page.evaluate("window.hacked") is None
+
+
+def test_a_filter_is_chosen(open_page, address):
+    page = open_page(f"{address}#search?query=11")
+    page.wait_for_selector("#after li")
+    page.click("#filters")
+    page.select_option("#filter-background", "navy")
+    until(page, "location.hash.includes('background')")
+    until(page, "document.querySelector('#filters').textContent.includes('navy')")
+
+
+def test_a_hub_is_opened(open_page, address, session):
+    page = open_page(f"{address}#hubs")
+    page.wait_for_selector("#detail .group")
+    hub = page.get_attribute("tbody tr:nth-child(2) button", "data-hub")
+    page.click("tbody tr:nth-child(2) button")
+    until(page, f"location.hash.includes('hub={hub}')")
+    page.wait_for_selector(f"tr.chosen [data-hub='{hub}']")
+    name = session.material.describe_item(int(hub))
+    until(page, "document.querySelector('#detail h2').textContent === argument", name)
+    assert page.locator("svg.chart > path").count() == 5
+    page.click("#detail .link >> nth=0")
+    page.wait_for_selector("#after li")
+
+
+def test_the_map_is_lassoed_to_a_list(open_page, address, session, tmp_path):
+    page = open_page(f"{address}#map")
+    page.wait_for_selector("#plane canvas")
+    page.wait_for_selector("#selection h2")
+    page.click("#lasso")
+    box = page.locator("#plane canvas").bounding_box()
+    corners = [(0.02, 0.02), (0.98, 0.02), (0.98, 0.98), (0.02, 0.98)]
+    x, y = corners[0]
+    page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+    page.mouse.down()
+    for x, y in corners[1:]:
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=4)
+    page.mouse.up()
+    until(
+        page,
+        "document.querySelector('#selection h2').textContent.match(/^[1-9]\\d* items selected/)",
+    )
+    with page.expect_download() as download:
+        page.click("#save-ids")
+    download.value.save_as(tmp_path / "selection.txt")
+    ids = (tmp_path / "selection.txt").read_text().split()
+    assert len(ids) > 0.9 * len(session.gallery)
+    assert int(ids[0]) == session.count_first(None).argmax()
+    page.focus("#plane canvas")
+    for _ in range(9):
+        page.keyboard.press("+")
+    page.click("#in-view")
+    until(page, f"parseInt(document.querySelector('#selection h2').textContent) < {len(ids)}")
+
+
+def test_a_cell_of_the_heat_map_sets_k_and_alpha(open_page, address):
+    page = open_page(f"{address}#quality")
+    page.click('.heat [data-key="16 0.75"]')
+    until(page, "location.hash.includes('reference_k=16&alpha=0.75')")
+    page.wait_for_selector('.heat [data-key="16 0.75"].current')
+    page.focus('.heat [data-key="16 0.75"]')
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    until(page, "location.hash.includes('alpha=0.875')")
+
+
+def test_the_bank_is_shown(open_page, address):
+    page = open_page(f"{address}#bank")
+    page.wait_for_selector(".bars li")
+    assert "2,000" in page.text_content(".tiles")
+
+
+def test_tabs_are_moved_by_the_arrow_keys(open_page, address):
+    page = open_page(address)
+    page.wait_for_selector("#after li")
+    page.focus("#tab-search")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#detail h2")
+    assert page.get_attribute("#tab-hubs", "aria-selected") == "true"
+
+
+def test_the_bias_of_the_setting_is_downloaded(open_page, address):
+    page = open_page(f"{address}#search?query=11")
+    page.wait_for_selector("#after li")
+    page.click("details:last-of-type > summary:has-text('Export')")
+    assert "nnnorm fit --gallery" in page.text_content("#commands")
+    with page.expect_download() as download:
+        page.click("#save-bias")
+    assert download.value.suggested_filename == "bias.safetensors"
+
+
+@pytest.mark.parametrize("view", ["search", "hubs", "map", "quality", "bank"])
+def test_no_serious_fault_of_accessibility_and_no_sideways_scrolling(open_page, address, view):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
+    ready = {"search": "#after li", "hubs": "#detail h2", "map": "#selection h2"}
+    for width, scheme in ((1280, "light"), (390, "dark")):
+        page = open_page(f"{address}#{view}", width, scheme)
+        page.wait_for_selector(ready.get(view, ".tile"))
+        if view == "quality":
+            page.wait_for_selector(".heat button")
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0
+        found = axe.Axe().run(page).response["violations"]
+        serious = [
+            (one["id"], [node["html"][:120] for node in one["nodes"]][:3])
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+
+
+def test_the_page_of_the_interface_opens(open_page, address):
+    page = open_page(f"{address}docs")
+    page.wait_for_selector("h2:has-text('/api/search')")
+
+
+def test_an_exported_page_works_from_disk(open_page, session, tmp_path):
+    record(session, tmp_path / "out")
+    page = open_page((tmp_path / "out" / "index.html").as_uri())
+    page.wait_for_selector("#after li")
+    first = shown(page, "after")
+    assert page.locator("#after img").first.evaluate("image => image.decode().then(() => true)")
+    page.focus("#knob-alpha")
+    page.keyboard.press("End")
+    until(page, "location.hash.includes('alpha=1.5')")
+    until(
+        page,
+        "[...document.querySelectorAll('#after li')].map(c => +c.dataset.item).join() !== argument",
+        ",".join(map(str, first)),
+    )
+    for view, ready in (
+        ("hubs", "#detail .group"),
+        ("map", "#selection h2"),
+        ("quality", ".heat button"),
+        ("bank", ".bars li"),
+    ):
+        page.click(f"#tab-{view}")
+        page.wait_for_selector(ready)
+    assert page.text_content("#status") == ""
+
+
+def test_the_demo_opens_with_a_query_that_the_correction_wins():
+    session = Session(demo_material())
+    won, _ = session.find_won(session.open_method("nnn", {}))
+    assert session.choose_example() in won

@@ -1,0 +1,177 @@
+"""`nnnorm explore` from files, and the page that it writes to a folder."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import nnnorm
+from nnnorm.cli import app
+from nnnorm.explore import Session, open_material, record
+from nnnorm.explore.recording import MODULES, join_modules
+from nnnorm.explore.server import STATIC
+
+N_ITEMS, N_QUERIES = 40, 30
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("explore")
+    shapes = nnnorm.load_shapes()
+    np.save(folder / "gallery.npy", shapes.gallery[:N_ITEMS])
+    np.save(folder / "queries.npy", shapes.queries[:N_QUERIES])
+    np.save(folder / "references.npy", shapes.references[:300])
+    np.save(folder / "truth.npy", shapes.truth[:N_QUERIES])
+    (folder / "captions.txt").write_text("\n".join(f"item {n}" for n in range(N_ITEMS)))
+    (folder / "asked.csv").write_text(
+        "id,caption\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(shapes.captions[:30]))
+    )
+    (folder / "items.jsonl").write_text(
+        "".join(
+            json.dumps({"image": f"{n}.png", "kind": ("odd", "even")[n % 2], "n": n}) + "\n"
+            for n in range(N_ITEMS)
+        )
+    )
+    (folder / "pictures").mkdir()
+    for item in range(N_ITEMS):
+        Image.fromarray(shapes.draw(item, 32)).save(folder / "pictures" / f"{item}.png")
+    return folder
+
+
+def inputs(folder, **more):
+    names = {"gallery": "gallery.npy", "queries": "queries.npy", "references": "references.npy"}
+    return {name: folder / file for name, file in {**names, **more}.items()}
+
+
+def test_files_become_material(files):
+    found = open_material(
+        **inputs(
+            files,
+            truth="truth.npy",
+            captions="captions.txt",
+            query_captions="asked.csv",
+            metadata="items.jsonl",
+            images="pictures",
+        )
+    )
+    assert found.describe_item(3) == "item 3"
+    assert found.describe_query(2) == nnnorm.load_shapes().captions[2]
+    assert found.filters() == {"kind": ["even", "odd"]} | {
+        "n": sorted(str(n) for n in range(N_ITEMS))
+    }
+    assert found.right_items(7) == [1]
+    assert found.pictures.find(4).name == "4.png"  # by its name, not by its place in the folder
+    assert found.options["gallery"] == str(files / "gallery.npy")
+
+
+def test_the_items_of_an_index_become_material(files):
+    pytest.importorskip("faiss")
+    gallery = np.load(files / "gallery.npy")
+    bias = nnnorm.NNN(8, 0.5).fit(gallery, np.load(files / "references.npy"))
+    url = f"faiss:{files / 'index.faiss'}"
+    opened = nnnorm.build_index(
+        url, gallery, bias, metadata=[{"kind": "ab"[n % 2]} for n in range(N_ITEMS)]
+    )
+    opened.save()
+    opened.close()
+    found = open_material(
+        index=url, queries=files / "queries.npy", references=files / "references.npy"
+    )
+    np.testing.assert_allclose(found.gallery.rows(0, N_ITEMS), gallery, atol=1e-5)
+    assert found.filters() == {"kind": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"captions": "asked.csv"}, "has 30 texts, but there are 40 items for --captions; --query"),
+        ({"query_captions": "captions.txt"}, "has 40 texts, but there are 30 queries"),
+        ({"metadata": "asked.csv"}, "has 30 rows, but the gallery has 40 items"),
+        ({"images": "nowhere"}, "there is no folder of pictures"),
+        ({"truth": "captions.txt"}, "a truth file must end in"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(files, more, message):
+    with pytest.raises(nnnorm.NNNormError, match=message):
+        open_material(**inputs(files, **more))
+
+
+def test_pictures_that_are_too_few_ask_for_a_column(files, tmp_path):
+    (tmp_path / "one.png").write_bytes((files / "pictures" / "0.png").read_bytes())
+    with pytest.raises(nnnorm.NNNormError, match="has 1 pictures, but the gallery has 40 items"):
+        open_material(**inputs(files), images=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--queries {0}/queries.npy", "explore needs a gallery"),
+        ("--gallery {0}/gallery.npy", "explore needs queries"),
+        ("--gallery {0}/gallery.npy --queries {0}/queries.npy", "explore needs past queries"),
+        ("--ids {0}/captions.txt", "--ids and --encoder need --gallery"),
+    ],
+)
+def test_missing_files_are_named(files, arguments, message, tmp_path):
+    line = ["explore", *arguments.format(files).split(), "--export", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, line)
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_the_command_writes_a_page_that_names_its_files(files, tmp_path):
+    line = "explore --gallery {0}/gallery.npy --queries {0}/queries.npy "
+    line += "--references {0}/references.npy --truth {0}/truth.npy --images {0}/pictures"
+    done = CliRunner().invoke(app, [*line.format(files).split(), "--export", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.stderr
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"index.html", "page.js", "recorded.js", "pictures", "vendor", "page.css"} <= written
+    assert "items.parquet" in written
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert 'type="module"' not in page
+    assert "/static/" not in page
+    assert (tmp_path / "out" / "vendor" / "d3.LICENSE").exists()
+    recorded = (tmp_path / "out" / "recorded.js").read_text()
+    assert str(files / "gallery.npy") in recorded
+
+
+def test_markup_in_a_caption_can_not_end_the_script_of_a_recorded_page(material, tmp_path):
+    few = replace(
+        material, queries=material.queries.subset(np.arange(3)), truth=None, pictures=None,
+    )  # fmt: skip
+    record(Session(few), tmp_path / "out")
+    recorded = (tmp_path / "out" / "recorded.js").read_text()
+    assert "<script>" in recorded
+    assert "</script" not in recorded
+
+
+def test_a_folder_with_other_files_is_not_written_to(session, tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(nnnorm.NNNormError, match="is not empty; give a new folder"):
+        record(session, tmp_path)
+
+
+def test_the_modules_join_into_one_script_without_a_name_twice():
+    text = join_modules()
+    names = re.findall(r"^(?:async )?(?:function|const|let) (\w+)", text, flags=re.MULTILINE)
+    assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
+    assert not re.search(r"^(import|export) ", text, flags=re.MULTILINE)
+    assert {path.stem for path in STATIC.glob("*.js")} == {*MODULES, "docs"}
+
+
+def test_no_module_of_the_page_writes_markup_or_evaluates_text():
+    for path in STATIC.glob("*.js"):
+        text = path.read_text()
+        for word in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "eval(",
+            "Function(",
+            "document.w",
+        ):
+            assert word not in text, f"{path.name} has {word}"

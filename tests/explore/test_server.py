@@ -1,0 +1,290 @@
+"""The HTTP interface: safe by default, wrong parameters answered by one sentence, never a 500."""
+
+import json
+import logging
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from nnnorm import Bias, NNNormError
+from nnnorm.explore import FolderPictures, Session, listen, make_app, unpack
+from tests.explore.conftest import ATTACK
+
+REFUSED = (403, 404, 422)
+
+
+def test_the_page_and_its_files_are_served_with_a_strict_policy(client):
+    for path in ("/", "/docs", "/static/main.js", "/api/about", "/openapi.json", "/nowhere"):
+        headers = client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert "http" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_no_file_of_the_page_names_another_machine(client):
+    for path in ("/", "/docs", "/static/page.css", "/static/main.js", "/static/core.js"):
+        text = client.get(path).text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text
+        assert "https://" not in text
+        assert "<style" not in text
+        assert " style=" not in text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example:8765"},
+        {"host": "127.0.0.1.evil.example"},
+        {"host": "localhost.evil.example"},
+        {"host": ""},
+        {"host": "[::1"},
+        {"host": "192.168.1.4:8765"},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:1234"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"},
+    ],
+)
+def test_other_hosts_and_origins_are_refused(client, headers):
+    for path in ("/", "/api/about", "/api/picture?item=0"):
+        answer = client.get(path, headers=headers)
+        assert answer.status_code == 403
+        assert "this explorer" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8765", "localhost:8765", "[::1]:8765", "LOCALHOST"])
+def test_the_names_of_this_machine_are_answered(client, host):
+    headers = {"host": host, "origin": f"http://{host}"}
+    assert client.get("/api/about", headers=headers).status_code == 200
+
+
+def test_a_server_for_others_answers_addresses_but_no_foreign_names(session):
+    with TestClient(make_app(session, "0.0.0.0"), base_url="http://192.168.1.4:8765") as opened:
+        assert opened.get("/api/about").status_code == 200
+        assert opened.get("/api/about", headers={"host": "evil.example"}).status_code == 403
+
+
+def test_nothing_can_be_written(client):
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        assert client.request(method, "/api/about").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("search", "give one of query (a number), text, or item (a number)"),
+        ("search?query=0&item=0", "give one of query"),
+        ("search?query=1000", "query must be from 0 to 999; got 1000"),
+        ("search?item=200", "item must be from 0 to 199; got 200"),
+        ("search?query=x", "query: input should be a valid integer"),
+        ("search?text=%20", "the query is empty; type a few words"),
+        ("search?text=a+zebra", "knows"),
+        ("search?text=" + "a" * 501, "text: string should have at most 500 characters"),
+        ("search?query=0&k=101", "k: input should be less than or equal to 100"),
+        ("search?query=0&alpha=nan", "alpha: input should be a finite number"),
+        ("search?query=0&alpha=-1", "alpha: input should be greater than or equal to 0"),
+        ("search?query=0&reference_k=5", "reference_k must be one of 1, 2, 3"),
+        ("search?query=0&method=magic", "method must be one of nnn, csls, dn, is, qbnorm"),
+        ("search?query=0&where=background", "where must be column=value"),
+        ("search?query=0&where=planet=mars", "there is no filter 'planet'"),
+        ("search?query=0&where=background=mars", "background has no value 'mars'"),
+        ("hub?item=200", "item must be from 0 to 199"),
+        ("items?items=1,,2", "items: string should match pattern"),
+        ("items?items=200", "item must be from 0 to 199"),
+        ("picture?item=200", "item must be from 0 to 199; got 200"),
+    ],
+)
+def test_a_wrong_parameter_is_answered_by_one_sentence(client, path, message):
+    answer = client.get(f"/api/{path}")
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+
+
+def _parameters(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    return {path: entry["get"].get("parameters", []) for path, entry in paths.items()}
+
+
+_WEIRD = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=30),
+    st.sampled_from(
+        ["", "nnn", "qbnorm", "1e400", "-0", "１", "\x00", "a=b=c", "0x10", "💥", "%00"]
+    ),
+)
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_no_parameters_of_the_interface_make_it_fail(client, data):
+    """A server error would be raised by the client of this test."""
+    known = _parameters(client)
+    path = data.draw(st.sampled_from(sorted(known)))
+    chosen = data.draw(st.lists(st.sampled_from(known[path]), max_size=6)) if known[path] else []
+    params = []
+    for one in chosen:
+        kinds = [kind.get("type") for kind in one["schema"].get("anyOf", [one["schema"]])]
+        healthy = st.integers(0, 300) if "integer" in kinds else st.floats(0, 2)
+        params.append((one["name"], str(data.draw(st.one_of(healthy, _WEIRD)))))
+    answer = client.get(path, params=params)
+    assert answer.status_code in (200, *REFUSED), answer.text
+    if answer.status_code != 200:
+        assert answer.json()["detail"]
+
+
+def test_every_path_of_the_interface_is_described(client):
+    api = client.get("/openapi.json").json()
+    assert len(api["paths"]) > 12
+    for path, entry in api["paths"].items():
+        assert path.startswith("/api/")
+        assert entry["get"]["description"]
+        assert {"403", "422"} <= set(entry["get"]["responses"])
+
+
+def test_captions_are_data_and_never_markup(client):
+    about, _ = unpack(client.get("/api/search?query=0").content)
+    assert about["query"]["text"] == ATTACK  # the page makes text nodes of it
+    assert client.get("/api/about").headers["content-type"].startswith("application/json")
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    from PIL import Image
+
+    inside, outside = tmp_path / "pictures", tmp_path / "secret"
+    for place in (inside, outside):
+        place.mkdir()
+        Image.new("RGB", (300, 200), (200, 30, 30)).save(place / "photo.png")
+    os.symlink(outside / "photo.png", inside / "link.png")
+    os.symlink(outside, inside / "folder")
+    os.symlink(inside / "photo.png", inside / "own.png")
+    (inside / "broken.jpg").write_bytes(b"no picture at all")
+    return inside
+
+
+NAMES = [
+    *("photo.png", "own.png"),  # these may be shown
+    *("../secret/photo.png", "link.png", "folder/photo.png", "..", "/etc/passwd", "broken.jpg"),
+    *("..%2Fsecret%2Fphoto.png", "....//secret/photo.png", "nowhere.png", "", "photo.png\x00"),
+]
+
+
+def test_pictures_come_from_their_folder_only(material, folder, caplog):
+    outside = str(folder.parent / "secret" / "photo.png")
+    names = [*NAMES, outside]
+    names += ["photo.png"] * (len(material.gallery) - len(names))
+    session = Session(replace(material, pictures=FolderPictures(folder, names), truth=None))
+    with (
+        TestClient(make_app(session), base_url="http://localhost") as opened,
+        caplog.at_level(logging.WARNING, logger="nnnorm.explore"),
+    ):
+        kinds = [
+            opened.get(f"/api/picture?item={item}").headers["content-type"]
+            for item in range(len(NAMES) + 1)
+        ]
+    assert kinds[:2] == ["image/jpeg"] * 2
+    assert kinds[2:] == ["image/svg+xml"] * (len(kinds) - 2)
+    assert len(caplog.records) == len(kinds) - 2
+    assert "is outside of" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../server.py", "/static/..%2fserver.py", "/static/%2e%2e/server.py",
+        "/static//etc/passwd", "/static/..%5cserver.py", "/api/picture/../../server.py",
+        "/static/vendor/../../server.py", "//etc/passwd", "/%2e%2e/%2e%2e/etc/passwd",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_page(client, path):
+    answer = client.get(path)
+    assert answer.status_code in REFUSED
+    assert "import" not in answer.text
+    assert "root:" not in answer.text
+
+
+def test_a_picture_is_made_once_and_then_kept(client, session):
+    first = client.get("/api/picture?item=3")
+    assert first.content.startswith(b"\x89PNG")
+    assert "max-age" in first.headers["cache-control"]
+    assert session.thumbnails.get(3) is session.thumbnails.get(3)
+
+
+def test_without_pictures_there_is_nothing_to_show(material):
+    session = Session(replace(material, pictures=None))
+    with TestClient(make_app(session), base_url="http://localhost") as opened:
+        assert opened.get("/api/picture?item=0").status_code == 404
+
+
+# --- out again -----------------------------------------------------------------------------------
+
+
+def test_an_exported_bias_fits_the_gallery_and_is_the_shown_one(client, session, tmp_path):
+    answer = client.get("/api/export/bias?method=nnn&reference_k=16&alpha=0.5&center=false")
+    (tmp_path / "bias.safetensors").write_bytes(answer.content)
+    bias = Bias.load(tmp_path / "bias.safetensors")
+    assert bias.params["reference_k"] == 16
+    assert bias.weight == 0.5
+    assert bias.fits(session.material.gallery)
+
+
+def test_the_quarantine_list_is_that_of_scan(client, session):
+    expected = "".join(f"{one}\n" for one in session.scan.wait().quarantined)
+    assert client.get("/api/export/quarantine").text == expected
+
+
+def test_the_table_for_embedding_atlas_has_places_and_counts(client, session, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "items.parquet").write_bytes(client.get("/api/export/table").content)
+    table = parquet.read_table(tmp_path / "items.parquet")
+    assert {"id", "text", "projection_x", "projection_y", "bias", "verdict"} <= set(
+        table.column_names
+    )
+    assert table.column("times_first_before").to_pylist() == session.count_first(None).tolist()
+
+
+def test_the_commands_of_a_setting_make_its_bias(client):
+    about, _ = unpack(
+        client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").content
+    )
+    fit, search = about["setting"]["commands"]
+    assert "--method nnn --reference-k 16 --alpha 0.5 --center" in fit
+    assert search.startswith("nnnorm search --gallery GALLERY.npy")
+
+
+def test_long_work_is_announced_until_it_is_done(material):
+    session = Session(material)
+    with TestClient(make_app(session), base_url="http://localhost") as opened:
+        for path, later in (("scan", session.scan), ("grid", session.tuning)):
+            assert isinstance(opened.get(f"/api/{path}").json()["ready"], bool)
+            later.wait()
+            assert opened.get(f"/api/{path}").json()["ready"] is True
+
+
+def test_a_port_that_is_taken_is_named():
+    with listen(port=0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NNNormError, match=f"can't listen on 127.0.0.1, port {port}"):
+            listen(port=port)
+
+
+def test_answers_are_plain_json(client):
+    for path in ("about", "queries?text=red", "copies", "quality", "bank"):
+        answer = client.get(f"/api/{path}")
+        assert answer.status_code == 200
+        if answer.headers["content-type"].startswith("application/json"):
+            assert json.loads(answer.text)

@@ -1,0 +1,203 @@
+"""What the page shows is what the package's own functions say."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import NNNormError
+from nnnorm.explore import Session, pack, unpack
+from nnnorm.explore.candidates import Candidates
+from nnnorm.explore.projection import project
+from nnnorm.explore.session import draw_some
+from nnnorm.explore.views import Views
+from nnnorm.study import count_occurrences, expect_occurrences
+
+SETTINGS = [
+    ("nnn", {}),
+    ("nnn", {"reference_k": 1, "alpha": 1.5, "center": False}),
+    ("nnn", {"reference_k": 128, "alpha": 0.7, "center": True}),
+    ("csls", {"reference_k": 8}),
+    ("dn", {"weight": 1.0}),
+    ("is", {"beta": 20.0}),
+    ("qbnorm", {"beta": 20.0}),
+]
+
+
+def fitted(session, name, params):
+    method = session.open_method(name, params)
+    return method, method.fit(session.material.gallery, session.material.references)
+
+
+@pytest.mark.parametrize(("name", "params"), SETTINGS)
+def test_every_setting_ranks_as_a_search_with_its_own_fit(session, name, params):
+    method, bias = fitted(session, name, params)
+    answer = session.rank(method)
+    exact = nnnorm.search(session.material.queries, session.material.gallery, bias, k=10)
+    assert answer.n_uncertain == 0
+    np.testing.assert_allclose(answer.ranking.scores, exact.scores, atol=2e-5)
+    assert (answer.ranking.indices == exact.indices).mean() > 0.999  # equal but for the last bits
+
+
+def test_few_candidates_still_give_the_exact_ranking(session):
+    _, bias = fitted(session, "nnn", {"reference_k": 1, "alpha": 1.5, "center": False})
+    queries, gallery = session.material.queries, session.material.gallery
+    few = Candidates(queries, gallery, [], depth=12)
+    exact = nnnorm.search(queries, gallery, bias, k=10)
+    found = few.rank(bias, 10)
+    assert (found.ranking.indices == exact.indices).mean() > 0.999
+
+
+def test_one_query_is_shown_as_search_ranks_it(session, views):
+    method, bias = fitted(session, "nnn", {})
+    about, arrays = views.search(method, query=7)
+    gallery, row = session.material.gallery, session.material.queries.take(np.array([7]))
+    before, after = (nnnorm.search(row, gallery, some, k=200).indices[0] for some in (None, bias))
+    assert arrays["before"].tolist() == before[:12].tolist()
+    assert arrays["after"].tolist() == after[:12].tolist()
+    was = {int(item): place + 1 for place, item in enumerate(before)}
+    assert arrays["after_was"].tolist() == [was[int(item)] for item in after[:12]]
+    assert about["right"] == [1]
+    assert arrays["right_ranks"][0].tolist() == [was[1]]
+
+
+def test_a_filter_leaves_only_the_items_that_have_the_value(session, views):
+    _, arrays = views.search(session.open_method("nnn", {}), query=0, where={"background": "navy"})
+    cells = session.material.metadata["background"]
+    assert {cells[item] for item in arrays["before"]} == {"navy"}
+
+
+def test_hubs_are_those_of_diagnose(session, views):
+    method, bias = fitted(session, "nnn", {})
+    about, arrays = views.hubs(method)
+    material = session.material
+    found = nnnorm.diagnose(material.queries, material.gallery, bias, truth=material.truth, most=30)
+    assert about["before"] == pytest.approx(found.before.to_dict())
+    assert about["after"]["max"] == found.after.max
+    assert arrays["hubs"].tolist() == [hub.item for hub in found.hubs]
+    assert arrays["hub_after"].tolist() == list(found.hubs_after)
+    assert arrays["hub_wrong"] == pytest.approx([hub.wrong_share for hub in found.hubs])
+    assert arrays["histogram_before"].sum() == arrays["histogram_after"].sum() == 200
+    assert arrays["expected"].sum() == pytest.approx(200, rel=1e-3)
+
+
+def test_a_hub_lists_its_wrong_queries_by_intent(session, views):
+    method = session.open_method("nnn", {})
+    hub = int(views.hubs(method)[1]["hubs"][0])
+    about, _ = views.hub(method, hub)
+    listed = [entry["query"] for group in about["groups"] for entry in group]
+    first = nnnorm.search(session.material.queries, session.material.gallery, k=1).indices[:, 0]
+    wrong = [q for q in np.flatnonzero(first == hub) if hub not in session.material.right_items(q)]
+    assert sorted(listed) == wrong
+    assert about["n_wrong"] == len(wrong)
+
+
+def test_quality_is_that_of_evaluate(session, views):
+    method, bias = fitted(session, "nnn", {})
+    material = session.material
+    recalls = views.quality(method)["recalls"]
+    for entry in recalls:
+        for name, some in (("before", None), ("after", bias)):
+            exact = nnnorm.evaluate(material.queries, material.gallery, some, truth=material.truth)
+            assert entry[name]["mean"] == pytest.approx(exact.recall(entry["k"]), abs=2e-3)
+            assert entry[name]["low"] <= entry[name]["mean"] <= entry[name]["high"]
+
+
+def test_the_grid_has_the_recall_of_its_cells(session, views):
+    session.tuning.wait()
+    grid = views.grid()
+    cell = next(one for one in grid["cells"] if one["alpha"] == 0.75 and one["reference_k"] == 16)
+    params = {name: cell[name] for name in ("reference_k", "alpha", "center")}
+    shown = views.quality(session.open_method("nnn", params))["recalls"][0]["after"]["mean"]
+    assert shown == pytest.approx(cell["recall_at_1"], abs=2e-3)
+
+
+def test_near_copies_are_grouped(material):
+    rows = material.gallery.rows(0, len(material.gallery))
+    gallery = np.concatenate([rows, rows[:1], rows[:1], rows[1:2]])
+    names = {name: [*cells, *cells[:3]] for name, cells in material.metadata.items()}
+    doubled = replace(
+        material, gallery=nnnorm.open_embeddings(gallery), truth=None, metadata=names,
+        captions=None, pictures=None,
+    )  # fmt: skip
+    groups = Views(Session(doubled)).copies()["groups"]
+    assert [0, 200, 201] in groups
+    assert [1, 202] in groups
+
+
+def test_samples_are_random_and_never_the_first_rows():
+    some = draw_some(100_000, 2000, seed=0)
+    assert len(np.unique(some)) == 2000
+    assert abs(some.mean() - 50_000) < 3000
+    assert draw_some(5, 9, seed=0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_won_queries_are_right_only_with_the_correction(session):
+    method, bias = fitted(session, "nnn", {})
+    material = session.material
+    won, lost = session.find_won(method)
+    hits = [
+        nnnorm.evaluate(material.queries, material.gallery, some, truth=material.truth).hits(1)
+        for some in (None, bias)
+    ]
+    assert won.tolist() == np.flatnonzero(hits[0] < hits[1]).tolist()
+    assert lost.tolist() == np.flatnonzero(hits[0] > hits[1]).tolist()
+    assert session.choose_example() in won
+
+
+def test_neighbours_stay_near_on_the_plane(session):
+    items = session.material.gallery
+    places = project(items)
+    assert np.array_equal(places, project(items))
+    assert np.abs(places).max() <= 1
+    nearest = nnnorm.search(items, items, k=2).indices[:, 1]
+    gaps = np.linalg.norm(places - places[nearest], axis=1)
+    others = np.linalg.norm(places - places[::-1], axis=1)
+    assert np.median(gaps) < 0.4 * np.median(others)
+
+
+def test_the_null_is_what_random_choices_give():
+    rng = np.random.default_rng(0)
+    drawn = [
+        np.bincount(count_occurrences(rng.integers(0, 50, 100), 50), minlength=12)[:12]
+        for _ in range(400)
+    ]
+    assert expect_occurrences(100, 50, 11) == pytest.approx(np.mean(drawn, axis=0), abs=0.6)
+
+
+def test_the_bank_counts_its_intents_and_copies(views, session):
+    about, arrays = views.bank()
+    assert about["n_references"] == 2000
+    assert about["n_intents"] + about["n_copies"] == 2000
+    assert about["intents"][0]["count"] == max(session.used.counts)
+    assert about["foreign_z"] < about["foreign_limit"]
+    assert arrays["histogram"].sum() == about["n_intents"]
+
+
+def test_drift_is_shown_where_a_corrector_is_given(material):
+    corrector = nnnorm.Corrector.fit(material.gallery, material.references)
+    away = nnnorm.open_embeddings(-material.queries.rows(0, 200))
+    views = Views(Session(replace(material, corrector=corrector, recent=away)))
+    assert views.bank()[0]["drift"]["verdict"] == "refit now"
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"reference_k": 5}, "reference_k must be one of 1, 2, 3, 4, 6"),
+        ({"beta": 3.0}, "method nnn takes reference_k, alpha, center; got beta"),
+        ({"alpha": 2.0}, "alpha must be from 0 to 1.5; got 2"),
+    ],
+)
+def test_a_wrong_setting_is_explained(session, params, message):
+    with pytest.raises(NNNormError, match=message):
+        session.open_method("nnn", params)
+
+
+def test_arrays_come_back_from_their_bytes_with_their_types():
+    arrays = {"a": np.array([1, -2]), "b": np.array([0.5]), "c": np.array([True, False, True])}
+    about, found = unpack(pack({"é": 1}, arrays))
+    assert about == {"é": 1}
+    assert [array.dtype.name for array in found.values()] == ["int32", "float32", "uint8"]
+    assert found["c"].tolist() == [1, 0, 1]
