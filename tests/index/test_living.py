@@ -5,6 +5,7 @@ Each test runs on every row of `stores.py` whose engine is in `LIVING`, on the r
 
 import os
 import signal
+import sys
 import threading
 
 import numpy as np
@@ -80,7 +81,7 @@ class Life:
         self.case, self.make = case, make
         self.rng = np.random.default_rng(seed)
         self.index, self.now, self.former = build(make(), case), FIRST.copy(), None
-        self.next_id = 10_000
+        self.next_id, self.is_back = 10_000, False
 
     def some(self, most):
         ids = list(self.now.rows)
@@ -123,15 +124,17 @@ class Life:
         new = int(self.rng.integers(len(world().correctors)))
         refresh(self.index, new)
         if new != self.now.corrector:
-            self.former, self.now = self.now, Model(self.now.rows, new)
+            self.former, self.now, self.is_back = self.now, Model(self.now.rows, new), False
 
     def rollback(self):
         if self.former is None:
             with pytest.raises(nnnorm.NNNormError, match=r"former|refresh"):
                 self.index.rollback()
             return
-        self.index.rollback()
-        self.former, self.now = self.now, self.former
+        self.index.rollback(undo=self.is_back)
+        self.former, self.now, self.is_back = self.now, self.former, not self.is_back
+        with pytest.warns(nnnorm.NNNormWarning, match="the last refresh already"):
+            self.index.rollback(undo=not self.is_back)
 
     def search(self):
         self.now.check(self.case, self.index.search(world().queries))
@@ -196,6 +199,7 @@ def what_is_served(case, make):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("children")
+@pytest.mark.filterwarnings("ignore:.* the last refresh already")
 @each_killed
 @pytest.mark.parametrize("operation", ["build", "export", "add", "refresh", "rollback"])
 def test_a_process_that_is_stopped_leaves_the_old_or_the_new(case, operation, tmp_path):
@@ -227,16 +231,65 @@ def test_a_process_that_is_stopped_leaves_the_old_or_the_new(case, operation, tm
             assert held.rows == after.rows
             assert held.corrector in {state.corrector for state in (before, after) if state}
         is_done = held is not None and (held.rows, held.corrector) == (after.rows, after.corrector)
-        if not (is_done and operation in ("build", "export", "rollback")):
+        if not (is_done and operation in ("build", "export")):
             operate(case, make, operation)
         held = what_is_served(case, make)
         assert (held.rows, held.corrector) == (after.rows, after.corrector)
         if operation in ("refresh", "rollback"):  # and the former one is still there
             with open_index(make()) as index:
-                index.rollback()
+                index.rollback(undo=operation == "rollback")
                 assert served(index).corrector == before.corrector
                 Model(before.rows, before.corrector).check(case, index.search(world().queries))
     clear_memory()
+
+
+@pytest.mark.slow
+@parametrize([case for case in FEW if case.engine in ("qdrant", "milvus", "lancedb")])
+def test_a_generation_whose_removal_was_cut_short_is_not_served(case, store, monkeypatch):
+    """A part of its files may be gone, and its note would call it whole."""
+    index = build(store(), case)
+    refresh(index, 1)
+    is_table = case.engine == "lancedb"
+    place = type(index.store.client) if is_table else type(index.store)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, "drop_table" if is_table else "_drop_collection", sys.exit)
+        with pytest.raises(SystemExit):
+            refresh(index, 2)
+    with pytest.raises(nnnorm.NNNormError, match="there is only a part of a generation"):
+        index.rollback()
+    refresh(index, 2)
+    Model(FIRST.rows, 2).check(case, index.search(world().queries))
+    index.rollback()
+    Model(FIRST.rows, 1).check(case, index.search(world().queries))
+
+
+class Meddler:
+    """A store's scan that replaces an item after some passes, as another program would."""
+
+    def __init__(self, scan, write, after):
+        self.scan, self.write, self.after = scan, write, after
+
+    def __call__(self, *args):
+        self.after -= 1
+        yield from self.scan(*args)
+        if self.after == 0:
+            self.write()
+
+
+@parametrize([case for case in FEW if case.engine in ("sqlite-vec", "pgvector", "lancedb")])
+@pytest.mark.parametrize("after", [1, 2], ids=["between", "behind"])
+def test_an_item_that_is_replaced_during_a_refresh_is_found_out(case, store, after, monkeypatch):
+    index = build(store(), case)
+    rows, options = numbered([7], [99])
+    other = open_index(store())
+    meddler = Meddler(
+        index.store.scan, lambda: other.upsert(rows, world().correctors[0], **options), after
+    )
+    monkeypatch.setattr(index.store, "scan", meddler)
+    with pytest.raises(nnnorm.NNNormError, match="changed while it was refreshed"):
+        index.refresh(world().correctors[1])
+    found = served(open_index(store()))
+    assert (found.rows[7], found.corrector) == (99, 0)
 
 
 # --- readers -------------------------------------------------------------------------------------
