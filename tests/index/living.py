@@ -20,9 +20,6 @@ from tests import servers
 from tests.stores import CASES
 
 DIM, N_ITEMS, N_FIRST = 13, 400, 60
-# Imported by the server, so that a child begins with its work.
-LIBRARIES = ["chromadb", "duckdb", "lancedb", "milvus_lite.adapter.grpc.server", "pymilvus"]
-LIBRARIES += ["psycopg", "qdrant_client", "qdrant_edge", "sqlean", "sqlite_vec", "usearch.index"]
 WHERE = str(Path(nnnorm.__file__).parent / "index")
 
 
@@ -179,7 +176,7 @@ def _run(case, folder, name, operation, at, number, address, memory, pipe):
 
 def make_context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.index.living", *LIBRARIES])
+    context.set_forkserver_preload(["tests.index.libraries", "tests.index.living"])
     return context
 
 
