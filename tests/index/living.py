@@ -135,7 +135,7 @@ def operate(case, make, operation):
             for turn in range(8):
                 refresh(index, (turn + 1) % 2)
                 index.rollback()
-                index.rollback()
+                index.rollback(undo=True)
         index.save()
 
 
@@ -176,7 +176,7 @@ def _run(case, folder, name, operation, at, number, address, memory, pipe):
 
 def make_context():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.index.living"])
+    context.set_forkserver_preload(["tests.index.libraries", "tests.index.living"])
     return context
 
 

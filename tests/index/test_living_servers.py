@@ -5,6 +5,7 @@ the engine's own language; clients and collections that are the caller's own.
 """
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import threading
@@ -391,6 +392,59 @@ def test_a_shard_whose_removal_was_killed_is_gone(step, folder):
     store.exchange()
     check_contents(store, rows(5))
     store.close()
+
+
+def test_milvus_lite_that_died_at_the_end_of_a_flush_has_no_item_twice(folder):
+    """It removes its log of writes last, and reads it again where it is still there."""
+    store, new = fill(make("milvus", folder), rows(40)), rows(20, start=40, seed=1)
+    store.upsert(new)
+    logs = list((folder / "milvus.db").glob("collections/*/wal/*.arrow"))
+    written = [log.read_bytes() for log in logs]
+    assert logs
+    store.save()
+    store.close()
+    release_milvus()
+    for log, content in zip(logs, written, strict=True):
+        assert not log.exists()
+        log.write_bytes(content)
+    store = make("milvus", folder)
+    assert store.facts().n_items == 60
+    assert sorted(contents(store)) == list(range(60))
+    found = best(store, new, k=20).tolist()
+    assert all(len(set(ids)) == 20 for ids in found)
+    store.close()
+
+
+def test_milvus_lite_that_died_while_it_wrote_has_what_it_had_written(folder):
+    """The log of writes that are in no data file is kept."""
+    store = fill(make("milvus", folder), rows(40))
+    store.upsert(rows(20, start=40, seed=1))
+    copied = folder / "copied.db"
+    shutil.copytree(folder / "milvus.db", copied)
+    found = MilvusStore(copied, "photos")
+    assert found.facts().n_items == 60
+    found.close()
+    store.close()
+
+
+def test_a_folder_that_milvus_lite_can_not_open_is_one_sentence(folder, caplog):
+    damaged = folder / "milvus.db"
+    damaged.write_text("no folder")
+    with pytest.raises(nnnorm.NNNormError, match="can't be opened by Milvus") as caught:
+        make("milvus", folder).facts()
+    assert "\n" not in str(caught.value)
+    assert not caplog.records
+
+
+def test_a_generation_that_milvus_was_killed_while_creating_is_replaced(folder, data, monkeypatch):
+    corrector = nnnorm.Corrector.fit(data.gallery, data.references)
+    index = build_index(make("milvus", folder), data.gallery, corrector)
+    with monkeypatch.context() as patch:
+        patch.setattr(MilvusClient, "create_index", lambda *_, **__: sys.exit("killed"))
+        with pytest.raises(SystemExit):
+            index.refresh(nnnorm.Corrector.fit(data.gallery, unit_rows(90)))
+    index.close()
+    refreshed(open_index(make("milvus", folder)), data).close()
 
 
 # --- collections of the caller --------------------------------------------------------------------

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -38,6 +38,7 @@ from nnnorm.index import (
     CorrectedIndex,
     Way,
     adopt_index,
+    adopt_table,
     build_index,
     export_index,
     open_index,
@@ -45,6 +46,7 @@ from nnnorm.index import (
 )
 from nnnorm.io import Embeddings, Progress, open_embeddings, read_json, read_jsonl
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
+from nnnorm.suspects import Suspect
 
 index_app = typer.Typer(
     cls=HelpfulGroup,
@@ -121,6 +123,10 @@ def add(
     replace: Annotated[
         bool, Option("--replace", help="Replace items whose ids are in the index already.")
     ] = False,
+    admit: Annotated[
+        bool,
+        Option("--admit", help="Keep out items that look planted or broken, as `nnnorm scan`."),
+    ] = False,
     *,
     inputs: Inputs,
     as_json: Json = False,
@@ -128,15 +134,22 @@ def add(
 ) -> None:
     """Add items to an index; the same command continues where it was interrupted."""
     loaded = _load_correction(bias, corrector)
-    items = _open_rows(inputs, gallery, "new items", loaded)
     described = _read_metadata(metadata)
     with open_index(index) as opened:
-        before = len(opened)
+        before, named = len(opened), _ids_like(opened, read_ids(ids))
+        if admit:
+            new = _admit(loaded, gallery, named, described)
+        else:
+            new = _New(_open_rows(inputs, gallery, "new items", loaded), named, described, None)
         change = opened.upsert if replace else opened.add
         with _long_work("Adding"):
-            change(items, loaded, ids=_ids_like(opened, read_ids(ids)), metadata=described)
+            if new.items is not None:
+                change(new.items, loaded, ids=new.ids, metadata=new.metadata)
             opened.save()
-        _print_change(opened, as_json, "Added to", {"added": len(opened) - before})
+        changed: dict[str, Any] = {"added": len(opened) - before}
+        if new.kept_out is not None:
+            changed["kept out"] = [suspect.to_dict() for suspect in new.kept_out]
+        _print_change(opened, as_json, "Added to", changed)
 
 
 @command("index delete --index faiss:photos.faiss --ids quarantine.txt", index_app)
@@ -188,11 +201,19 @@ def refresh(
 
 
 @command("index rollback --index faiss:photos.faiss", index_app)
-def rollback(index: IndexUrl, as_json: Json = False, debug: Debug = False) -> None:
-    """Serve the generation before the last refresh again; run twice, it goes forward again."""
+def rollback(
+    index: IndexUrl,
+    undo: Annotated[
+        bool, Option("--undo", help="Serve the generation of the last refresh, after a rollback.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Serve the generation before the last refresh again; it can be run again after a kill."""
     with open_index(index) as opened:
-        opened.rollback()
-        _print_change(opened, as_json, "Rolled back", {"corrector": opened.recipe.corrector})
+        opened.rollback(undo=undo)
+        done = "Rolled forward" if undo else "Rolled back"
+        _print_change(opened, as_json, done, {"corrector": opened.recipe.corrector})
 
 
 @command("index search --index faiss:photos.faiss --queries queries.npy -k 10", index_app)
@@ -367,6 +388,33 @@ def export(
     _print_index(done, params, as_json, "Wrote a copy with the correction,")
 
 
+@command(
+    "index adopt --index pgvector://me@localhost/shop?table=photos "
+    "--corrector corrector.safetensors",
+    index_app,
+)
+def adopt(
+    index: Annotated[
+        str, Option("--index", help="URL of a table of the application (PostgreSQL, DuckDB).")
+    ],
+    corrector: CorrectorFile = None,
+    bias: BiasFile = None,
+    ids: Annotated[
+        Path | None,
+        Option(help="Ids of the rows of the bias: .npy or a .json list; by default 0…n−1."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Correct a table in place by one more column; its rows and other columns stay as they are."""
+    if ids is not None and bias is None:
+        raise NNNormError("--ids names the rows of a bias; give --bias, or leave out --ids")
+    loaded = _load_correction(bias, corrector)
+    done = adopt_table(index, loaded, ids=read_ids(ids))
+    params = (loaded if isinstance(loaded, Bias) else loaded.bias).params
+    _print_index(done, params, as_json, "Added the correction as a column to")
+
+
 # --- files in, facts out ------------------------------------------------------------------------
 
 
@@ -390,6 +438,36 @@ def _open_rows(
     return inputs.open(path, name)
 
 
+class _New(NamedTuple):
+    """New items; None where all of them are kept out."""
+
+    items: Embeddings | None
+    ids: Any
+    metadata: list[dict[str, Any]] | None
+    kept_out: list[Suspect] | None
+
+
+def _admit(
+    correction: Bias | Corrector, path: Path, ids: Any, metadata: list[dict[str, Any]] | None
+) -> _New:
+    """Open the rows that the corrector lets in, with what belongs to them."""
+    if not isinstance(correction, Corrector):
+        raise NNNormError("--admit judges items by the bank of a corrector; give --corrector")
+    found = correction.admit(path, ids=ids)
+    kept_out = [suspect for suspect in found.suspects if suspect.verdict == "quarantine"]
+    kept, n_items = found.kept.tolist(), found.n_items
+    if metadata is not None and len(metadata) != n_items:
+        raise NNNormError(f"expected metadata of {n_items:,} new items; got {len(metadata):,}")
+    if not kept:
+        return _New(None, None, None, kept_out)
+    sound = correction.open_sound(path, "items")
+    rows = sound.embeddings.take(np.searchsorted(sound.rows, found.kept))
+    items = open_embeddings(rows, name="new items", normalize=correction.normalize)
+    named = None if found.ids is None else [found.ids[row].item() for row in kept]
+    described = None if metadata is None else [metadata[row] for row in kept]
+    return _New(items, named, described, kept_out)
+
+
 def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
     """Read ids of a text file as whole numbers where those of the index are."""
     if ids is None or not all(isinstance(own, str) for own in ids):
@@ -407,12 +485,18 @@ def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
 def _print_change(index: CorrectedIndex, as_json: bool, done: str, changed: dict[str, Any]) -> None:
     name, n_items = index.store.name, len(index)
     if as_json:
-        print_json({"index": name, "n_items": n_items, **changed})
+        named = {key.replace(" ", "_"): value for key, value in changed.items()}
+        print_json({"index": name, "n_items": n_items, **named})
         return
-    facts = {
-        key: f"{value:,}" if isinstance(value, int) else value for key, value in changed.items()
-    }
+    facts = {key: _show(value) for key, value in changed.items()}
     print_facts(f"{done} {name}.", {**facts, "items": f"{n_items:,}"})
+
+
+def _show(value: Any) -> Any:
+    if isinstance(value, list):  # of suspects
+        listed = "; ".join(f"{one['id']} ({', '.join(one['reasons'])})" for one in value)
+        return f"{len(value):,}" + (f": {listed}" if listed else "")
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def _read_metadata(path: Path | None) -> list[dict[str, Any]] | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from nnnorm.bias import check_correction, check_weight
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts
+from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts, warn
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
 from nnnorm.index.generations import refresh, rollback
 from nnnorm.index.ranking import IndexRanking, add_metadata, rank, rerank
@@ -413,12 +413,24 @@ class CorrectedIndex:
         )
         self._read_note()
 
-    def rollback(self) -> None:
+    @explain_arguments
+    def rollback(self, *, undo: bool = False) -> None:
         """Serve the generation before the last `refresh` again, with the items that it had then.
 
-        The one that was served is kept, so that a second `rollback` brings it back.
+        A call that is repeated, as after a kill, leaves that generation where it is, and warns.
+
+        Parameters
+        ----------
+        undo : bool
+            Serve the generation of the last `refresh` instead, which a rollback keeps.
         """
-        rollback(self.store, self.recipe)
+        if not rollback(self.store, undo=undo):
+            which = "of" if undo else "before"
+            other = "leave out undo (--undo)" if undo else "use undo=True (--undo)"
+            warn(
+                f"{self.store.name} serves the generation {which} the last refresh already; for "
+                f"the other one {other}"
+            )
         self._read_note()
 
     def _read_note(self) -> None:

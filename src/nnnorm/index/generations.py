@@ -64,18 +64,25 @@ def refresh(
         )
     source = _Source(store, recipe, corrector, gallery, ids)
     read = _read(source)
-    new = _make_recipe(store, recipe, corrector, read)
+    other = store.other()
+    former = _note_of(other)
+    number = 1 + max(recipe.generation, 0 if former is None else former.generation)
+    new = replace(_make_recipe(store, recipe, corrector, read), generation=number)
     store.save()
+    source.version = store.version()
     if _has_values_alone(store, recipe) and read.are_kept:
         pairs = ((items.ids, items.values) for items in _new_items(source, read))
         with keep_interrupts():
             store.set_values(pairs, replace(new, state="whole").to_dict())  # type: ignore[arg-type]
         return
-    other = store.other()
     if not is_begun(other, new, read.ids):
         with keep_interrupts():
             other.drop()
-    if not _is_whole(other):
+    kept = _note_of(other)
+    if kept is not None and kept.state == "whole":
+        if kept.generation <= recipe.generation:  # a rollback would not find the one served now
+            other.keep_note(replace(kept, generation=number).to_dict())
+    else:
         fill_store(
             other,
             new,
@@ -88,37 +95,45 @@ def refresh(
     facts = store.facts()
     if facts is None or facts.n_items != len(read.ids):
         raise _changed(store)
+    source.check_version()
     with keep_interrupts():
         store.exchange()
 
 
-def rollback(store: Store, recipe: Recipe) -> None:
-    """Serve the former generation again.
+def rollback(store: Store, *, undo: bool = False) -> bool:
+    """Serve the generation before the last refresh, or after `undo` the one of that refresh.
+
+    Returns whether anything was changed: a second call finds that generation served already, so
+    that the call can be repeated after a kill.
 
     Examples
     --------
     >>> from nnnorm.index.corrected import build_index
     >>> from nnnorm import Bias
     >>> index = build_index("faiss:", np.eye(2), Bias(np.zeros(2), 0.75, "nnn"))
-    >>> rollback(index.store, index.recipe)
+    >>> rollback(index.store)
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: faiss in memory has no former generation; ...
     """
     other = store.other()
-    if other.facts() is not None:
-        if not _is_whole(other):
-            raise NNNormError(
-                f"beside {store.name} there is only a part of a generation, from a refresh that "
-                "was interrupted; run that refresh again, then roll back"
-            )
-    elif not _has_values_alone(store, recipe):
+    served, kept = _note_of(store), _note_of(other)
+    if served is None or (kept is None and other.facts() is None):
         raise NNNormError(
             f"{store.name} has no former generation; a refresh keeps one, and a build, an export "
             "or an add does not"
         )
+    if kept is None or kept.state != "whole":
+        raise NNNormError(
+            f"beside {store.name} there is only a part of a generation, from a refresh that "
+            "was interrupted; run that refresh again, then roll back"
+        )
+    is_newer = served.generation > kept.generation
+    if served.generation != kept.generation and is_newer == undo:
+        return False
     store.save()
     with keep_interrupts():
         store.exchange()
+    return True
 
 
 class _Source:
@@ -136,6 +151,11 @@ class _Source:
         self.gallery = gallery
         listed = [] if ids is None else ids.tolist()
         self.row_of = {own: row for row, own in enumerate(listed)}
+        self.version: object = None  # after which nothing may be written by others
+
+    def check_version(self) -> None:
+        if self.store.version() != self.version:
+            raise _changed(self.store)
 
     def scan(self) -> Iterator[tuple[Items, Embeddings]]:
         """Yield items, and their rows as the corrector needs them."""
@@ -164,6 +184,7 @@ class _Read:
     """What one pass over a collection has shown."""
 
     ids: Ids
+    digests: list[bytes]  # of the batches, by which the second pass finds items that were replaced
     values: FloatArray  # by the new corrector, in the order of the scan
     rows: npt.NDArray[np.int64]  # those of the sample
     sample: FloatArray
@@ -182,15 +203,14 @@ def _read(source: _Source) -> _Read:
         raise NNNormError(f"{store.name} is empty; there is nothing to refresh")
     step = -(-n_items // _MOST_KEPT)
     ids, values, kept = list[Ids](), list[FloatArray](), list[FloatArray]()
-    digest, known, metadata = hashlib.sha256(), MetadataPrint(), list[Metadata]()
+    digests, known, metadata = list[bytes](), MetadataPrint(), list[Metadata]()
     low, high, done, are_kept = np.inf, 0.0, 0, True
     for raw, rows in source.scan():
         are_kept = are_kept and _is_unit(raw.vectors, rows)
         own = source.corrector.bias_of(rows).values
         ids.append(raw.ids)
         values.append(own)
-        digest.update(repr(raw.ids.tolist()).encode())
-        digest.update(np.ascontiguousarray(raw.vectors).tobytes())
+        digests.append(_digest(raw))
         known.take(raw.metadata_list())
         metadata += sample_metadata(raw.metadata)[: max(1, len(raw) // step)]
         low, high = min(low, rows.norm_range[0]), max(high, rows.norm_range[1])
@@ -200,12 +220,13 @@ def _read(source: _Source) -> _Read:
         raise _changed(store)
     return _Read(
         np.concatenate(ids),
+        digests,
         np.concatenate(values),
         np.arange(0, done, step),
         np.concatenate(kept),
         (low, high),
         are_kept,
-        digest.hexdigest()[:32],
+        hashlib.sha256(b"".join(digests)).hexdigest()[:32],
         known.value,
         sample_metadata(metadata),
     )
@@ -239,12 +260,19 @@ def _make_recipe(store: Store, recipe: Recipe, corrector: Corrector, read: _Read
 def _new_items(source: _Source, read: _Read) -> Iterator[Items]:
     """Yield the items of a second pass, raw, with their new values."""
     done = 0
-    for raw, rows in source.scan():
+    for place, (raw, rows) in enumerate(source.scan()):
         stop = done + len(raw)
-        if not np.array_equal(read.ids[done:stop], raw.ids):
+        if place >= len(read.digests) or _digest(raw) != read.digests[place]:
             raise _changed(source.store)
         yield replace(raw, vectors=rows.rows(0, len(rows)), values=read.values[done:stop])
         done = stop
+    source.check_version()
+
+
+def _digest(items: Items) -> bytes:
+    digest = hashlib.sha256(repr(items.ids.tolist()).encode())
+    digest.update(np.ascontiguousarray(items.vectors).tobytes())
+    return digest.digest()
 
 
 def _packed(recipe: Recipe, read: _Read) -> FloatArray:
@@ -256,9 +284,9 @@ def _has_values_alone(store: Store, recipe: Recipe) -> bool:
     return store.rewrites_values and recipe.way in ("column", "rerank")
 
 
-def _is_whole(store: Store) -> bool:
+def _note_of(store: Store) -> Recipe | None:
     note = None if store.facts() is None else store.read_note()
-    return note is not None and Recipe.from_dict(note, store.name).state == "whole"
+    return None if note is None else Recipe.from_dict(note, store.name)
 
 
 def _changed(store: Store) -> NNNormError:

@@ -87,6 +87,8 @@ class Recipe:
         Whether all items have been written.
     added : str or None
         Fingerprint of what was added last, by which an interrupted `add` is continued.
+    generation : int
+        Number of the generation: a refresh gives the new one a larger number than any before.
     version : str or None
         Version of nnnorm that built the collection.
     """
@@ -116,6 +118,7 @@ class Recipe:
     unit: bool = False
     rotation: int | None = None
     added: str | None = None
+    generation: int = 0
     version: str | None = None
 
     @property
@@ -168,7 +171,8 @@ class Recipe:
 
     def is_like(self, other: "Recipe") -> bool:
         """Whether both are equal up to rounding, as for a bias that was fitted again."""
-        names = [field.name for field in fields(self) if field.name != "version"]
+        left_out = ("version", "generation")
+        names = [field.name for field in fields(self) if field.name not in left_out]
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
         return all(
             math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.errors import NNNormError, first_line
 from nnnorm.index.options import ServerOptions
 from nnnorm.index.store import Ids, Items, Store, check_kind, read_json_note
 from nnnorm.index.urls import check_server, check_user, hide_secrets, show_url
@@ -243,6 +243,10 @@ class AliasedStore(DatabaseStore):
     def _drop_collection(self, name: str) -> None:
         """Remove a collection."""
 
+    def _mark_dropped(self, name: str) -> None:
+        """Make a collection unusable before it is removed, where a kill may leave a part of it."""
+        return None
+
     @abstractmethod
     def _is_missing(self) -> bool:
         """Whether there is nothing to connect to yet, such as a file that a client would create."""
@@ -282,6 +286,7 @@ class AliasedStore(DatabaseStore):
             elif self._find_alias() is not None:
                 self._drop_alias()
             for name in names:
+                self._mark_dropped(name)
                 self._drop_collection(name)
         self._forget()
 
@@ -415,26 +420,3 @@ def make_plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
     {'taken': '2024-05-06', 'year': 2024}
     """
     return json.loads(json.dumps(dict(metadata), default=str))
-
-
-def to_arrow(items: Items, id_name: str, vector_name: str, extra: str, schema: Any = None) -> Any:
-    """Make an Arrow table of items, metadata as JSON; `extra` is the extra that brings pyarrow.
-
-    Examples
-    --------
-    >>> items = Items(np.array([7]), np.float32([[0.5, 1.0]]), np.float32([0.25]))
-    >>> to_arrow(items, "id", "embedding", "duckdb").to_pylist()
-    [{'id': 7, 'embedding': [0.5, 1.0], 'nnnorm_bias': 0.25, 'metadata': None}]
-    """
-    arrow = require("pyarrow", extra)
-    flat = arrow.array(np.ascontiguousarray(items.vectors).ravel())
-    described = [json.dumps(entry) for entry in items.metadata_list()]
-    columns = {
-        id_name: arrow.array(items.ids.tolist()),
-        vector_name: arrow.FixedSizeListArray.from_arrays(flat, items.vectors.shape[1]),
-        BIAS: arrow.array(items.value_list(), arrow.float32()),
-        METADATA: arrow.array(
-            [None] * len(items) if items.metadata is None else described, arrow.string()
-        ),
-    }
-    return arrow.table(columns, schema=schema)

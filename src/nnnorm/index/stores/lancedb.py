@@ -106,6 +106,11 @@ class LancedbStore(TableStore):
 
     def __init__(self, place: Any = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
+        if not self._is_given and not self.address:
+            raise NNNormError(
+                "the place of LanceDB must be a folder (lancedb:folder?table=photos), an object "
+                "store or a connection; got none"
+            )
         self.is_exact = self.options.kind == "flat"
         # One range of 8 bits serves all coordinates.
         self.is_quantized = self.has_one_range = self.options.kind == "sq"
@@ -298,6 +303,9 @@ class LancedbStore(TableStore):
         """The version of the table."""
         return self.table.version
 
+    def version(self) -> object:
+        return self.mark()
+
     def exchange(self) -> None:
         other = self.other()
         self._check_former(other, other._find())
@@ -312,6 +320,9 @@ class LancedbStore(TableStore):
     def drop(self) -> None:
         if self._find() is not None:
             with self._translating():
+                # A kill may leave some files of a table, which must not be served as a whole one.
+                unnoted = {"path": self._column(), "metadata": {_NOTE: "null"}}
+                self.table.update_field_metadata(unnoted)
                 self.client.drop_table(self.actual)
         self._handle = self._known = None
 

@@ -256,6 +256,17 @@ class LocalStore(Store):
     def write_note(self, note: Mapping[str, Any]) -> None:
         self._note = dict(note)
 
+    def keep_note(self, note: Mapping[str, Any]) -> None:
+        """Write the second file again; the engine's file has to be saved."""
+        self._open()
+        self.write_note(note)
+        path = self._path
+        if path is not None:
+            with self._gate.writing():
+                self._finish()
+                blob = self._describe_all(_checksum(path))
+                write_whole(_sidecar(path), lambda file: file.write(blob))
+
     def save(self) -> None:
         """Write both files in one step, or none; a store without a path writes nothing."""
         if self._path is None:
@@ -357,9 +368,8 @@ class LocalStore(Store):
             other.drop()
             write_whole(_sidecar(other._path), lambda file: _copy(_sidecar(path), file))
             _link(path, other._path)
-            self._values, self._note, self._sorted = new, dict(note), None
-            blob = self._describe_all(_checksum(path))
-            write_whole(_sidecar(path), lambda file: file.write(blob))
+            self._values, self._sorted = new, None
+            self.keep_note(note)
 
     def exchange(self) -> None:
         other = self.other()

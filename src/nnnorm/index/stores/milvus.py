@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,8 @@ _NOTE, _VECTOR, _LAYOUT = "nnnorm", "nnnorm_vector", "nnnorm_fields"
 _REST = "nnnorm_json"
 _LONGEST_NAME = 65535
 _QUERIES = 1000  # in one request
+# The format of Milvus Lite's own files that is known here.
+_MANIFEST_FORMAT = 2
 _STRONG: dict[str, Any] = {"consistency_level": "Strong"}
 
 
@@ -113,8 +115,8 @@ class MilvusStore(AliasedStore):
 
     def facts(self) -> Facts | None:
         name = self._find()
-        if name is None:
-            return None
+        if name is None or (self._is_other and not self._has_indexes(name)):
+            return None  # the latter is left of a refresh that was killed, and dropped by the next
         self._known = None
         schema = self._schema()
         with self._translating():
@@ -251,7 +253,7 @@ class MilvusStore(AliasedStore):
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         schema = self._schema()
-        with self._translating(), _quiet():
+        with self._translating(), _quiet():  # it reports that it has no timestamp
             pages = self.client.query_iterator(
                 self.actual, batch_size=batch, output_fields=["*"], **_STRONG
             )
@@ -401,6 +403,14 @@ class MilvusStore(AliasedStore):
     def _drop_collection(self, name: str) -> None:
         self.client.drop_collection(name)
 
+    def _mark_dropped(self, name: str) -> None:
+        # Milvus Lite removes one file after the other.
+        self.client.alter_collection_properties(name, properties={_NOTE: "null"})
+
+    def _has_indexes(self, name: str) -> bool:
+        with self._translating():
+            return bool(self.client.list_indexes(name))
+
     # --- the client ---
 
     def _connect(self) -> Any:
@@ -412,9 +422,11 @@ class MilvusStore(AliasedStore):
                 token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             host = parts.netloc.rpartition("@")[2]
             return client(f"{parts.scheme}://{host}", token=token)
+        _finish_flushes(Path(self.address))
         # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
         quiet = {"grpc.keepalive_permit_without_calls": False}
-        return client(self.address, grpc_options=quiet)
+        with _quiet():  # it reports a folder that it can't open with a traceback
+            return client(self.address, grpc_options=quiet)
 
     def _errors(self) -> tuple[type[Exception], ...]:
         return (require("pymilvus", "milvus").MilvusException, OSError)
@@ -476,11 +488,51 @@ def _to_metadata(row: dict[str, Any], schema: _Schema) -> dict[str, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence pymilvus, which warns that Milvus Lite has no timestamp for an iterator."""
-    logger = logging.getLogger("pymilvus")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence the logs of pymilvus and Milvus Lite, which have tracebacks in them."""
+    loggers = [logging.getLogger(name) for name in ("pymilvus", "milvus_lite", "grpc")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        for logger, former in zip(loggers, before, strict=True):
+            logger.setLevel(former)
+
+
+def _finish_flushes(folder: Path) -> None:
+    """Remove the logs of writes that Milvus Lite has in its data files already.
+
+    It removes them last when it flushes. Where it is killed before that, it reads them again, and
+    each of their items is there twice.
+    """
+    manifests = list(folder.glob("collections/*/manifest.json"))
+    if not manifests or (lock := _take_lock(folder / "LOCK")) is None:
+        return  # another process, or this one, has it open
+    try:
+        for manifest in manifests:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                about = json.loads(manifest.read_text(encoding="utf-8"))
+                if about["manifest_format_version"] != _MANIFEST_FORMAT:
+                    continue
+                for log in manifest.parent.glob("wal/wal_*.arrow"):
+                    if int(log.stem.rpartition("_")[2]) < about["active_wal_number"]:
+                        log.unlink()
+    finally:
+        os.close(lock)
+
+
+def _take_lock(path: Path) -> int | None:
+    """Lock a file until it is closed; None where that can't be done."""
+    try:
+        import fcntl
+
+        opened = os.open(path, os.O_RDWR)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(opened)
+        return None
+    return opened

@@ -352,6 +352,11 @@ class PgvectorStore(TableStore):
         )
         return rows[0] if rows else ()
 
+    def version(self) -> object:
+        """Every change of a row, as its transaction numbers show: a scan without the vectors."""
+        numbers = "sum(xmin::text::bigint), max(xmin::text::bigint)"
+        return self._run(f"SELECT count(*), {numbers} FROM {self._table}")[0]
+
     def exchange(self) -> None:
         other = self.other()
         following = self._check_former(other, other._look())

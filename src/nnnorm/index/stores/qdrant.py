@@ -161,6 +161,10 @@ class QdrantStore(AliasedStore, PointStore):
     def _drop_collection(self, name: str) -> None:
         self.client.delete_collection(name)
 
+    def _mark_dropped(self, name: str) -> None:
+        # A folder loses its points before its list of collections is written.
+        self.client.update_collection(name, metadata={"nnnorm": None})
+
     # --- points ---
 
     def _describe(self) -> Described | None:

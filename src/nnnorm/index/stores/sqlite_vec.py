@@ -299,6 +299,9 @@ class SqliteVecStore(TableStore):
         """A number that SQLite changes when another connection has written to the file."""
         return self._run("PRAGMA data_version")[0]
 
+    def version(self) -> object:
+        return self.mark()
+
     def exchange(self) -> None:
         other, between = self.other(), f"{self.collection}_nnnorm_between"
         self._check_former(other, other._define())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import ef, ef_construction, links, option, threads
@@ -109,14 +110,14 @@ class UsearchStore(LocalStore):
         return np.array(self._index.keys, dtype=np.int64)
 
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
-        self._index.add(labels.astype(np.uint64), self._pad(vectors), threads=1)
+        self._index.add(labels.astype(np.uint64), self._encode(vectors), threads=1)
 
     def _remove(self, labels: Labels) -> None:
         self._index.remove(labels.astype(np.uint64))
 
     def _search(self, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         self._index.expansion_search = max(self.options.ef, k)
-        found = self._index.search(self._pad(queries), k, threads=self.options.threads)
+        found = self._index.search(self._encode(queries), k, threads=self.options.threads)
         labels = np.array(found.keys).astype(np.int64).reshape(len(queries), -1)
         distances = np.array(found.distances, dtype=np.float32).reshape(len(queries), -1)
         counts = np.atleast_1d(getattr(found, "counts", len(found)))
@@ -124,6 +125,18 @@ class UsearchStore(LocalStore):
         distances[empty] = 0  # uninitialised memory
         scores = -distances if self._describe()[1] == "l2" else 1 - distances
         return np.where(empty, -1, labels), scores
+
+    def _encode(self, rows: FloatArray) -> npt.NDArray[Any]:
+        """Pad rows, and round them to whole numbers where the index stores these.
+
+        usearch itself divides a row by its norm first, and then uses a quarter of the range of 8
+        bits. The cosine is the same whatever the length, so that each row can have all of it.
+        """
+        padded = self._pad(rows)
+        if not self.is_quantized:
+            return padded
+        largest = np.abs(padded).max(axis=1, keepdims=True)
+        return np.rint(padded * (127 / np.maximum(largest, 1e-30))).astype(np.int8)
 
     def _vectors(self, labels: Labels) -> FloatArray:
         rows = np.array(self._index.get(labels.astype(np.uint64)), dtype=np.float32)
