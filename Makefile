@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PARALLEL := -n auto --dist worksteal # one worker per core; tests/conftest.py says how many at most
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-fast fuzz lint bench extras clean
+.PHONY: demo test test-fast docs fuzz lint bench extras clean
 
 demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
@@ -15,6 +15,9 @@ test: lint ## everything: lint, types, the whole suite
 
 test-fast: $(VENV)/dev ## the core of every room, without slow tests: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+
+docs: $(VENV)/dev ## the site, into build/site; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 fuzz: $(VENV)/dev ## 5,000 damaged inputs for all commands; failures are kept in fuzz-failures
 	$(BIN)/python -m tests.attack.fuzz
@@ -37,7 +40,7 @@ extras: ## each extra in a fresh environment of its own: installs, imports, size
 	$(PYTHON) benchmarks/extras.py --skip open-clip
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) build demo-output
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -46,5 +49,5 @@ $(VENV)/demo: pyproject.toml
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable \
-	  ".[audio,beit3,encoders,engines,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
+	  ".[audio,beit3,docs,encoders,engines,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
 	touch $@
