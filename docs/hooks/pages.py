@@ -44,6 +44,8 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files: Files):
     """Turn links and pictures of the repository into those of the site."""
     uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # the first page is a section of its own
     markdown = _PICTURE.sub(_SHOWN, markdown)
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     parts[::2] = [_LINK.sub(lambda link: _site_link(link, uri, files), part) for part in parts[::2]]

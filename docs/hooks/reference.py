@@ -54,8 +54,18 @@ def write_commands():
                 names, meaning = (re.sub(r"\s+", " ", text).strip() for text in record)
                 parts.append(f"`{names}`\n:   {meaning}")
         if command.epilog:
-            parts.append(f"```sh\n{command.epilog.removeprefix('Example: ')}\n```")
+            parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")
     return "\n\n".join(parts)
+
+
+def fold(line, width=90):
+    """Break a long command before its options, as one would type it."""
+    lines = [""]
+    for part in re.split(r" (?=--?\w)", line):
+        if len(lines[-1]) + len(part) > width:
+            lines.append("    ")
+        lines[-1] += part if not lines[-1].strip() else f" {part}"
+    return " \\\n".join(lines)
 
 
 def walk(command, name):
