@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
     from nnnorm.popularity import Popularity
     from nnnorm.ranking import Ranking, score_matrix, search
-    from nnnorm.study import Task, ablate, audit, compare, diagnose, evaluate, scan, tune
+    from nnnorm.study import Task, ablate, audit, check, compare, diagnose, evaluate, scan, tune
     from nnnorm.version import __version__
 
 _ROOMS = {
@@ -45,7 +45,7 @@ _ROOMS = {
     "nnnorm.popularity": ("Popularity",),
     "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
     "nnnorm.study": (
-        *("Task", "ablate", "audit", "compare", "diagnose"),
+        *("Task", "ablate", "audit", "check", "compare", "diagnose"),
         *("evaluate", "scan", "tune"),
     ),
     "nnnorm.version": ("__version__",),

@@ -176,6 +176,20 @@ def keep_interrupts() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drop our own warnings, of work on a part of the data, or that were given before.
+
+    Examples
+    --------
+    >>> with quiet():
+    ...     warn("nothing of this is shown")
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NNNormWarning)
+        yield
+
+
 def _is_interrupt(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -23,7 +23,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 # `benchmarks/foreign.py` are above it and none of the own ones (docs/automatic-rule.md).
 FOREIGN_Z = 3.0
 # A warning also meets queries of which several are about the same thing; those alone reach 3.
-_WARNING_Z = 4.0
+FOREIGN_WARNING_Z = 4.0
 _N_NEIGHBOURS = 3
 _N_DRAWS = 8
 # Larger samples hold several captions of one picture, or several queries of one session, which are
@@ -125,7 +125,7 @@ def warn_of_foreign(references: Embeddings, queries: Embeddings, gallery: Embedd
     if references.fingerprint == gallery.fingerprint:
         return
     z = foreign_z(references, queries)
-    if z > _WARNING_Z:
+    if z > FOREIGN_WARNING_Z:
         warn(
             f"{references.name} do not look like the queries (z = {z:.1f}, where one source stays "
             f"below {FOREIGN_Z:g}): are they from another source, or encoded by another model? A "

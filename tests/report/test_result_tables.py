@@ -138,6 +138,14 @@ def test_a_comparison_says_its_sizes_and_how_it_was_tuned(comparison):
     assert "(the maximum of R@1)" in by_maximum.notes[0]
 
 
+def test_a_method_that_is_no_better_than_no_correction_is_called_not_chosen(comparison):
+    none = dataclasses.replace(comparison.results[1], params={})
+    table = tabulate_comparison(dataclasses.replace(comparison, results=(none,), n_validation=0))
+    assert table.rows[0][1] == "not chosen"
+    assert "not chosen: no setting did better than no correction, which is used." in table.notes
+    assert "Each method cross-fitted: each fifth of the queries" in table.notes[0]
+
+
 def test_methods_whose_interval_includes_zero_are_named_and_only_those(comparison):
     sentence = "The interval includes 0 for dualis, sinkhorn: no gain is shown there."
     assert tabulate_comparison(comparison).notes[2:] == (sentence,)
@@ -168,7 +176,9 @@ def test_an_ablation_has_a_row_per_bank_and_size_after_no_correction(ablation):
     assert part["gain"] == "−2.00 [−3.34, −0.61]"
     assert (other["tuned"], other["gain"]) == ("none", "+0.00 [0.00, 0.00]")
     assert table.title == "NNN by bank, 5,000 test queries, 1,000 items"
-    assert "Tuned on 4,000 validation queries (the maximum of R@1)" in table.notes[0]
+    assert "NNN tuned on 4,000 validation queries (the maximum of R@1)" in table.notes[0]
+    crossed = tabulate_ablation(dataclasses.replace(ablation, n_validation=0))
+    assert "NNN cross-fitted: each fifth of the queries has the setting" in crossed.notes[0]
 
 
 # --- a tuning ------------------------------------------------------------------------------------
@@ -214,24 +224,38 @@ def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
     table = tabulate_tuning(make_tuning(GAIN, "nnn"))
     assert table.title == "2 settings on 2,000 queries, 57 references"
     assert table.notes == (
-        "Chosen by the maximum of R@1: nnn k=4 α=0.5, gain +1.05 [0.21, 1.89] points of R@1 on "
-        "these queries (p = 0.012).",
+        "Chosen by the maximum of R@1: nnn k=4 α=0.5.",
+        "In-sample, on the queries it was chosen on: +1.05 [0.21, 1.89] points of R@1 (p = 0.012, "
+        "in-sample too).",
     )
-    assert "the one-standard-error rule" in tabulate_tuning(tuning).notes[0]
+    choice, _, crossed = tabulate_tuning(tuning).notes[:3]
+    assert "the one-standard-error rule" in choice
+    assert f"of {tuning.n_near} settings that are within one standard error of the best" in choice
+    assert crossed.startswith("Cross-fitted, each fifth of the queries with the setting that")
+
+
+def test_settings_that_tie_with_the_maximum_are_counted():
+    none, *cells = (Cell("csls", {"reference_k": k}, 0.5) for k in range(4))
+    tied = dataclasses.replace(make_tuning(GAIN, "nnn"), grid=(none, *cells), best_by_maximum=none)
+    assert tabulate_tuning(tied).notes[-1] == (
+        "3 other settings have the same R@1 as the maximum; of equals the first of the grid is "
+        "taken, no correction before all."
+    )
 
 
 def test_a_gain_that_may_be_chance_is_called_so():
     for gain in (DOUBT, Interval(0.0, 0.0, 0.0, 1.0)):
         notes = tabulate_tuning(make_tuning(gain, "nnn")).notes
-        sentence = "That interval includes 0: on these queries the gain can't be told from chance."
-        assert notes[1:] == (sentence,)
+        sentence = "that interval includes 0, so the gain can't be told from chance."
+        assert notes[1].endswith(sentence)
 
 
 def test_no_correction_may_be_what_was_chosen():
     table = tabulate_tuning(make_tuning(Interval(0.0, 0.0, 0.0, 1.0), "none"))
     assert [row[0] for row in table.rows] == ["none"]
     assert table.rows[0][-1] == "both rules"
-    assert "Chosen by the maximum of R@1: none, gain +0.00 [0.00, 0.00] points" in table.notes[0]
+    words = "Chosen by the maximum of R@1: no correction, which no setting beats on these queries."
+    assert table.notes == (words,)
 
 
 # --- a diagnosis ---------------------------------------------------------------------------------
@@ -241,18 +265,26 @@ def test_a_diagnosis_shows_every_statistic_before_and_after(diagnosis):
     statistics, _ = tabulate_diagnosis(diagnosis)
     assert statistics.columns[1:] == ("before", "after")
     shown = {row[0]: row[1:] for row in statistics.rows}
-    assert len(shown) == len(dataclasses.fields(diagnosis.before))
     for label, name in (
-        ("Gini coefficient", "gini"),
+        ("Gini coefficient: 0 all alike, 1 one item has all hits", "gini"),
         ("excess kurtosis", "kurtosis"),
-        ("mean hits per item", "mean"),
+        ("skewness", "skewness"),
+        ("mean absolute error", "mean_absolute_error"),
     ):
         both = (getattr(diagnosis.before, name), getattr(diagnosis.after, name))
         assert shown[label] == tuple(f"{value:.3f}" for value in both)
-    most = (str(diagnosis.before.max), str(diagnosis.after.max))
-    assert shown["hits of the most retrieved item"] == most
+    (label, *most), (_, *times), (never, *n_never) = statistics.rows[:3]
+    assert (
+        label == f"hits of the most retrieved item; by chance {diagnosis.chance.most_by_chance:.0f}"
+    )
+    assert most == [str(diagnosis.before.max), str(diagnosis.after.max)]
+    assert times[0] == f"{diagnosis.before.max / diagnosis.before.mean:.1f}"
+    assert never.startswith("items that are never retrieved; by chance ")
+    assert n_never == [str(diagnosis.n_antihubs), str(diagnosis.n_antihubs_after)]
     assert statistics.title == "How often each of 40 items comes among the first 2 for 200 queries"
-    assert f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})" in statistics.notes[0]
+    assert f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})" in statistics.notes[1]
+    severities = diagnosis.chance.severity, diagnosis.chance_after.severity
+    assert statistics.notes[0] == "Hubs: {}, then {}.".format(*severities)
 
 
 def test_a_diagnosis_names_the_hubs(diagnosis):
@@ -266,17 +298,17 @@ def test_a_diagnosis_names_the_hubs(diagnosis):
 
 
 def test_a_diagnosis_names_the_items_with_a_strange_bias(diagnosis):
-    note = tabulate_diagnosis(diagnosis)[0].notes[1]
+    note = tabulate_diagnosis(diagnosis)[0].notes[2]
     assert note.startswith(f"{len(diagnosis.outliers)} items have a bias far from all others")
     assert f"{diagnosis.outliers[0]}, {diagnosis.outliers[1]}" in note
     many = dataclasses.replace(diagnosis, outliers=tuple(range(12)))
-    note = tabulate_diagnosis(many)[0].notes[1]
+    note = tabulate_diagnosis(many)[0].notes[2]
     assert note.endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ….")
 
 
 def test_a_diagnosis_without_bias_and_truth_has_no_columns_for_them():
     statistics, hubs = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
-    assert (statistics.columns, statistics.notes) == (("", "before"), ())
+    assert (statistics.columns, statistics.notes) == (("", "before"), ("Hubs: none.",))
     assert hubs.columns == ("item", "hits")
     assert hubs.title == "The 3 most retrieved items"
 

@@ -14,8 +14,7 @@ from nnnorm.study.comparison import Ablation, Comparison, Task, ablate, compare,
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.hubness import count_occurrences, measure_hubness
 from nnnorm.study.intervals import binomial_half_width, interval_of_difference
-from nnnorm.study.splits import split_queries
-from nnnorm.study.truth import open_truth
+from nnnorm.study.splits import split_folds
 from nnnorm.study.tuning import try_settings, tune
 from tests import made
 
@@ -368,17 +367,27 @@ def test_one_bank_needs_no_name(task, validation, bank):
     assert alone == named
 
 
-def test_without_validation_the_queries_of_half_of_the_items_are_held_out(task, bank):
-    right = open_truth(task.truth, n_queries=200, n_gallery=40)
-    held, rest = split_queries(right, seed=4)
-    for run, source in ((compare, {"methods": ["nnn"]}), (ablate, {"shares": [1.0]})):
-        about = {"queries": task.queries, "truth": task.truth, "seed": 4, **source}
-        with pytest.warns(NNNormWarning, match=f"{len(held)} of the 200 queries are for tuning"):
-            found = run(task.gallery, bank, **about)
-        assert (found.n_queries, found.n_validation) == (len(rest), len(held))
-        parts = [Task(task.queries[p], task.gallery, task.truth[p]) for p in (rest, held)]
-        again = {"compare": run_compare, "ablate": run_ablate}[run.__name__]
-        assert found == again(*parts, bank, seed=4, **source)
+@pytest.mark.parametrize("select", ["one-standard-error", "max"])
+def test_without_validation_each_fold_has_the_setting_that_the_others_choose(task, bank, select):
+    folds = split_folds(task.truth, seed=4)
+    raw = evaluate(task.queries, task.gallery, truth=task.truth).hits(1)
+    gained = np.empty(len(raw))
+    for fold in range(5):
+        others = folds != fold
+        known = {"queries": task.queries[others], "truth": task.truth[others]}
+        best = tune(task.gallery, bank, **known, select=select).bias
+        found = evaluate(task.queries, task.gallery, best, truth=task.truth).hits(1)
+        gained[~others] = (found - raw)[~others]
+    about = {"queries": task.queries, "truth": task.truth, "seed": 4, "select": select}
+    compared = compare(task.gallery, bank, **about, methods=["nnn"])
+    tuned = tune(task.gallery, bank, **about)
+    (ablated,) = ablate(task.gallery, bank, **about, shares=[1.0]).rows
+    assert compared.n_validation == 0
+    assert compared.n_queries == 200
+    for gain in (compared.results[1].gain, ablated.tuned.gain, tuned.cross_fitted):
+        assert gain.mean == pytest.approx(gained.mean())
+        assert gain == tuned.cross_fitted
+    assert compared.results[1].params == ablated.tuned.params == dict(tuned.best.params)
 
 
 def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, bank, gallery_bank):

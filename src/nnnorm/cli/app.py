@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,7 +69,18 @@ def _show_odd_names(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("nnnorm", _show_odd_names)
 
 
-class _Group(TyperGroup):
+class HelpfulGroup(TyperGroup):
+    """Answers a group of commands without a command with its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Print the help where there are no arguments."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, args)
+
+
+class _Group(HelpfulGroup):
     """Turns every error into one sentence on stderr and exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -120,9 +132,7 @@ def _show_warnings_as_notes() -> None:
 app = typer.Typer(
     cls=_Group,
     help="Make embedding search return the right item instead of the popular one.",
-    epilog="A first look: nnnorm demo",
-    no_args_is_help=True,
-    add_completion=False,
+    epilog="A first look: nnnorm demo. With files of your own: nnnorm check --help",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -135,6 +145,7 @@ def _remember_debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
+_COLUMNS = 80  # of the narrowest terminal that is written for
 SOURCE = ".npy, .npz, .parquet or a folder of shards"
 Gallery = Annotated[Path, Option(help=f"Items that are searched: {SOURCE}.")]
 Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
@@ -148,6 +159,9 @@ GalleryReferences = Annotated[
 DuplicatesOption = Annotated[
     Duplicates,
     Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
+]
+OwnRows = Annotated[
+    bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
 ]
 BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
@@ -238,9 +252,15 @@ class Report:
 
 def command(example: str, group: typer.Typer = app) -> Callable[[Callable[..., None]], Any]:
     """Make a function a command, with shared options and an example at the end of its help."""
-    return lambda function: group.command(epilog=f"Example: nnnorm {example}")(
-        _spread_options(function)
-    )
+
+    def register(function: Callable[..., None]) -> Any:
+        # Typer cuts a summary that is not given as such.
+        summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+        return group.command(short_help=summary, epilog=f"Example: nnnorm {example}")(
+            _spread_options(function)
+        )
+
+    return register
 
 
 def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -267,6 +287,32 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
     vars(run)["__signature__"] = signature.replace(parameters=options)
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
+
+
+def write_command(name: str, options: Mapping[str, Any], end: str = "") -> list[str]:
+    """Write a command as a shell takes it, in parts that belong together.
+
+    Options that are None or False are left out; an option without a name is an argument.
+    """
+    parts = [f"nnnorm {name}"]
+    for option, value in options.items():
+        if value is None or value is False:
+            continue
+        flag = option if option.startswith("-") else f"--{option.replace('_', '-')}"
+        words = [flag] if option else []
+        words += [] if value is True else [shlex.quote(str(value))]
+        parts.append(" ".join(words))
+    return [*parts, end.strip()] if end else parts
+
+
+def print_command(parts: Sequence[str]) -> None:
+    """Print a command, in several lines that a shell takes as one where it is long."""
+    rows = [f"  {parts[0]}"]
+    for part in parts[1:]:
+        if len(rows[-1]) + len(part) + len("  \\") > _COLUMNS:
+            rows.append("     ")
+        rows[-1] += f" {part}"
+    typer.echo(" \\\n".join(rows))
 
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None], *more: str) -> None:

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from nnnorm.bank import Bank, describe_times
 from nnnorm.cli.app import (
     Debug,
+    HelpfulGroup,
     Json,
     Normalize,
     app,
@@ -24,8 +25,9 @@ from nnnorm.errors import NNNormError
 from nnnorm.io import TABLE_SUFFIXES
 
 bank_app = typer.Typer(
+    cls=HelpfulGroup,
     help="Keep a bank of reference queries: every intent once, from any log.",
-    no_args_is_help=True,
+    short_help="Keep a bank of reference queries: every intent once, from any log.",
     rich_markup_mode=None,
 )
 app.add_typer(bank_app, name="bank")

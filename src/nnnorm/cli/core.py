@@ -20,6 +20,7 @@ from nnnorm.cli.app import (
     IdsFile,
     Inputs,
     Json,
+    OwnRows,
     Queries,
     References,
     Weight,
@@ -74,9 +75,7 @@ def fit(
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
     duplicates: DuplicatesOption = "drop",
-    own_rows: Annotated[
-        bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
-    ] = False,
+    own_rows: OwnRows = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
         str | None,

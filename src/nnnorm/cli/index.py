@@ -19,6 +19,7 @@ from nnnorm.cli.app import (
     SOURCE,
     Debug,
     Gallery,
+    HelpfulGroup,
     Inputs,
     Json,
     Queries,
@@ -46,8 +47,9 @@ from nnnorm.io import Embeddings, Progress, open_embeddings, read_json, read_jso
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 
 index_app = typer.Typer(
+    cls=HelpfulGroup,
     help="Run the corrected search inside an existing engine.",
-    no_args_is_help=True,
+    short_help="Run the corrected search inside an existing engine.",
     rich_markup_mode=None,
 )
 app.add_typer(index_app, name="index")

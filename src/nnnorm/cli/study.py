@@ -1,4 +1,4 @@
-"""The commands that measure a search: evaluate, diagnose, tune, compare, ablate.
+"""The commands that measure a search: check, evaluate, diagnose, tune, compare, ablate.
 
 Each takes files, prints a table (or JSON), and writes Markdown and plots where asked. Outputs are
 checked before the work begins.
@@ -15,14 +15,18 @@ from typer import Option
 from nnnorm import study
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
+    SOURCE,
     BiasFile,
     Budget,
+    Debug,
     DuplicatesOption,
     Figures,
     Gallery,
     GalleryReferences,
     IdsFile,
     Inputs,
+    Json,
+    OwnRows,
     Queries,
     References,
     Report,
@@ -30,14 +34,19 @@ from nnnorm.cli.app import (
     Weight,
     check_output,
     command,
+    print_command,
+    print_json,
+    print_story,
     read_ids,
     show_progress,
+    write_command,
 )
 from nnnorm.corrector import Corrector, check_method
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
+    NNN,
     NO_CORRECTION,
     Method,
     MethodName,
@@ -48,10 +57,12 @@ from nnnorm.methods import (
 from nnnorm.popularity import Popularity
 from nnnorm.report import (
     tabulate_ablation,
+    tabulate_check,
     tabulate_comparison,
     tabulate_diagnosis,
     tabulate_results,
     tabulate_tuning,
+    tell_check,
 )
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
@@ -71,7 +82,7 @@ class Validation:
         Path | None, Option(help="Gallery of the validation queries, if it is another.")
     ] = None
     validation_queries: Annotated[
-        Path | None, Option(help="Queries to tune on; by default the queries of half of the items.")
+        Path | None, Option(help="Queries to tune on; by default the figures are cross-fitted.")
     ] = None
     validation_truth: Annotated[Path | None, Option(help="Right items of those queries.")] = None
 
@@ -87,6 +98,95 @@ class Validation:
         return study.Task(
             inputs.open(queries, "validation queries"), items, study.read_truth(truth)
         )
+
+
+@command(
+    "check --gallery photos.npy --queries queries.npy --references past_queries.npy "
+    "--truth truth.npy"
+)
+def check(
+    gallery: Gallery,
+    queries: Queries,
+    references: Annotated[
+        Path | None, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
+    ] = None,
+    truth: Annotated[Path | None, Option(help=f"Right items: {_TRUTH}.")] = None,
+    recent: Annotated[
+        Path | None, Option(help="Recent queries of one's own, which join the bank and judge it.")
+    ] = None,
+    ids: IdsFile = None,
+    duplicates: DuplicatesOption = "drop",
+    own_rows: OwnRows = False,
+    seed: Seed = 0,
+    *,
+    inputs: Inputs,
+    memory_budget: Budget = 512,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Say whether there are hubs, whether a correction helps, and what to do next."""
+    items = inputs.open(gallery, "gallery")
+    with show_progress("Checking") as progress:
+        found = study.check(
+            items,
+            inputs.open_references(references) if references else None,
+            queries=inputs.open(queries, "queries"),
+            truth=study.read_truth(truth) if truth else None,
+            recent=inputs.open(recent, "recent") if recent else None,
+            ids=read_ids(ids),
+            duplicates=duplicates,
+            own_rows=own_rows,
+            seed=seed,
+            memory_budget=memory_budget * 2**20,
+            progress=progress,
+        )
+    files = {"gallery": gallery, "references": references, "recent": recent}
+    given = {"duplicates": duplicates, "own_rows": own_rows}
+    commands = _next_commands(found, files | given, queries, truth, inputs)
+    if as_json:
+        print_json(found.to_dict() | {"next": [" ".join(parts) for parts in commands]})
+        return
+    print_story([*tell_check(found), "", tabulate_check(found)])
+    if commands:
+        typer.echo("\nNext:")
+    for parts in commands:
+        print_command(parts)
+
+
+def _next_commands(
+    found: study.Check,
+    files: dict[str, Any],
+    queries: Path,
+    truth: Path | None,
+    inputs: Inputs,
+) -> list[list[str]]:
+    """What to run next, with the files of this check."""
+    end, gallery = inputs.repeat(), files["gallery"]
+    if found.verdict == "unknown":
+        made = {"": queries, "-o": "bank.safetensors"}
+        made |= {"normalize": inputs.normalize is True, "no_normalize": inputs.normalize is False}
+        used = {"gallery": gallery, "references": "bank.safetensors", "-o": "bias.safetensors"}
+        return [write_command("bank build", made), write_command("fit", used, end)]
+    if found.recommended is None:
+        return []
+    setting = found.tuned.params if found.recommended == "tuned" and found.tuned else {}
+    search = {"gallery": gallery, "queries": queries}
+    bias = {"bias": "bias.safetensors"}
+    lines = [_fit_command(files, NNN().name, setting, end)]
+    if truth is not None:
+        lines.append(write_command("evaluate", {**search, "truth": truth, **bias}, end))
+    return [*lines, write_command("search", search | bias, end)]
+
+
+def _fit_command(
+    files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], end: str
+) -> list[str]:
+    """The command that fits a setting; numbers are written so that they are read as the same."""
+    options = {name: value for name, value in files.items() if value != "drop"}
+    if method != NNN().name:
+        options["method"] = method
+    setting = {name: value if value is True else repr(value) for name, value in params.items()}
+    return write_command("fit", {**options, **setting, "-o": "bias.safetensors"}, end)
 
 
 @command(
@@ -287,7 +387,24 @@ def tune(
         }
     written = {"output": output, "corrector": save_corrector}
     about = tuning.to_dict() | {name: path and str(path) for name, path in written.items()}
+    second_bank = None
+    if find_method(tuning.best.method)[0].gallery_bank != "refused":
+        second_bank = gallery_references
+    files: dict[str, Any] = {
+        "gallery": gallery,
+        "references": references,
+        "gallery_references": second_bank,
+        "duplicates": duplicates,
+    }
+    parts: list[str] = []
+    if tuning.best.method != NO_CORRECTION:
+        parts = _fit_command(files, tuning.best.method, tuning.best.params, inputs.repeat())
+    about["fit"] = " ".join(parts) or None
     report.deliver([tabulate_tuning(tuning)], about, figures)
+    if parts and not report.as_json:
+        without = " (without the popularity, which is in the file of -o)" if clicks else ""
+        typer.echo(f"\nTo fit this setting again{without}:")
+        print_command(parts)
 
 
 @command(

@@ -27,7 +27,8 @@ ENGINES = {
     "milvus": ("nnnorm.index.stores.milvus", "MilvusStore"),
     "pgvector": ("nnnorm.index.stores.pgvector", "PgvectorStore"),
 }
-
+# Other names of an engine: that of its library.
+_ALIASES = {"sqlite-vec": "sqlite"}
 
 # What stands before the // of the address of a server; elsewhere a path may hold an @.
 _SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
@@ -151,6 +152,7 @@ def open_store(url: "str | Store") -> Store:
             f"{type(url).__name__}. Where there is a gallery, the order is (url, gallery, bias)"
         )
     scheme, separator, rest = url.partition(":")
+    scheme = _ALIASES.get(scheme, scheme)
     if not separator or scheme not in ENGINES:
         shown = show_url(url)
         what = f"there is no engine {scheme!r}" if separator else f"{shown!r} names no engine"

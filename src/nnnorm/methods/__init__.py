@@ -21,7 +21,7 @@ those of a paper by a constant, which changes no ranking; it is chosen so that a
 of a score.
 """
 
-from nnnorm.methods.automatic import RuleName
+from nnnorm.methods.automatic import RuleName, is_narrow
 from nnnorm.methods.base import Factor, Grid, Method, Variant
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN

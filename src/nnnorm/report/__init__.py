@@ -2,6 +2,7 @@
 
 table    a table for a terminal, Markdown and LaTeX
 tables   one function per result that makes a table of it
+verdicts a check in words
 plots    results as pictures
 audits   tables and plots of an audit
 """
@@ -17,3 +18,4 @@ from nnnorm.report.tables import (
     tabulate_scan,
     tabulate_tuning,
 )
+from nnnorm.report.verdicts import tabulate_check, tell_check

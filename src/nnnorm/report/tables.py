@@ -6,22 +6,21 @@ Recalls are shown in per cent, differences in points, with the interval in brack
 from collections.abc import Sequence
 
 from nnnorm.copies import MOST_INTENTS, describe_size
-from nnnorm.methods import describe_setting
+from nnnorm.methods import NO_CORRECTION, describe_setting
 from nnnorm.report.table import Table
 from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Drift, Interval, Result, Tuning
 from nnnorm.suspects import Scan
 
+_NOT_CHOSEN = "not chosen"
+_INCLUDES_ZERO = "; that interval includes 0, so the gain can't be told from chance."
 # The statistics of N_k for people, and how each is shown.
 _STATISTICS = {
-    "mean": ("mean hits per item", ".3f"),
-    "max": ("hits of the most retrieved item", ",d"),
-    "antihub_share": ("items that are never retrieved", ".1%"),
     "hub_occurrence": ("hits that go to items with at least twice the mean", ".1%"),
+    "robin_hood": ("Robin Hood index: hits to move until all items have as many", ".1%"),
+    "gini": ("Gini coefficient: 0 all alike, 1 one item has all hits", ".3f"),
     "mean_absolute_error": ("mean absolute error", ".3f"),
     "kurtosis": ("excess kurtosis", ".3f"),
     "skewness": ("skewness", ".3f"),
-    "gini": ("Gini coefficient", ".3f"),
-    "robin_hood": ("Robin Hood index", ".3f"),
 }
 
 
@@ -35,11 +34,10 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
     """
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "max N₁")
     doubtful = [r.method for r in results if r.gain is not None and r.gain.includes_zero]
-    notes = [
-        *notes,
-        "max N₁: how often the most retrieved item comes first.",
-        *_doubt_notes(doubtful),
-    ]
+    notes = [*notes, "max N₁: how often the most retrieved item comes first."]
+    if any(_setting_of(result) == _NOT_CHOSEN for result in results):
+        notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
+    notes += _doubt_notes(doubtful)
     return Table(title, columns, tuple(_result_row(result) for result in results), tuple(notes))
 
 
@@ -57,11 +55,20 @@ def tabulate_comparison(comparison: Comparison) -> Table:
         f"{describe_size(comparison.n_references, *intents)}"
     )
     notes = [
-        f"Each method tuned on {comparison.n_validation:,} validation queries "
-        f"({_select_words(comparison.select)}). R@K in %, gains in points with 95 % paired "
+        f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
         "intervals, queries of one item drawn together.",
     ]
     return tabulate_results(comparison.results, title, notes)
+
+
+def _tuned_on(what: str, study: Comparison | Ablation) -> str:
+    rule = _select_words(study.select)
+    if study.n_validation:
+        return f"{what} tuned on {study.n_validation:,} validation queries ({rule})"
+    return (
+        f"{what} cross-fitted: each fifth of the queries has the setting that the others choose "
+        f"({rule}); the setting shown is what all of them choose"
+    )
 
 
 def tabulate_ablation(ablation: Ablation) -> Table:
@@ -85,14 +92,13 @@ def tabulate_ablation(ablation: Ablation) -> Table:
                 f"{row.n_references if row.n_intents is None else row.n_intents:,}",
                 describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),
-                _gain(row.tuned.gain),
-                _gain(row.automatic.gain),
+                show_gain(row.tuned.gain),
+                show_gain(row.automatic.gain),
             )
         )
     title = f"NNN by bank, {ablation.n_queries:,} test queries, {ablation.n_gallery:,} items"
     note = (
-        f"Tuned on {ablation.n_validation:,} validation queries "
-        f"({_select_words(ablation.select)}); automatic uses no labels. R@1 in %, gains in points "
+        f"{_tuned_on('NNN', ablation)}; automatic uses no labels. R@1 in %, gains in points "
         "over no correction with 95 % paired intervals."
     )
     if any(row.n_intents not in (None, row.n_references) for row in ablation.rows):
@@ -139,23 +145,50 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
         f"{describe_size(tuning.n_references, tuning.n_intents, tuning.intents_sampled)}"
     )
-    best = describe_setting(tuning.best.method, tuning.best.params)
-    best = f"{tuning.best.method} {best}".strip()
-    notes = [
-        f"Chosen by {_select_words(tuning.select)}: {best}, "
-        f"gain {_gain(tuning.gain)} points of R@1 on these queries "
-        f"(p = {tuning.gain.p_value:.3g})."
-    ]
+    notes = [f"Chosen by {_select_words(tuning.select)}: {_tell_choice(tuning)}"]
     if tuning.popularity is not None:
         weight = tuning.popularity.weight
         recall = _percent(tuning.popularity.recalls[weight])
         notes.insert(0, f"Popularity from clicks: weight {weight:g}, with which R@1 is {recall}.")
-    if tuning.gain.includes_zero:
+    notes += _tell_gains(tuning)
+    best = tuning.best_by_maximum.recall_at_1
+    n_equal = sum(cell.recall_at_1 == best for cell in tuning.grid) - 1
+    if n_equal:
         notes.append(
-            "That interval includes 0: on these queries the gain can't be told from chance."
+            f"{n_equal:,} other {'setting has' if n_equal == 1 else 'settings have'} the same R@1 "
+            "as the maximum; of equals the first of the grid is taken, no correction before all."
         )
     columns = ("method", "setting", "R@1", "against none", "R@5", "R@10", "chosen by")
     return Table(title, columns, tuple(rows), tuple(notes))
+
+
+def _tell_choice(tuning: Tuning) -> str:
+    if tuning.best.method == NO_CORRECTION:
+        return "no correction, which no setting beats on these queries."
+    setting = describe_setting(tuning.best.method, tuning.best.params)
+    text = f"{tuning.best.method} {setting}".strip()
+    if tuning.select == "max" or tuning.n_near < 2:
+        return f"{text}."
+    return f"{text}, of {tuning.n_near:,} settings that are within one standard error of the best."
+
+
+def _tell_gains(tuning: Tuning) -> list[str]:
+    """The gain on the queries of the choice, and on others; whether chance explains them."""
+    if tuning.best.method == NO_CORRECTION and tuning.popularity is None:
+        gains = []
+    else:
+        gains = [
+            f"In-sample, on the queries it was chosen on: {show_gain(tuning.gain)} points of R@1 "
+            f"(p = {tuning.gain.p_value:.3g}, in-sample too)"
+            + (_INCLUDES_ZERO if tuning.gain.includes_zero else ".")
+        ]
+    if tuning.cross_fitted is not None:
+        gains.append(
+            "Cross-fitted, each fifth of the queries with the setting that the others choose: "
+            f"{show_gain(tuning.cross_fitted)}"
+            + (_INCLUDES_ZERO if tuning.cross_fitted.includes_zero else ".")
+        )
+    return gains
 
 
 def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
@@ -169,15 +202,36 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
     >>> hubs.rows[0][:2]
     ('0', '1')
     """
-    before = diagnosis.before.to_dict()
-    after = diagnosis.after.to_dict() if diagnosis.after else None
-    columns = ("", "before") if after is None else ("", "before", "after")
-    rows = []
+    both = [(diagnosis.before, diagnosis.chance)]
+    if diagnosis.after is not None and diagnosis.chance_after is not None:
+        both.append((diagnosis.after, diagnosis.chance_after))
+    columns = ("", "before", "after")[: 1 + len(both)]
+    chance = diagnosis.chance
+    rows = [
+        (
+            f"hits of the most retrieved item; by chance {chance.most_by_chance:,.0f}",
+            *(f"{hubs.most:,}" for _, hubs in both),
+        ),
+        (
+            f"times as often as the mean ({diagnosis.before.mean:.3g})",
+            *(f"{statistics.max / statistics.mean:.1f}" for statistics, _ in both),
+        ),
+        (
+            f"items that are never retrieved; by chance {chance.n_never_by_chance:,.0f}",
+            *(f"{hubs.n_never:,}" for _, hubs in both),
+        ),
+        (
+            "share of the items",
+            *(_share(statistics.antihub_share) for statistics, _ in both),
+        ),
+        ("hits beyond chance", *(_share(hubs.beyond_chance) for _, hubs in both)),
+    ]
     for name, (label, form) in _STATISTICS.items():
-        values = [before[name]] if after is None else [before[name], after[name]]
-        cells = (format(value, form).replace("%", " %") for value in values)
-        rows.append((label, *cells))
-    notes = []
+        values = (format(statistics.to_dict()[name], form) for statistics, _ in both)
+        rows.append((label, *(value.replace("%", " %") for value in values)))
+    notes = [
+        f"Hubs: {chance.severity}" + (f", then {both[1][1].severity}." if len(both) > 1 else ".")
+    ]
     if diagnosis.ks_p_value is not None:
         notes.append(
             "Kolmogorov–Smirnov test between before and after: statistic "
@@ -286,19 +340,25 @@ def _hub_table(diagnosis: Diagnosis) -> Table:
 def _result_row(result: Result) -> tuple[str, ...]:
     return (
         result.method,
-        describe_setting(result.method, result.params),
+        _setting_of(result),
         f"{_percent(result.recall_at_1)} ± {100 * result.half_width:.2f}",
         _percent(result.recall_at_5),
         _percent(result.recall_at_10),
-        _gain(result.gain),
+        show_gain(result.gain),
         str(result.hubness.max),
     )
+
+
+def _setting_of(result: Result) -> str:
+    if result.gain is not None and not result.params and result.method != NO_CORRECTION:
+        return _NOT_CHOSEN
+    return describe_setting(result.method, result.params)
 
 
 def _cell_row(cell: Cell, mark: str, uncorrected: Cell) -> tuple[str, ...]:
     difference = cell.recall_at_1 - uncorrected.recall_at_1
     others = ("" if r is None else _percent(r) for r in (cell.recall_at_5, cell.recall_at_10))
-    against = "" if cell is uncorrected else _points(difference)
+    against = "" if cell is uncorrected else show_points(difference)
     setting = describe_setting(cell.method, cell.params)
     return (cell.method, setting, _percent(cell.recall_at_1), against, *others, mark)
 
@@ -313,11 +373,22 @@ def _select_words(select: str) -> str:
     return "the maximum of R@1" if select == "max" else "the one-standard-error rule"
 
 
+def _share(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def _points(share: float) -> str:
+def show_points(share: float) -> str:
+    """Write a difference of shares in points, with its sign.
+
+    Examples
+    --------
+    >>> show_points(-0.0125)
+    '−1.25'
+    """
     return _signed(100 * share, ".2f")
 
 
@@ -325,8 +396,15 @@ def _signed(value: float, form: str = ".1f") -> str:
     return f"{value:+{form}}".replace("-", "−")
 
 
-def _gain(gain: Interval | None) -> str:
+def show_gain(gain: Interval | None) -> str:
+    """Write a gain in points, with its interval.
+
+    Examples
+    --------
+    >>> show_gain(Interval(0.01, 0.001, 0.019))
+    '+1.00 [0.10, 1.90]'
+    """
     if gain is None:
         return ""
-    low, high = (_points(end).lstrip("+") for end in (gain.low, gain.high))
-    return f"{_points(gain.mean)} [{low}, {high}]"
+    low, high = (show_points(end).lstrip("+") for end in (gain.low, gain.high))
+    return f"{show_points(gain.mean)} [{low}, {high}]"

@@ -4,13 +4,15 @@ truth        the right items of every query
 evaluation   ranks of the right items: R@K, MRR, nDCG
 hubness      statistics of how often items are retrieved
 intervals    bootstrap intervals, clustered and paired
-splits       splitting queries by item; references that are among the queries
+splits       folds of queries, by item; references that are among the queries
 grid         all settings of all methods from one pass over each bank
 sweep        R@1 of very many corrections from one product; `gated` for gated methods
 popular      choosing the weight of a popularity
 tuning       choosing a method and its settings on held-out queries
 comparison   methods side by side; banks of different sizes
 diagnosis    the hubs of a gallery, before and after a correction
+chance       hubs against what chance gives
+checkup      hubs, expectation, gain and recommendation in one verdict
 drift        whether the bank of a corrector is still like the queries of today
 quarantine   which items of a gallery look planted or broken
 groups       counts of groups of items in a ranking
@@ -18,6 +20,8 @@ audits       how often groups of items are retrieved, before and after a correct
 """
 
 from nnnorm.study.audits import Audit, audit, audit_visogender
+from nnnorm.study.chance import Hubs, Severity, judge_hubs
+from nnnorm.study.checkup import Check, Measured, check
 from nnnorm.study.comparison import (
     Ablation,
     Comparison,
@@ -30,11 +34,17 @@ from nnnorm.study.comparison import (
 )
 from nnnorm.study.diagnosis import Diagnosis, diagnose
 from nnnorm.study.drift import Drift, measure_drift
-from nnnorm.study.evaluation import Evaluation, count_above, evaluate, mean_metrics
+from nnnorm.study.evaluation import (
+    Evaluation,
+    count_above,
+    evaluate,
+    mean_metrics,
+    measure_gain,
+)
 from nnnorm.study.grid import Grid
 from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, interval_of_difference, interval_of_mean
 from nnnorm.study.quarantine import scan
-from nnnorm.study.splits import count_overlap, split_queries, warn_of_overlap
+from nnnorm.study.splits import count_overlap, warn_of_overlap
 from nnnorm.study.truth import clusters_of, open_truth, read_truth
 from nnnorm.study.tuning import Cell, Select, Tuning, tune

@@ -3,10 +3,10 @@
 `compare` is the paper's full table: every method tuned in the same way, and its test figures with
 paired, clustered intervals against no correction. `ablate` is the paper's ablation: the bank at
 full size and smaller, of the same or of another distribution. Each bank is scanned once per
-gallery, and the test queries are used once, at the end.
+gallery. Without validation queries the figures are cross-fitted: each fifth of the queries is
+reported with the setting that the others choose.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -23,17 +23,16 @@ from nnnorm.copies import (
     is_sample,
     without_copies,
 )
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments
+from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
 from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.study.evaluation import Evaluation, evaluate
+from nnnorm.study.evaluation import Evaluation, evaluate, measure_gain
 from nnnorm.study.grid import Grid, check_grids, prepare
 from nnnorm.study.hubness import Hubness, count_occurrences, measure_hubness
-from nnnorm.study.intervals import Interval, binomial_half_width, interval_of_difference
-from nnnorm.study.splits import split_queries, warn_of_foreign_bank, warn_of_overlap
-from nnnorm.study.truth import clusters_of, open_truth
+from nnnorm.study.intervals import Interval, binomial_half_width
+from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
 from nnnorm.study.tuning import Select, Trial, check_methods, check_select, try_settings
 
 
@@ -61,6 +60,8 @@ class Result:
     ----------
     method : str
     params : dict
+        The chosen setting; empty where no correction was chosen. Of cross-fitted figures, what all
+        queries together choose.
     recall_at_1, recall_at_5, recall_at_10 : float
     half_width : float
         The binomial ± of R@1 that the paper prints.
@@ -101,7 +102,9 @@ class Comparison:
     results : tuple of Result
     select : str
         The rule that chose the settings on validation.
-    n_queries, n_gallery, n_references, n_validation : int
+    n_queries, n_gallery, n_references : int
+    n_validation : int
+        Number of validation queries; 0 where the figures are cross-fitted.
     n_intents : int or None
         Number of references that are no copies; None where all were used.
     intents_sampled : bool
@@ -168,7 +171,9 @@ class Ablation:
     uncorrected : Result
     rows : tuple of AblationRow
     select : str
-    n_queries, n_gallery, n_validation : int
+    n_queries, n_gallery : int
+    n_validation : int
+        Number of validation queries; 0 where the tuned figures are cross-fitted.
     """
 
     uncorrected: Result
@@ -224,8 +229,8 @@ def compare(
     truth : array or list
         The right items, see `truth.open_truth`.
     validation : Task, optional
-        Queries to tune on, in this or another gallery. Without it, the queries of half of the
-        items (by `seed`) are held out for tuning, and the others are reported on.
+        Queries to tune on, in this or another gallery. Without it, the figures are cross-fitted:
+        each fifth of the queries (by `seed`) gets the setting that the others choose.
     gallery_references : array or path, optional
         A bank of gallery-side items, for the methods that use one.
     duplicates : {"drop", "keep"}
@@ -236,7 +241,7 @@ def compare(
     select : {"one-standard-error", "max"}
         The rule that chooses a setting of each method.
     seed : int
-        Random seed of the split and of the intervals.
+        Random seed of the folds and of the intervals.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
@@ -274,22 +279,29 @@ def compare(
         )
     names = check_methods(methods, gallery_bank is not None)
     check_grids(grids, [NO_CORRECTION, *names])
-    test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
-    _warn_of_overlap(bank, test, held, validation)
+    test, held = _open_tasks(Task(queries, gallery, truth), validation, normalize)
+    _warn_of_overlap(bank, test, held)
     check_roles(test.gallery, bank, own_rows=None)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     used = use_references(references, bank, duplicates, progress)
+    on = held or test
     trial = try_settings(
-        names, held.gallery, used, gallery_bank, held.queries, held.truth, grids=grids, **options
+        names, on.gallery, used, gallery_bank, on.queries, on.truth, grids=grids, **options
     )
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
-    statistics = _statistics_on_test(trial, test, used, gallery_bank, **options)
-    prepare(statistics, [setting.method for setting in chosen])
     warn_of_foreign_bank(bank, *test)
     reporter = _Reporter(test, seed, memory_budget)
+    if held is None:
+        evaluations = [trial.cross_fit(select, name, seed=seed) for name in names]
+    else:
+        statistics = _statistics_on_test(trial, test, used, gallery_bank, **options)
+        prepare(statistics, [setting.method for setting in chosen])
+        evaluations = [
+            reporter.evaluate(setting.method.make_bias(statistics)) for setting in chosen
+        ]
     results = [
-        reporter.report(name, setting.params, setting.method.make_bias(statistics))
-        for name, setting in zip(names, chosen, strict=True)
+        reporter.report(name, setting.params, evaluation)
+        for name, setting, evaluation in zip(names, chosen, evaluations, strict=True)
     ]
     return Comparison(
         results=(reporter.uncorrected, *results),
@@ -297,7 +309,7 @@ def compare(
         n_queries=len(test.queries),
         n_gallery=len(test.gallery),
         n_references=count_references(used),
-        n_validation=len(held.queries),
+        n_validation=0 if held is None else len(held.queries),
         n_intents=count_intents(used),
         intents_sampled=is_sample(used),
     )
@@ -331,14 +343,14 @@ def ablate(
     truth : array or list
         The right items, see `truth.open_truth`.
     validation : Task, optional
-        Queries to tune on; without it, half of the items' queries are held out, as in `compare`.
+        Queries to tune on; without it, the tuned figures are cross-fitted, as in `compare`.
     duplicates : {"drop", "keep"}
         Whether copies in each of the banks count once, see `Method.fit`.
     shares : sequence of float
         The shares of each bank to use, drawn at random by `seed`.
     select : {"one-standard-error", "max"}
     seed : int
-        Random seed of the split, of the shares and of the intervals.
+        Random seed of the folds, of the shares and of the intervals.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
@@ -371,10 +383,10 @@ def ablate(
         name: open_references(source, name=f"references {name}", normalize=normalize)
         for name, source in banks.items()
     }
-    test, held = _open_tasks(Task(queries, gallery, truth), validation, seed, normalize)
+    test, held = _open_tasks(Task(queries, gallery, truth), validation, normalize)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     for bank in opened.values():
-        _warn_of_overlap(bank, test, held, validation)
+        _warn_of_overlap(bank, test, held)
         check_roles(test.gallery, bank, own_rows=None)
     reporter = _Reporter(test, seed, memory_budget)
     rows = []
@@ -386,7 +398,7 @@ def ablate(
             # The smaller banks are part of the larger ones.
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
             used = without_copies(bank, duplicates, progress)
-            both = _report_bank(reporter, test, held, used, select, options)
+            both = _report_bank(reporter, test, held, used, select, seed, options)
             counts = count_intents(used), is_sample(used)
             rows.append(AblationRow(name, float(share), size, *both, *counts))
     return Ablation(
@@ -395,7 +407,7 @@ def ablate(
         select=select,
         n_queries=len(test.queries),
         n_gallery=len(test.gallery),
-        n_validation=len(held.queries),
+        n_validation=0 if held is None else len(held.queries),
     )
 
 
@@ -440,46 +452,51 @@ def report_gain(
     >>> report_gain("csls", {"reference_k": 1}, raw, raw).gain.mean
     0.0
     """
-    clusters = clusters_of(raw.truth)
-    gain = interval_of_difference(evaluation.hits(1), raw.hits(1), clusters, seed=seed)
-    return make_result(method, params, evaluation, gain)
+    return make_result(method, params, evaluation, measure_gain(evaluation, raw, seed=seed))
 
 
 class _Reporter:
-    """Evaluates biases on the test queries, each against no correction."""
+    """Figures of corrections on the test queries, each against no correction."""
 
     def __init__(self, task: Task, seed: int, memory_budget: int) -> None:
         self._task, self._seed, self._memory_budget = task, seed, memory_budget
-        self._raw = self._evaluate(None)
+        self._raw = self.evaluate(None)
         self.uncorrected = make_result(NO_CORRECTION, {}, self._raw, None)
 
-    def _evaluate(self, bias: Bias | None) -> Evaluation:
+    def evaluate(self, bias: Bias | None) -> Evaluation:
+        """One correction on the test queries."""
         queries, gallery, truth = self._task
         return evaluate(queries, gallery, bias, truth=truth, memory_budget=self._memory_budget)
 
-    def report(self, method: str, params: Mapping[str, Any], bias: Bias) -> Result:
-        """The figures of one correction."""
-        return report_gain(method, params, self._evaluate(bias), self._raw, seed=self._seed)
+    def report(self, method: str, params: Mapping[str, Any], evaluation: Evaluation) -> Result:
+        """The figures of one evaluation."""
+        return report_gain(method, params, evaluation, self._raw, seed=self._seed)
 
 
 def _report_bank(
     reporter: _Reporter,
     test: Task,
-    held: Task,
+    held: Task | None,
     bank: References,
     select: Select,
+    seed: int,
     options: dict[str, Any],
 ) -> tuple[Result, Result]:
-    """NNN with one bank: tuned on the held-out queries, and automatic."""
+    """NNN with one bank: tuned on the held-out queries or cross-fitted, and automatic."""
     nnn: Method = NNN()
-    trial = try_settings([nnn.name], held.gallery, bank, None, held.queries, held.truth, **options)
+    on = held or test
+    trial = try_settings([nnn.name], on.gallery, bank, None, on.queries, on.truth, **options)
     best = trial.settings[trial.choose(select)]
     statistics = _statistics_on_test(trial, test, bank, None, **options)
     prepare(statistics, [best.method, nnn.settle(statistics)[0]])
-    tuned, automatic = (method.make_bias(statistics) for method in (best.method, nnn))
+    if held is None:
+        tuned = trial.cross_fit(select, seed=seed)
+    else:
+        tuned = reporter.evaluate(best.method.make_bias(statistics))
+    automatic = nnn.make_bias(statistics)
     return (
         reporter.report(best.name, best.params, tuned),
-        reporter.report(nnn.name, automatic.params, automatic),
+        reporter.report(nnn.name, automatic.params, reporter.evaluate(automatic)),
     )
 
 
@@ -493,34 +510,21 @@ def _statistics_on_test(
 
 
 def _open_tasks(
-    test: Task, validation: Task | None, seed: int, normalize: bool | None
-) -> tuple[Task, Task]:
-    """Open test and validation; without the latter, hold out the queries of half of the items."""
+    test: Task, validation: Task | None, normalize: bool | None
+) -> tuple[Task, Task | None]:
+    """Open test and validation; a gallery that is both is opened once."""
     opened = _open_task(test, "", normalize)
-    if validation is not None:
-        same = validation.gallery is test.gallery
-        held = _open_task(validation, "validation ", normalize)
-        return opened, held._replace(gallery=opened.gallery) if same else held
-    queries, gallery, truth = opened
-    right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-    parts = split_queries(right, seed=seed)
-    warnings.warn(
-        f"no validation queries were given; {len(parts[0]):,} of the {len(queries):,} queries "
-        "are for tuning and the others for the report",
-        NNNormWarning,
-        stacklevel=4,  # the caller of `compare` or `ablate`
-    )
-    held, rest = (Task(queries.subset(part), gallery, right.some_queries(part)) for part in parts)
-    return rest, held
+    if validation is None:
+        return opened, None
+    held = _open_task(validation, "validation ", normalize)
+    same = validation.gallery is test.gallery
+    return opened, held._replace(gallery=opened.gallery) if same else held
 
 
-def _warn_of_overlap(bank: Embeddings, test: Task, held: Task, validation: Task | None) -> None:
+def _warn_of_overlap(bank: Embeddings, test: Task, held: Task | None) -> None:
     """Warn where references are among the test or the validation queries."""
-    if validation is None:  # both are halves of the queries that were given
-        warn_of_overlap(bank, test.queries, held.queries, stacklevel=5)
-        return
     warn_of_overlap(bank, test.queries, stacklevel=5)
-    if held.queries.fingerprint != test.queries.fingerprint:
+    if held is not None and held.queries.fingerprint != test.queries.fingerprint:
         warn_of_overlap(bank, held.queries, role="validation queries", stacklevel=5)
 
 

@@ -19,6 +19,7 @@ from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.study.chance import Hubs, judge_hubs
 from nnnorm.study.hubness import (
     Hub,
     Hubness,
@@ -44,6 +45,8 @@ class Diagnosis:
         With a bias.
     ks_statistic, ks_p_value : float or None
         Kolmogorov–Smirnov test between the two distributions of N_k.
+    chance, chance_after : Hubs
+        The counts against what chance gives; the latter with a bias.
     hubs : tuple of Hub
         The most retrieved items before the correction.
     hubs_after : tuple of int
@@ -65,6 +68,8 @@ class Diagnosis:
     after: Hubness | None
     ks_statistic: float | None
     ks_p_value: float | None
+    chance: Hubs
+    chance_after: Hubs | None
     hubs: tuple[Hub, ...]
     hubs_after: tuple[int, ...]
     n_antihubs: int
@@ -165,7 +170,7 @@ def diagnose(
     """
     asked = open_embeddings(queries, name="queries", normalize=normalize)
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
-    names = _open_ids(ids, items)
+    names = open_ids(ids, items)
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     if references is not None:
         if bias is not None:
@@ -178,9 +183,13 @@ def diagnose(
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)
-    counts_after = after = statistic = p_value = None
+    about = {"truth": truth, "queries": asked}
+    chance = judge_hubs(ranking.indices, len(items), **about)
+    counts_after = after = statistic = p_value = chance_after = None
     if bias is not None:
-        counts_after = count_occurrences(search(asked, items, bias, k=k, **run), len(items))
+        corrected = search(asked, items, bias, k=k, **run)
+        counts_after = count_occurrences(corrected, len(items))
+        chance_after = judge_hubs(corrected.indices, len(items), **about)
         after = measure_hubness(counts_after)
         statistic, p_value = compare_occurrences(counts, counts_after)
     return Diagnosis(
@@ -188,6 +197,8 @@ def diagnose(
         after=after,
         ks_statistic=statistic,
         ks_p_value=p_value,
+        chance=chance,
+        chance_after=chance_after,
         hubs=tuple(hubs),
         hubs_after=()
         if counts_after is None
@@ -205,6 +216,14 @@ def diagnose(
     )
 
 
-def _open_ids(ids: Sequence[Any] | None, gallery: Embeddings) -> tuple[Any, ...] | None:
+def open_ids(ids: Sequence[Any] | None, gallery: Embeddings) -> tuple[Any, ...] | None:
+    """Return the ids of the items, or those of the gallery itself if it has any.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> open_ids(["red", "blue"], open_embeddings(np.eye(2)))
+    ('red', 'blue')
+    """
     found = gallery.ids if ids is None else check_ids(ids, len(gallery), name=gallery.name)
     return None if found is None else tuple(found.tolist())

@@ -9,9 +9,6 @@ verdict.
 
 import math
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +18,7 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.copies import SAME_INTENT, used_rows, without_copies
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
+from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
 from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.methods import NNN
@@ -193,7 +190,7 @@ def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
     z = foreign_z(bank, queries, seed=seed)
     counts = []
     for rows in (queries, bank):
-        with _quiet():
+        with quiet():
             counts.append(len(without_copies(rows)))
     n_queries, n_references = counts
     if math.isnan(z):
@@ -218,7 +215,7 @@ def _agreement(
     """
     if len(queries) < _LEAST_AGREEING:
         return None
-    with _quiet():
+    with quiet():
         if corrector.asked != NNN():
             old = NNN().fit(items, corrector.bank, duplicates="keep", own_rows=True)
         new = NNN().fit(items, queries, duplicates=corrector.duplicates, own_rows=True)
@@ -243,7 +240,7 @@ def _hits_refitted(
     halves = np.array_split(np.random.default_rng(seed).permutation(len(queries)), 2)
     for known, asked in (halves, halves[::-1]):
         bank = choose_references(corrector.bank, queries.subset(known))
-        with _quiet():
+        with quiet():
             bias = _refit(corrector, bank, items)
         hits[asked] = _hits(queries.subset(asked), items, bias)
     return hits
@@ -260,7 +257,7 @@ def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
 
 
 def _bias_of(corrector: Corrector, items: Embeddings) -> Bias:
-    with _quiet():
+    with quiet():
         return corrector.bias_of(items)
 
 
@@ -295,11 +292,3 @@ def _open_items(corrector: Corrector, gallery: Source | None) -> Embeddings:
         return corrector.open(gallery, "gallery")
     rows = corrector.sample.astype(np.float32)
     return open_embeddings(rows, name="gallery", normalize=corrector.normalize)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop warnings of fits on a part of the data: the verdict says what they mean."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NNNormWarning)
-        yield

@@ -9,7 +9,7 @@ the order it has.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -21,7 +21,8 @@ from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Progress, Source, open_embeddings
 from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
-from nnnorm.study.truth import Truth, open_truth
+from nnnorm.study.intervals import Interval, interval_of_difference
+from nnnorm.study.truth import Truth, clusters_of, open_truth
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -291,6 +292,70 @@ def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluat
     above[pairs] = places
     top1 = ranking.indices[:, 0].astype(np.int64)
     return Evaluation(right, above, np.ones_like(above), top1, n_gallery, depth)
+
+
+def measure_gain(
+    evaluation: Evaluation,
+    raw: Evaluation,
+    *,
+    clusters: npt.NDArray[Any] | None = None,
+    seed: int = 0,
+) -> Interval:
+    """Compute the paired difference in R@1 between two searches; every command reports this one.
+
+    Parameters
+    ----------
+    evaluation, raw : Evaluation
+        Of the same queries, with and without a correction.
+    clusters : array, shape (n_queries,), optional
+        Queries that are drawn together; by default those that share their right item.
+    seed : int
+        Random seed of the bootstrap.
+
+    Returns
+    -------
+    Interval
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> raw = evaluate(np.eye(2), np.eye(2), truth=[0, 1])
+    >>> measure_gain(raw, raw).mean
+    0.0
+    """
+    groups = clusters_of(raw.truth) if clusters is None else clusters
+    return interval_of_difference(evaluation.hits(1), raw.hits(1), groups, seed=seed)
+
+
+def join_folds(evaluations: Sequence[Evaluation], folds: IntArray) -> Evaluation:
+    """Take the queries of each fold from an evaluation of its own.
+
+    Parameters
+    ----------
+    evaluations : sequence of Evaluation
+        One per fold, each of all queries.
+    folds : ndarray, shape (n_queries,)
+        The fold of every query.
+
+    Returns
+    -------
+    Evaluation
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> right = evaluate(np.eye(2), np.eye(2), truth=[0, 1])
+    >>> wrong = evaluate(-np.eye(2), np.eye(2), truth=[0, 1])
+    >>> join_folds([right, wrong], np.array([0, 1])).hits(1).tolist()
+    [1.0, 0.0]
+    """
+    truth = evaluations[0].truth
+    of_pair = folds[truth.queries], np.arange(len(truth.items))
+    above, tied = (
+        np.stack([getattr(one, name) for one in evaluations])[of_pair] for name in ("above", "tied")
+    )
+    top1 = np.stack([one.top1 for one in evaluations])[folds, np.arange(len(folds))]
+    return replace(evaluations[0], above=above, tied=tied, top1=top1)
 
 
 def count_above(

@@ -1,12 +1,11 @@
-"""Splitting by item, so that nothing is tuned on what it is tested on.
+"""Folds of queries, so that nothing is tuned on what it is tested on, and references among them.
 
 The queries of an item stay together. `count_overlap` finds references that are among the test
 queries: a bank that includes them is transductive, and its gains do not carry over to new queries.
 """
 
-import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,73 +17,40 @@ from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+_N_FOLDS = 5
 
 
-def split_items(
-    n_items: int, shares: Sequence[float] = (0.5, 0.2, 0.3), *, seed: int = 0
-) -> tuple[IntArray, ...]:
-    """Split items at random, by default into references, validation and test.
+def split_folds(clusters: npt.NDArray[Any], *, seed: int = 0) -> IntArray:
+    """Assign every query to one of five folds, at random; those of one cluster stay together.
 
     Parameters
     ----------
-    n_items : int
-    shares : sequence of float
-        They add up to at most 1; the remainder is in no part.
+    clusters : array, shape (n_queries,)
+        Queries with the same label belong together.
     seed : int
         Random seed.
 
     Returns
     -------
-    tuple of ndarray
-        Sorted item numbers, one array per share, none in two.
+    ndarray, shape (n_queries,), int64
+        Numbers from 0 to 4, or to the number of clusters where there are fewer than five.
 
     Examples
     --------
-    >>> [len(part) for part in split_items(500)]
-    [250, 100, 150]
+    >>> folds = split_folds(np.repeat(np.arange(10), 3))
+    >>> np.bincount(folds).tolist(), folds[0] == folds[1] == folds[2]
+    ([6, 6, 6, 6, 6], np.True_)
     """
-    if not all(share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
-        raise NNNormError(f"shares must be positive and add up to at most 1; got {tuple(shares)}")
-    edges = np.round(np.cumsum([0.0, *shares]) * n_items).astype(int)
-    if (np.diff(edges) == 0).any():
-        raise NNNormError(f"{n_items} items are too few for shares of {tuple(shares)}")
-    order = np.random.default_rng(seed).permutation(n_items)
-    return tuple(np.sort(order[a:b]) for a, b in itertools.pairwise(edges))
-
-
-def split_queries(truth: Truth, share: float = 0.5, *, seed: int = 0) -> tuple[IntArray, IntArray]:
-    """Split queries into validation and test, keeping those of one item together.
-
-    Parameters
-    ----------
-    truth : Truth
-    share : float
-        Share of the items whose queries are for validation.
-    seed : int
-        Random seed.
-
-    Returns
-    -------
-    validation, test : ndarray
-        Query numbers.
-
-    Examples
-    --------
-    >>> from nnnorm.study.truth import open_truth
-    >>> truth = open_truth([0, 0, 1, 1], n_queries=4, n_gallery=2)
-    >>> [part.tolist() for part in split_queries(truth)]
-    [[0, 1], [2, 3]]
-    """
-    groups = clusters_of(truth)
-    items = np.unique(groups)
-    (chosen,) = split_items(len(items), (share,), seed=seed)
-    if len(chosen) == len(items):
+    labels, members = np.unique(clusters, return_inverse=True)
+    if len(labels) < 2:
         raise NNNormError(
-            f"a share of {share} of {len(items)} items leaves no query for test; "
-            "give a smaller share or more items"
+            "queries that all belong together can't be split; got one group of "
+            f"{len(members)} queries"
         )
-    is_validation = np.isin(groups, items[chosen])
-    return np.flatnonzero(is_validation), np.flatnonzero(~is_validation)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    fold_of_label = np.empty(len(labels), dtype=np.int64)
+    fold_of_label[order] = np.arange(len(labels)) % min(_N_FOLDS, len(labels))
+    return fold_of_label[members]
 
 
 def count_overlap(references: Source, queries: Source) -> int:
@@ -149,8 +115,21 @@ def warn_of_foreign_bank(
     """
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-        queries = queries.subset(np.unique(clusters_of(right), return_index=True)[1])
+        queries = one_per_cluster(queries, right)
     warn_of_foreign(references, queries, gallery)
+
+
+def one_per_cluster(queries: Embeddings, truth: Truth) -> Embeddings:
+    """Return the first of the queries that share their right item, of each such cluster.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> truth = open_truth([0, 0, 1], n_queries=3, n_gallery=2)
+    >>> len(one_per_cluster(open_embeddings(np.eye(3)), truth))
+    2
+    """
+    return queries.subset(np.unique(clusters_of(truth), return_index=True)[1])
 
 
 def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:

@@ -5,11 +5,13 @@ cell from that. "No correction" is always among the cells. Two ways to choose ar
 the maximum (the paper's way), and the one-standard-error rule, which does not chase noise: of all
 cells within one paired standard error of the best it takes the most usual one (for NNN the nearest
 to what its automatic rule chooses for this very bank; elsewhere the one in the middle of those
-cells), and "no correction" where that beats every cell.
+cells), and "no correction" where that beats every cell. What a choice is worth on queries that it
+was not made on is measured by cross-fitting: each fifth of the queries gets the setting that the
+others choose.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -30,12 +32,12 @@ from nnnorm.methods import (
 )
 from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.study.evaluation import Counter, Evaluation, evaluate
+from nnnorm.study.evaluation import Counter, Evaluation, evaluate, join_folds, measure_gain
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference, is_near
 from nnnorm.study.popular import PopularityChoice, check_clicks, choose_popularity
-from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
+from nnnorm.study.splits import split_folds, warn_of_foreign_bank, warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
@@ -89,7 +91,8 @@ class Tuning:
     bias : Bias
         Of `best`, for the gallery that was tuned on; with clicks, the popularity is added.
     gain : Interval
-        Paired difference in R@1 between `bias` and no correction, on the tuning queries.
+        Paired difference in R@1 between `bias` and no correction, in-sample: on the queries that
+        the setting was chosen on.
     select : str
     n_queries, n_references : int
     n_intents : int or None
@@ -98,6 +101,11 @@ class Tuning:
         Whether there were more intents, and these are a random part of them.
     popularity : PopularityChoice or None
         With clicks: the weights that were tried on top of `best`.
+    cross_fitted : Interval or None
+        The gain where each fifth of the queries gets the setting that the others choose: what new
+        queries may expect. None with clicks.
+    n_near : int
+        Number of settings within one standard error of the best.
     """
 
     grid: tuple[Cell, ...]
@@ -113,6 +121,8 @@ class Tuning:
     n_intents: int | None = None
     intents_sampled: bool = False
     popularity: PopularityChoice | None = None
+    cross_fitted: Interval | None = None
+    n_near: int = 0
 
     def __repr__(self) -> str:
         setting = describe_setting(self.best.method, self.best.params)
@@ -137,6 +147,8 @@ class Tuning:
             "best_by_maximum": self.best_by_maximum.to_dict(),
             "uncorrected": self.uncorrected.to_dict(),
             "gain": asdict(self.gain),
+            "cross_fitted": self.cross_fitted and asdict(self.cross_fitted),
+            "n_near": self.n_near,
             "select": self.select,
             "n_queries": self.n_queries,
             "n_references": self.n_references,
@@ -160,29 +172,80 @@ class Trial:
     raw : Evaluation
         Of the uncorrected search.
     clusters : ndarray, shape (n_queries,)
+    queries, gallery : Embeddings
+    memory_budget : int
     """
 
     settings: list[Setting]
     hits: FloatArray
     raw: Evaluation
     clusters: npt.NDArray[Any]
+    queries: Embeddings
+    gallery: Embeddings
+    memory_budget: int
+    _evaluations: dict[int, Evaluation] = field(default_factory=dict, repr=False)
 
     @property
     def statistics(self) -> Statistics:
         """The statistics of the gallery that all settings share."""
         return self.settings[0].statistics
 
-    def choose(self, select: Select, method: MethodName | None = None) -> int:
-        """The number of the chosen setting, of all methods or of one (and no correction)."""
+    def choose(
+        self,
+        select: Select,
+        method: MethodName | None = None,
+        among: npt.NDArray[np.bool_] | None = None,
+    ) -> int:
+        """The number of the chosen setting, of all methods or of one (and no correction).
+
+        `among` are the queries that it is chosen on, by default all.
+        """
         rows = [
             number
             for number, setting in enumerate(self.settings)
             if number == 0 or method is None or setting.name == method
         ]
+        hits, clusters = self.hits[rows], self.clusters
+        if among is not None:
+            hits, clusters = hits[:, among], clusters[among]
         if select == "max":
-            return max(rows, key=lambda row: (self.hits[row].mean(dtype=np.float64), -row))
-        settings = [self.settings[row] for row in rows]
-        return rows[choose(settings, self.hits[rows], self.clusters)]
+            return rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
+        return rows[choose([self.settings[row] for row in rows], hits, clusters)]
+
+    def bias(self, number: int) -> Bias:
+        """The bias of a setting."""
+        return self.settings[number].method.make_bias(self.statistics)
+
+    def evaluation(self, number: int) -> Evaluation:
+        """A setting on the queries it was tried on, measured as `evaluate` does, once."""
+        if number not in self._evaluations:
+            self._evaluations[number] = evaluate(
+                self.queries,
+                self.gallery,
+                self.bias(number) if number else None,
+                truth=self.raw.truth,
+                memory_budget=self.memory_budget,
+            )
+        return self._evaluations[number]
+
+    def cross_fit(
+        self, select: Select, method: MethodName | None = None, *, seed: int = 0
+    ) -> Evaluation:
+        """Each fold of the queries with the setting that the other folds choose."""
+        folds = split_folds(self.clusters, seed=seed)
+        chosen = [
+            self.choose(select, method, folds != fold) for fold in range(int(folds.max()) + 1)
+        ]
+        return join_folds([self.evaluation(number) for number in chosen], folds)
+
+    def gain(self, evaluation: Evaluation, *, seed: int = 0) -> Interval:
+        """The paired gain of an evaluation over no correction."""
+        return measure_gain(evaluation, self.evaluation(0), clusters=self.clusters, seed=seed)
+
+    def count_near(self) -> int:
+        """Number of settings within one standard error of the best, no correction left out."""
+        best = self.choose("max")
+        return sum(is_near(self.hits[best], hits, self.clusters) for hits in self.hits[1:])
 
 
 @explain_arguments
@@ -274,19 +337,21 @@ def tune(
     warn_of_foreign_bank(bank, asked, items, trial.raw.truth)
     by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
-    bias = trial.settings[chosen].method.make_bias(trial.statistics)
+    bias, measured = trial.bias(chosen), trial.evaluation(chosen)
     cells = [
         Cell(setting.name, setting.params, float(hits.mean(dtype=np.float64)))
         for setting, hits in zip(trial.settings, trial.hits, strict=True)
     ]
-    measured = evaluate(asked, items, bias, truth=trial.raw.truth, memory_budget=memory_budget)
     for number, evaluation in ((0, trial.raw), (chosen, measured)):
         cells[number] = _with_recalls(cells[number], evaluation)
-    hits, popularity = trial.hits[chosen], None
+    gain, popularity = trial.gain(measured, seed=seed), None
+    cross_fitted = trial.gain(trial.cross_fit(select, seed=seed), seed=seed)
     if clicks is not None:
         known = {"truth": trial.raw.truth, "clusters": trial.clusters, **options}
         popularity = choose_popularity(asked, items, bias, clicks=clicks, **known)
-        bias, hits = popularity.bias, popularity.hits
+        raw = trial.evaluation(0).hits(1)
+        gain = interval_of_difference(popularity.hits, raw, trial.clusters, seed=seed)
+        bias = popularity.bias
     return Tuning(
         grid=tuple(cells),
         best=cells[chosen],
@@ -294,7 +359,9 @@ def tune(
         best_by_maximum=cells[by_maximum],
         uncorrected=cells[0],
         bias=bias,
-        gain=interval_of_difference(hits, trial.hits[0], trial.clusters, seed=seed),
+        gain=gain,
+        cross_fitted=cross_fitted if clicks is None else None,
+        n_near=trial.count_near(),
         select=select,
         n_queries=len(asked),
         n_references=count_references(used),
@@ -352,7 +419,8 @@ def try_settings(
         **options,
     )
     hits, raw = _sweep(settings, gallery, queries, right, **options)
-    return Trial(settings, hits, raw, groups)
+    budget = options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
+    return Trial(settings, hits, raw, groups, queries, gallery, budget)
 
 
 def check_select(select: str) -> None:

@@ -1,0 +1,432 @@
+"""`check`: are there hubs, will a correction help, which one, and what to do next.
+
+What every other study measures by itself, put into one verdict. Hubs are judged against chance
+(`chance`). Without labels the bank says what to expect: whether its halves agree (reliability),
+whether it is like the queries (z), whether it covers the gallery (density), and what becomes of the
+hubs. With labels the gain is measured, on all queries: NNN's own rule uses no labels, and a tuned
+setting is cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the last digit.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bias import Bias
+from nnnorm.copies import Duplicates, References
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, quiet
+from nnnorm.foreign import FOREIGN_WARNING_Z, foreign_z
+from nnnorm.io import Embeddings, Progress, Source, open_embeddings
+from nnnorm.methods import NNN, MethodName, is_narrow, make_method
+from nnnorm.ranking import search
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.study.chance import Hubs, judge_hubs
+from nnnorm.study.diagnosis import open_ids
+from nnnorm.study.evaluation import Evaluation, evaluate, measure_gain
+from nnnorm.study.intervals import Interval
+from nnnorm.study.splits import one_per_cluster, warn_of_overlap
+from nnnorm.study.truth import open_truth
+from nnnorm.study.tuning import try_settings
+
+Hits: TypeAlias = npt.NDArray[np.int64]
+Verdict = Literal["correct", "try", "leave", "unknown"]
+Expectation = Literal["help", "little", "unclear"]
+
+_WITHOUT_LABELS: dict[Expectation, Verdict] = {
+    "help": "correct",
+    "unclear": "try",
+    "little": "leave",
+}
+# Halves of a bank that agree less than this say more about themselves than about the items.
+_LEAST_RELIABLE = 0.5
+# A correction that gives fewer queries another first item changes nothing that matters.
+_LEAST_MOVED = 0.005
+# Points of R@1 that an interval must be able to tell from 0 to be of use.
+_WORTH_SEEING = 0.01
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One correction on the queries, beside no correction.
+
+    Attributes
+    ----------
+    method : str
+    params : dict
+        Empty where no correction was chosen.
+    hubs : Hubs
+    recall_at_1 : float or None
+        With a truth.
+    gain : Interval or None
+        Paired difference in R@1 to no correction.
+    """
+
+    method: MethodName
+    params: dict[str, Any]
+    hubs: Hubs
+    recall_at_1: float | None = None
+    gain: Interval | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A verdict, what it rests on, and what to do next.
+
+    Attributes
+    ----------
+    verdict : {"correct", "try", "leave", "unknown"}
+        "correct": a gain is shown, or expected where there are no labels. "try": there are hubs,
+        but no gain is shown yet. "leave": a correction is not worth it here, or does harm.
+        "unknown": there are no references to say more.
+    hubs : Hubs
+        Of the search as it is.
+    expectation : {"help", "little", "unclear"} or None
+        What the bank promises without labels; None without references.
+    moved : float or None
+        Share of the queries to which NNN's own rule gives another first item.
+    reasons : tuple of str
+        Why it promises no more.
+    reliability, density, z : float or None
+        How well the halves of the bank agree, how well it covers the gallery, and how far it is
+        from being of one source with the queries.
+    recall_at_1 : float or None
+        Without a correction, with a truth.
+    automatic : Measured or None
+        NNN as its own rule sets it, without labels.
+    tuned : Measured or None
+        NNN tuned on the labels; its figures are cross-fitted.
+    recommended : {"automatic", "tuned"} or None
+    better : Interval or None
+        Difference in R@1 between the tuned and the automatic setting.
+    n_queries, n_gallery : int
+    n_references : int or None
+    n_needed : int or None
+        Number of labelled queries that would tell a gain of one point of R@1 from none, where
+        these are too few for that.
+    next : tuple of str
+        Lines of Python that go on from here, with the names of the arguments of `check`.
+    ids : tuple or None
+        Id of every item; not in `to_dict`.
+    """
+
+    verdict: Verdict
+    hubs: Hubs
+    expectation: Expectation | None
+    moved: float | None
+    reasons: tuple[str, ...]
+    reliability: float | None
+    density: float | None
+    z: float | None
+    recall_at_1: float | None
+    automatic: Measured | None
+    tuned: Measured | None
+    recommended: Literal["automatic", "tuned"] | None
+    better: Interval | None
+    n_queries: int
+    n_gallery: int
+    n_references: int | None
+    n_needed: int | None
+    next: tuple[str, ...]
+    ids: tuple[Any, ...] | None = field(default=None, repr=False)
+
+    @property
+    def chosen(self) -> Measured | None:
+        """The recommended correction."""
+        return None if self.recommended is None else getattr(self, self.recommended)
+
+    def name_item(self, item: int) -> str:
+        """Return the id of an item, or its row number where there are no ids."""
+        return str(item if self.ids is None else self.ids[item])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields but the ids, ready for JSON.
+
+        Examples
+        --------
+        >>> check(np.eye(3), queries=np.eye(3)).to_dict()["verdict"]
+        'unknown'
+        """
+        found = {name: value for name, value in asdict(self).items() if name != "ids"}
+        if self.ids is not None:
+            found["hubs"]["id"] = self.name_item(self.hubs.item)
+        return found
+
+
+@explain_arguments
+def check(
+    gallery: Source,
+    references: Source | Bank | None = None,
+    *,
+    queries: Source,
+    truth: Any = None,
+    recent: Source | None = None,
+    ids: Sequence[Any] | None = None,
+    duplicates: Duplicates = "drop",
+    own_rows: bool = False,
+    seed: int = 0,
+    normalize: bool | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Check:
+    """Judge the hubs of a search, and whether a correction helps, in one verdict.
+
+    Parameters
+    ----------
+    gallery : array or path, shape (n_gallery, dim)
+    references : Bank, array or path, shape (n_references, dim), optional
+        Past queries. Without them, only the hubs are judged.
+    queries : array or path, shape (n_queries, dim)
+        A sample of the queries that the search gets, none of them among the references.
+    truth : array or list, optional
+        The right items of the queries, see `truth.open_truth`: the gain is measured.
+    recent : array or path, shape (n_recent, dim), optional
+        Recent queries of one's own, which join the bank and judge it, as in `Corrector.fit`.
+    ids : sequence, optional
+        Id of every item, shown instead of its row number; by default the ids of the gallery if it
+        has any.
+    duplicates, own_rows : optional
+        Whether copies in the bank count once, and whether references may be rows of the gallery,
+        see `Method.fit`.
+    seed : int
+        Random seed of chance, of the folds and of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
+    memory_budget : int
+        Bytes to use beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Check
+
+    Examples
+    --------
+    >>> from nnnorm import load_shapes
+    >>> shapes = load_shapes()
+    >>> known = {"queries": shapes.queries, "truth": shapes.truth}
+    >>> found = check(shapes.gallery, shapes.references, **known)
+    >>> found.verdict, found.hubs.severity, found.chosen.gain.low > 0
+    ('correct', 'moderate', True)
+    """
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    names = open_ids(ids, items)
+    if references is None and recent is not None:
+        raise NNNormError("recent queries judge a bank; give references too")
+    run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    tried = _Search(asked, items, truth, seed, run)
+    about: dict[str, Any] = {
+        "hubs": tried.hubs,
+        "recall_at_1": None if tried.raw is None else tried.raw.recall(1),
+        "n_queries": len(asked),
+        "n_gallery": len(items),
+        "ids": names,
+    }
+    if references is None:
+        return _without_references(about)
+    bank = open_references(references, normalize=normalize)
+    warn_of_overlap(bank, asked)
+    given = references if isinstance(references, Bank) else bank
+    fit: dict[str, Any] = {"duplicates": duplicates, "own_rows": own_rows}
+    bias = _fit(items, given, recent, fit | run)
+    about["n_references"] = bias.n_references
+    z = bias.params.get("bank_z") if recent is not None else tried.foreign_z(bank)
+    automatic = tried.measure(bias)
+    expected = _expect(bias, automatic.moved, z, is_judged=recent is not None)
+    tuned = better = None
+    if truth is not None and recent is None:
+        with quiet():  # of what was warned of above
+            used = use_references(references, bank, duplicates, progress)
+        tuned, better = tried.tune(used, automatic)
+    verdict, recommended = _judge(expected[0], automatic.figures, tuned, better)
+    options = {"normalize": normalize} if normalize is not None else {}
+    options |= {name: value for name, value in fit.items() if value not in ("drop", False)}
+    chosen = tuned if recommended == "tuned" else None
+    return Check(
+        verdict=verdict,
+        expectation=expected[0],
+        moved=automatic.moved,
+        reasons=expected[1],
+        reliability=bias.params.get("reliability"),
+        density=bias.params.get("density"),
+        z=z,
+        recommended=recommended,
+        n_needed=_count_needed(automatic.figures.gain, len(asked)),
+        next=_next_lines(chosen, recent is not None, options) if recommended else (),
+        automatic=automatic.figures,
+        tuned=tuned,
+        better=better,
+        **about,
+    )
+
+
+class _Search:
+    """The search of some queries, without a correction and with several."""
+
+    def __init__(
+        self, queries: Embeddings, gallery: Embeddings, truth: Any, seed: int, run: dict[str, Any]
+    ) -> None:
+        self._queries, self._gallery, self._seed, self._run = queries, gallery, seed, run
+        self._truth = None
+        if truth is not None:
+            self._truth = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+        self.raw, self._hits = self._look(None)
+        self.hubs = self._judge(self._hits)
+
+    def _look(self, bias: Bias | None) -> tuple[Evaluation | None, Hits]:
+        if self._truth is None:
+            hits = search(self._queries, self._gallery, bias, k=1, **self._run).indices
+            return None, hits[:, 0]
+        done = evaluate(self._queries, self._gallery, bias, truth=self._truth, **self._run)
+        return done, done.top1
+
+    def _judge(self, hits: Hits) -> Hubs:
+        about: dict[str, Any] = {"truth": self._truth, "seed": self._seed}
+        if self._truth is None:
+            about = {"queries": self._queries, "seed": self._seed}
+        return judge_hubs(hits, len(self._gallery), **about)
+
+    def foreign_z(self, references: Embeddings) -> float | None:
+        """Z between the references and the queries; None where there are too few to tell."""
+        queries = self._queries
+        if self._truth is not None:
+            queries = one_per_cluster(queries, self._truth)
+        z = foreign_z(references, queries)
+        return None if math.isnan(z) else z
+
+    def measure(self, bias: Bias) -> "_Tried":
+        """One correction, beside no correction."""
+        evaluation, hits = self._look(bias)
+        figures = self._figures(bias.method, bias.params, evaluation, self._judge(hits))
+        return _Tried(figures, evaluation, float((hits != self._hits).mean()))
+
+    def tune(self, used: References, automatic: "_Tried") -> tuple[Measured, Interval]:
+        """NNN tuned on the labels, cross-fitted, and its difference to the automatic one."""
+        name = NNN().name
+        trial = try_settings(
+            [name], self._gallery, used, None, self._queries, self._truth, **self._run
+        )
+        best = trial.settings[trial.choose("one-standard-error")]
+        evaluation = trial.cross_fit("one-standard-error", seed=self._seed)
+        figures = self._figures(best.name, best.params, evaluation, self._judge(evaluation.top1))
+        if automatic.evaluation is None:
+            raise NNNormError("there is no truth to tune by")
+        better = measure_gain(evaluation, automatic.evaluation, seed=self._seed)
+        return figures, better
+
+    def _figures(
+        self, method: str, params: Mapping[str, Any], evaluation: Evaluation | None, hubs: Hubs
+    ) -> Measured:
+        if evaluation is None or self.raw is None:
+            return Measured(method, dict(params), hubs)
+        gain = measure_gain(evaluation, self.raw, seed=self._seed)
+        return Measured(method, dict(params), hubs, evaluation.recall(1), gain)
+
+
+class _Tried(NamedTuple):
+    """A correction, and the share of queries to which it gives another first item."""
+
+    figures: Measured
+    evaluation: Evaluation | None
+    moved: float
+
+
+def _fit(
+    gallery: Embeddings, references: Embeddings | Bank, recent: Source | None, how: dict[str, Any]
+) -> Bias:
+    """What the command `fit` makes of the same inputs."""
+    with warnings.catch_warnings():
+        # The verdict says what this means.
+        warnings.filterwarnings("ignore", "the references seem to cover only", NNNormWarning)
+        if recent is None:
+            return NNN().fit(gallery, references, **how)
+        own = open_embeddings(recent, name="recent", normalize=gallery.normalized or None)
+        return Corrector.fit(gallery, references, NNN(), recent=own, **how).bias
+
+
+def _expect(
+    bias: Bias, moved: float, z: float | None, *, is_judged: bool
+) -> tuple[Expectation, tuple[str, ...]]:
+    """What a bank promises without labels, and why no more."""
+    reliability, density = bias.params.get("reliability", 0.0), bias.params.get("density")
+    reasons = []
+    if z is not None and z > FOREIGN_WARNING_Z and not is_judged:
+        reasons.append("the references are not like the queries, which may do harm")
+    if density is not None and is_narrow(density, reliability, len(bias)):
+        reasons.append("the references cover only a part of the gallery")
+    if reliability < _LEAST_RELIABLE:
+        reasons.append("the references do not tell hubs from noise")
+    if moved < _LEAST_MOVED:
+        return "little", (*reasons, "the correction changes next to nothing")
+    return ("unclear" if reasons else "help"), tuple(reasons)
+
+
+def _judge(
+    expectation: Expectation, automatic: Measured, tuned: Measured | None, better: Interval | None
+) -> tuple[Verdict, Literal["automatic", "tuned"] | None]:
+    is_better = tuned is not None and bool(tuned.params) and better is not None and better.low > 0
+    gain = tuned.gain if is_better and tuned is not None else automatic.gain
+    verdict: Verdict = "leave"
+    if gain is None:  # no labels
+        verdict = _WITHOUT_LABELS[expectation]
+    elif gain.includes_zero:
+        verdict = "try" if expectation in ("help", "unclear") else "leave"
+    else:
+        verdict = "correct" if gain.mean > 0 else "leave"
+    if verdict == "leave":
+        return verdict, None
+    return verdict, "tuned" if is_better else "automatic"
+
+
+def _count_needed(gain: Interval | None, n_queries: int) -> int | None:
+    """Labelled queries that would tell one point of R@1 from none, where these are too few."""
+    if gain is None or not gain.includes_zero:
+        return None
+    half_width = (gain.high - gain.low) / 2
+    if half_width <= _WORTH_SEEING:
+        return None
+    return math.ceil(n_queries * (half_width / _WORTH_SEEING) ** 2)
+
+
+def _without_references(about: dict[str, Any]) -> Check:
+    # Without labels small hubs can't be told from chance.
+    may_have_hubs = about["hubs"].severity != "none" or about["recall_at_1"] is None
+    lines = ("bank = nnnorm.Bank.of(queries)", "bias = nnnorm.NNN().fit(gallery, bank)")
+    return Check(
+        verdict="unknown" if may_have_hubs else "leave",
+        expectation=None,
+        moved=None,
+        reasons=(),
+        reliability=None,
+        density=None,
+        z=None,
+        automatic=None,
+        tuned=None,
+        recommended=None,
+        better=None,
+        n_references=None,
+        n_needed=None,
+        next=lines if may_have_hubs else (),
+        **about,
+    )
+
+
+def _next_lines(
+    tuned: Measured | None, with_recent: bool, options: Mapping[str, Any]
+) -> tuple[str, ...]:
+    more = "".join(f", {name}={value!r}" for name, value in options.items())
+    also = f", normalize={options['normalize']}" if "normalize" in options else ""
+    method = "nnnorm.NNN()"
+    if tuned is not None:
+        method = f"nnnorm.{make_method(tuned.method, **tuned.params)!r}"
+    fit = f"bias = {method}.fit(gallery, references{more})"
+    if with_recent:
+        fit = f"bias = nnnorm.Corrector.fit(gallery, references, recent=recent{more}).bias"
+    return fit, f"nnnorm.search(queries, gallery, bias, k=10{also})"
