@@ -6,7 +6,7 @@ PARALLEL := -n auto --dist worksteal # one worker per core; tests/conftest.py sa
 # Byte code is compiled afterwards, on all cores.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo test suite test-fast fuzz lint bench extras clean
+.PHONY: demo test suite test-fast docs fuzz lint bench extras clean
 
 demo: $(VENV)/demo ## the main job on data that ships with the package
 	$(BIN)/nnnorm demo
@@ -19,6 +19,9 @@ suite: $(VENV)/dev
 
 test-fast: $(VENV)/dev ## the core of every room, without slow tests: under a minute
 	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
+
+docs: $(VENV)/dev ## the site, into build/site; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 fuzz: $(VENV)/dev ## 5,000 damaged inputs for all commands; failures are kept in fuzz-failures
 	$(BIN)/python -m tests.attack.fuzz
@@ -41,7 +44,7 @@ extras: ## each extra in a fresh environment of its own: installs, imports, size
 	$(PYTHON) benchmarks/extras.py --skip open-clip
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) build demo-output
 
 $(VENV)/demo: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +53,6 @@ $(VENV)/demo: pyproject.toml
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable \
-	  ".[audio,beit3,encoders,engines,explore,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
+	  ".[audio,beit3,docs,encoders,engines,explore,images,integrations,parquet,plots,sentence-transformers,torch,dev]"
 	$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|/torch/testing/' $(VENV)/lib || true
 	touch $@

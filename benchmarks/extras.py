@@ -59,14 +59,15 @@ print(json.dumps(own))
 
 
 def read_extras():
-    """Extras and the names of their distributions; `dev` is no extra for users."""
+    """Extras and the names of their distributions; `dev` and `docs` are no extras for users."""
     try:
         import tomllib
     except ModuleNotFoundError:  # Python 3.10: pip brings one
         from pip._vendor import tomli as tomllib
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {CORE: project["dependencies"], **project["optional-dependencies"]}
-    extras.pop("dev")
+    for own in ("dev", "docs"):
+        extras.pop(own)
     return {extra: names_of(requirements, extras) for extra, requirements in extras.items()}
 
 

@@ -21,6 +21,7 @@ ALL_SETS = " and no ".join(
 )
 ALL_SETS += " and no bli_zh-en"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
+WITH_PYTHON = [page for page in PAGES if page.parent.name != "guide"]  # test_guide.py runs those
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_new_tables_take_the_place_of_the_old_ones(benchmark, tmp_path, monkeypa
 def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
     extras = benchmark("extras").read_extras()
     assert {"(core)", "encoders", "faiss", "hnswlib", "usearch", "milvus", "engines"} <= set(extras)
-    assert "dev" not in extras
+    assert {"dev", "docs"}.isdisjoint(extras)
     singles = {name for extra in ("faiss", "hnswlib", "qdrant") for name in extras[extra]}
     assert singles < set(extras["engines"])  # `engines` stands for the libraries of all of them
     assert "nnnorm" not in extras["engines"]
@@ -114,7 +115,7 @@ def test_every_engine_has_a_page_that_its_table_links_to():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -1,0 +1,87 @@
+"""Files beside docs/ as pages of the site, and links that work both there and in the repository.
+
+README.md is the first page. Links are written for the repository, relative to their own file; here
+they are turned into links of the site, and one to a file that is no page (a source file) becomes
+plain text. The code of the notebook and what it printed are shown as Markdown.
+"""
+
+import json
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+# Files of the repository and the pages that they become.
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/shapes/README.md": "shapes.md",
+    "examples/nnnorm.ipynb": "guide/notebook.md",
+}
+FILES = {page: file for file, page in PAGES.items()}
+
+_LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)")
+_PICTURE = re.compile(
+    r"<picture>\s*<source [^>]*dark[^>]*srcset=\"(?P<dark>[^\"]+)\"[^>]*>\s*"
+    r"<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<light>[^\"]+)\"[^>]*>\s*</picture>"
+)
+_SHOWN = r"![\g<alt>](\g<light>#only-light)![\g<alt>](\g<dark>#only-dark)"
+
+
+def on_files(files, config):
+    """Add the pages that are made of files beside docs/."""
+    for file, page in PAGES.items():
+        path = ROOT / file
+        text = path.read_text(encoding="utf-8")
+        content = show_notebook(text) if path.suffix == ".ipynb" else text
+        files.append(File.generated(config, page, content=content))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files: Files):
+    """Turn links and pictures of the repository into those of the site."""
+    uri = page.file.src_uri
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # the first page is a section of its own
+    markdown = _PICTURE.sub(_SHOWN, markdown)
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    parts[::2] = [_LINK.sub(lambda link: _site_link(link, uri, files), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _site_link(link, uri, files):
+    mark, label, target = link.groups()
+    path, hash_, anchor = target.partition("#")
+    if re.match(r"[a-z]+:", target) or not path:
+        return link[0]
+    inside = FILES.get(uri, f"docs/{uri}")  # where the page is in the repository
+    asked = posixpath.normpath(posixpath.join(posixpath.dirname(inside), path))
+    found = PAGES.get(asked, asked.removeprefix("docs/"))
+    if asked not in PAGES and (
+        not asked.startswith("docs/") or not files.get_file_from_path(found)
+    ):
+        return label if (ROOT / asked).exists() else link[0]  # what is nowhere stays, to be found
+    start = posixpath.dirname(uri) or "."
+    return f"{mark}[{label}]({posixpath.relpath(found, start)}{hash_}{anchor})"
+
+
+def show_notebook(text):
+    """Show a notebook as Markdown: texts, code, and what the code printed."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if shown := "".join(output.get("text", "")).rstrip():
+                parts.append(f"```text\n{shown}\n```")
+            if picture := output.get("data", {}).get("image/png"):
+                parts.append(
+                    f'<img alt="What the code draws" src="data:image/png;base64,{picture.strip()}">'
+                )
+    return "\n\n".join(parts)

@@ -1,0 +1,75 @@
+"""The reference of the site, written from docstrings and `--help` whenever the site is built.
+
+Nothing of it is stored, so it cannot be out of date. Docstrings are rendered by mkdocstrings, which
+reads the source without importing it.
+"""
+
+import re
+
+from mkdocs.structure.files import File
+from typer.main import get_command
+
+import nnnorm
+from nnnorm.cli import app
+
+# Public names by what they are for; names that are in no line come last.
+TOPICS = {
+    "Correct": "Corrector Bank Bias Popularity NNN CSLS DN InvertedSoftmax DualSoftmax Sinkhorn",
+    "Search": "search Ranking score_matrix open_embeddings Embeddings",
+    "Measure": "check diagnose evaluate tune compare ablate audit scan Task",
+    "Serve": "build_index open_index export_index verify_index augment_gallery augment_queries",
+}
+
+
+def on_files(files, config):
+    """Add both pages of the reference."""
+    files.append(File.generated(config, "reference/commands.md", content=write_commands()))
+    files.append(File.generated(config, "reference/python.md", content=write_names()))
+    return files
+
+
+def write_names():
+    """Write a page with every public name, for mkdocstrings to fill in."""
+    left = [name for name in nnnorm.__all__ if not name.startswith("__")]
+    parts = ["# Python", "Everything here is at the top: `nnnorm.search`, `nnnorm.NNN` and so on."]
+    for topic, names in [*TOPICS.items(), ("Others", " ".join(left))]:
+        parts.append(f"## {topic}")
+        for name in [name for name in names.split() if name in left]:
+            left.remove(name)
+            thing = getattr(nnnorm, name)
+            parts += [f"### {name}", f"::: {thing.__module__}.{thing.__qualname__}"]
+    return "\n\n".join(parts)
+
+
+def write_commands():
+    """Write a page with the help of every command."""
+    parts = ["# Command line", "The same as `nnnorm COMMAND --help`, on one page."]
+    for name, command in walk(get_command(app), "nnnorm"):
+        context = command.make_context(name, [], resilient_parsing=True)
+        parts += [f"## {name}", command.help or ""]
+        if getattr(command, "commands", None):
+            continue
+        for parameter in command.get_params(context):
+            if record := parameter.get_help_record(context):
+                names, meaning = (re.sub(r"\s+", " ", text).strip() for text in record)
+                parts.append(f"`{names}`\n:   {meaning}")
+        if command.epilog:
+            parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")
+    return "\n\n".join(parts)
+
+
+def fold(line, width=90):
+    """Break a long command before its options, as one would type it."""
+    lines = [""]
+    for part in re.split(r" (?=--?\w)", line):
+        if len(lines[-1]) + len(part) > width:
+            lines.append("    ")
+        lines[-1] += part if not lines[-1].strip() else f" {part}"
+    return " \\\n".join(lines)
+
+
+def walk(command, name):
+    """Yield a command and all below it, with their full names."""
+    yield name, command
+    for below, sub in sorted(getattr(command, "commands", {}).items()):
+        yield from walk(sub, f"{name} {below}")
