@@ -173,7 +173,8 @@ FILES = {
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
     "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv", "images": "pictures",
     "captions": "item-captions.txt", "query_captions": "query-captions.txt",
-    "reference_captions": "captions.txt", "texts": "captions.txt", "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
+    "reference_captions": "captions.txt", "texts": "captions.txt",
+    "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
 }  # fmt: skip

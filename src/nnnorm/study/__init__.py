@@ -63,7 +63,6 @@ from nnnorm.study.intervals import (
 from nnnorm.study.quarantine import scan
 from nnnorm.study.splits import (
     count_overlap,
-    split_queries,
     warn_of_foreign_bank,
     warn_of_overlap,
 )
