@@ -260,6 +260,7 @@ def test_a_table_without_material_is_left_out_of_several(tmp_path):
     assert "Note: table gender is left out: there is no visogender.tsv" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_runtime_table_says_what_it_ran_on(root, tmp_path):
     asked = ["reproduce", "--table", "runtime", "--embeddings", root]
     (printed,) = run_json(*asked, "--markdown", tmp_path / "t.md")

@@ -502,3 +502,18 @@ def test_a_name_in_brackets_is_shown_as_it_is(capsys, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     Table(name, (name, "x"), ((name, "1"),), (name,)).print()
     assert capsys.readouterr().out.count(name) == 4
+
+
+@pytest.mark.parametrize("columns", range(30, 160, 7))
+def test_a_table_in_groups_is_split_by_them_before_a_figure_is_cut(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    figures = tuple(f"{n}0.{n}0 (+{n}.{n})" for n in range(1, 9))
+    groups = ("", *["Flickr30k retrieval"] * 4, *["COCO retrieval"] * 4)
+    headings = ("", *("Original", "DBNorm", "NNN Flickr", "NNN COCO") * 2)
+    Table("T", headings, (("BEiT-3 Large ft. Flickr30k", *figures),), (), groups).print()
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    for figure in figures:
+        assert figure in " ".join(shown.split())
+    if columns >= 80:
+        assert all(figure in shown for figure in figures)

@@ -202,12 +202,14 @@ class Table:
         from rich.text import Text
 
         table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        least = self._least_widths()
         for place, heading in enumerate(self._headings()):
             table.add_column(
                 heading.strip(),
                 justify="left" if self._side(place) == "l" else "right",
                 overflow="fold",
                 no_wrap=_is_whole(heading),
+                width=least[place] if self.groups else None,
             )
         for number, row in enumerate(self.rows):
             styles = ("bold" if (number, place) in self.bold else "" for place in range(len(row)))
@@ -217,7 +219,9 @@ class Table:
     def _fits(self, console: "Console") -> bool:
         wide = console.options.update(max_width=10_000)
         whole = console.measure(self._make_rich(), options=wide).maximum
-        return console.width >= max(min(whole, _COLUMNS), self._least_width())
+        between = 2 if self.groups else 1  # a table in groups is never squeezed
+        least = sum(self._least_widths()) + between * (len(self.columns) + 1)
+        return console.width >= max(min(whole, _COLUMNS), least)
 
     def _split_groups(self) -> "list[Table]":
         """One table per group of columns, without the rows that say nothing there."""
@@ -244,17 +248,20 @@ class Table:
         """The alignment of a column: figures to the right, words to the left."""
         return "l" if place == 0 or self.columns[place] in _LEFT else "r"
 
-    def _least_width(self) -> int:
-        """The width below which a column that must stay whole would be cut."""
+    def _least_widths(self) -> list[int]:
+        """The widths below which columns that must stay whole would be cut."""
         widths = []
         for heading, *cells in zip(self._headings(), *self.rows, strict=True):
-            texts = [heading, *cells]
-            words = [word for text in texts for word in text.split()]
-            whole = _is_whole(heading)
-            widths.append(max(map(len, texts if whole else words), default=0))
-            if not whole:
-                widths[-1] = min(widths[-1], _NAME)
-        return sum(widths) + len(widths)
+            words = heading.split()
+            if _is_whole(heading):
+                texts, most = [heading, *cells], None
+            elif self.groups:  # many figures side by side are read by their columns
+                texts, most = [*words, *cells], None
+            else:
+                texts, most = [*words, *(word for cell in cells for word in cell.split())], _NAME
+            width = max(map(len, texts), default=0)
+            widths.append(width if most is None else min(width, most))
+        return widths
 
     def _one_figure_per_line(self) -> str:
         lines = []

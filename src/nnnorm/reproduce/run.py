@@ -10,6 +10,7 @@ open as long as their model is at work. A cell that fails leaves the others as t
 """
 
 import hashlib
+import json
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -237,15 +238,19 @@ class Runner:
         return identity
 
     def _fingerprints(self, experiment: Experiment) -> dict[str, list[str]]:
+        """Digests of all inputs of an experiment, each computed once."""
+        where = _where(experiment)
         if experiment.kind == "scores":
-            key = ("prints", "scores", *_where(experiment))
-            return {
-                "scores": self._once(key, lambda: _digests(*self._material(experiment).scores()))
-            }
+            key = ("prints", "scores", *where)
+            made = self._once(key, lambda: _digests(*self._material(experiment).scores()))
+            return {"scores": made}
         if experiment.metric.startswith(("bias@", "precision@")):
-            key = ("prints", "groups", *_where(experiment))
+            key = ("prints", "groups", *where)
+            # What is shown of the groups changes no figure.
             read = {
-                "groups": self._once(key, lambda: _digests(*self._material(experiment).groups()))
+                "groups": self._once(
+                    key, lambda: _digests(*self._material(experiment).groups()[:-1])
+                )
             }
         else:
             read = {"test": self._print_task(experiment, "test")}
@@ -529,7 +534,7 @@ def _digests(*parts: Any) -> list[str]:
             digest.update(f"{part.dtype}{part.shape}".encode())
             digest.update(np.ascontiguousarray(part).data)
         else:
-            digest.update(repr(list(part)).encode())
+            digest.update(json.dumps(list(part)).encode())
         found.append(digest.hexdigest()[:32])
     return found
 

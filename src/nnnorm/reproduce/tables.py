@@ -369,8 +369,8 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
         rows.append((table.name, table.heading, needs, there))
     notes = (
         "Run one with `nnnorm reproduce --table NAME --embeddings DIR`; the beginning of a name "
-        "stands for all that begin so (ablation, full, k-sweep, methods, settings), and `all` for "
-        "all.",
+        "stands for all that begin so (ablation, full, k-sweep, methods, settings), `trends` for "
+        "what the paper says of its settings in words, and `all` for everything.",
         "Without the paper's models: `--stand-in shapes` runs any of them on data that ship.",
     )
     return Table(
