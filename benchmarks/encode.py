@@ -11,8 +11,7 @@ decoding does. Three times are taken in turns, for parts of the pictures, and ad
     python benchmarks/encode.py [--pictures 2000] [--rounds 5] [--output FILE.json]
     python benchmarks/encode.py --tables     # print the tables of the stored JSON
 
-`--types` also times other number types and `torch.compile`. `--blip` measures instead what cleaned
-captions and the first token of a matched text change, on random weights.
+`--types` also times other number types and `torch.compile`.
 """
 
 import argparse
@@ -207,6 +206,8 @@ def tables(results: dict[str, Any]) -> str:
     text = table(columns, rows) + "\n\n"
     text += f"{results['n_pictures']:,} JPEGs of 640 x 480, batches of {BATCH}, {results['cores']} "
     text += f"cores; {about['cpu']}, torch {results['versions']['torch']}.\n"
+    if note := results.get("note"):
+        text += f"\n{note}\n"
     if results.get("types"):
         full = results["types"][0]["batch_s"]
         rows = [

@@ -1,6 +1,7 @@
 """One healthy file of every kind that the package reads, small, in one folder."""
 
 import json
+import tarfile
 import zlib
 from pathlib import Path
 
@@ -103,6 +104,10 @@ def make_data_sets(root):
     images = [f"p{number}.png" for number in range(4)]
     (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
     (root / "captions.txt").write_text("a red circle\na blue square\n")
+    with tarfile.open(root / "samples.tar", "w") as tar:
+        for number in range(2):
+            tar.add(root / f"pictures/p{number}.png", f"{number}.png")
+            tar.add(root / "captions.txt", f"{number}.txt")
     split = ["train", "train", "val", "test"]
     sentences = [{"raw": "A dog runs ."}, {"raw": "A cat sleeps ."}]
     karpathy = [
