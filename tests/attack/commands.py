@@ -71,6 +71,7 @@ LINES = {
     "encode": [
         "model --images pictures --texts captions.txt -o out --json",
         "model --images pictures.txt -o out --json",
+        "model --images samples.tar --texts samples.tar -o out --json",
         "model --texts captions.csv --text-column caption -o out --json",
         "model --texts captions.jsonl --text-column caption -o out --json",
         "model-sounds --audio sounds -o out --json",

@@ -1,6 +1,7 @@
 """One healthy file of every kind that the package reads, small, in one folder."""
 
 import json
+import tarfile
 import zlib
 from pathlib import Path
 
@@ -113,6 +114,10 @@ def make_data_sets(root):
     for name, n_lines in (("item", N_GALLERY), ("query", N_QUERIES)):
         lines = [f"{name} {number}\n" for number in range(n_lines)]
         (root / f"{name}-captions.txt").write_text("".join(lines))
+    with tarfile.open(root / "samples.tar", "w") as tar:
+        for number in range(2):
+            tar.add(root / f"pictures/p{number}.png", f"{number}.png")
+            tar.add(root / "captions.txt", f"{number}.txt")
     split = ["train", "train", "val", "test"]
     sentences = [{"raw": "A dog runs ."}, {"raw": "A cat sleeps ."}]
     karpathy = [

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -233,3 +234,66 @@ def test_missing_and_senseless_options_are_said(workplace, tiny_model):
 def test_help_shows_an_example():
     result = run("encode", "--help")
     assert "Example: nnnorm encode openai/clip-vit-base-patch32" in " ".join(result.stdout.split())
+
+
+def test_two_shards_make_the_bytes_of_one_run_and_say_what_is_left(workplace, tiny_model):
+    encode = ["encode", tiny_model("clip"), "--images", "pictures", "--device", "cpu"]
+    encode += ["--batch-size", 4, "--shard-rows", 8]
+    one = run(*encode, "-o", "one", "--json")
+    about = json.loads(one.stdout)["images"]
+    assert about["n_missing"] == 0
+    assert 0 < about["model_seconds"] < about["seconds"]
+    first = run(*encode, "-o", "two", "--shard", "1/2")
+    assert "Note: 8 of 24 images are left to the other shards" in first.stderr
+    assert run(*encode, "-o", "two", "--shard", "2/2").exit_code == 0
+    once, twice = (
+        {path.name: path.read_bytes() for path in (workplace / name / "img_emb").iterdir()}
+        for name in ("one", "two")
+    )
+    assert once == twice
+    assert_fails(run(*encode, "-o", "three", "--shard", "3/2"), "a shard is one of 1/n to n/n")
+
+
+def test_pictures_and_captions_of_tar_files_with_their_keys(workplace, tiny_model):
+    for number in range(2):
+        with tarfile.open(f"{number:05d}.tar", "w") as tar:
+            for row in range(3):
+                name = f"{number:05d}{row:04d}"
+                picture = sorted((workplace / "pictures").iterdir())[3 * number + row]
+                tar.add(picture, f"{name}{picture.suffix}")
+                tar.add("bank.txt", f"{name}.txt")
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "-o", "out"]
+    tars = "{00000..00001}.tar"
+    result = run(*encode, "--images", tars, "--texts", tars)
+    assert result.exit_code == 0, result.output
+    keys = (workplace / "out/img_emb/ids.txt").read_text().split()
+    assert keys[3] == "000010000"
+    assert (workplace / "out/text_emb/ids.txt").read_text().split() == keys
+    diagnose = ["diagnose", "--gallery", "out/img_emb", "--queries", "out/text_emb"]
+    assert run(*diagnose, "--ids", "out/img_emb/ids.txt").exit_code == 0
+
+
+def test_bad_inputs_and_types_are_one_sentence_and_finished_work_is_kept(workplace, tiny_model):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    encode = ["encode", tiny_model("clip"), "--device", "cpu", "-o", "out"]
+    assert run(*encode, "--texts", "bank.txt").exit_code == 0
+    before = sorted((workplace / "out/text_emb").iterdir())
+    parquet.write_table(pyarrow.table({"title": ["a"], "n": [1]}), "captions.parquet")
+    result = run(*encode, "--texts", "captions.parquet", "--text-column", "caption")
+    assert_fails(result, "there is no column 'caption'; it has: title, n")
+    (workplace / "urls.txt").write_text("https://example.org/a.jpg\n")
+    assert_fails(run(*encode, "--images", "urls.txt"), "is an address in the network; only files")
+    with tarfile.open("a.tar", "w") as tar:
+        tar.add("pictures/picture_00.png", "0.png")
+        tar.add("pictures/picture_01.png", "1.png")
+    whole = (workplace / "a.tar").read_bytes()
+    (workplace / "a.tar").write_bytes(whole[:1500])
+    assert_fails(run(*encode, "--images", "a.tar"), "a.tar ends early, or is damaged")
+    with tarfile.open("a.tar", "w") as tar:
+        tar.add("pictures/picture_00.png", "../0.png")
+    assert_fails(run(*encode, "--images", "a.tar"), "has a member whose name leaves the folder")
+    result = run(*encode, "--images", "pictures", "--dtype", "float8")
+    assert result.exit_code == 2
+    assert "'float8' is not one of 'float32', 'bfloat16', 'float16'" in result.stderr
+    assert sorted((workplace / "out/text_emb").iterdir()) == before
+    assert os.listdir(workplace / "out") == ["text_emb"]

@@ -110,7 +110,7 @@ def read_samples(path: Path) -> list[Sample]:
                 _add_member(samples, path, member)
             _check_end(path, tar.offset)
     except (tarfile.TarError, OSError, ValueError) as error:
-        if isinstance(error, tarfile.ReadError) and "unexpected end" in str(error):
+        if re.search("unexpected end|truncated", str(error)):
             raise NNNormError(_ends_early(path)) from error
         raise NNNormError(
             f"{path} can't be read as a tar file ({first_line(error)}); is it compressed, cut "
