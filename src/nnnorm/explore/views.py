@@ -566,14 +566,17 @@ def _measure_quality(session: Session, method: Method) -> dict[str, Any]:
     for k in [k for k in (1, 5, 10) if k <= raw.depth]:
         before, after = raw.hits(k), done.hits(k)
         uncorrected = session.views.get(
-            ("uncorrected", k), partial(interval_of_mean, before, clusters, n_resamples=_N_RESAMPLES)
+            ("uncorrected", k),
+            partial(interval_of_mean, before, clusters, n_resamples=_N_RESAMPLES),
         )
         rows.append(
             {
                 "k": k,
                 "before": vars(uncorrected),
                 "after": vars(interval_of_mean(after, clusters, n_resamples=_N_RESAMPLES)),
-                "gain": vars(interval_of_difference(after, before, clusters, n_resamples=_N_RESAMPLES)),
+                "gain": vars(
+                    interval_of_difference(after, before, clusters, n_resamples=_N_RESAMPLES)
+                ),
                 "n_gained": int((after > before).sum()),
                 "n_lost": int((after < before).sum()),
             }
