@@ -2,8 +2,8 @@
 
 Synthetic unit rows (512 dimensions, 500 topics, some of them hubs) are explored at 5,000 and at
 100,000 items. Sliders are moved over loopback to settings that were not asked before, and every
-view is timed. Then 50 clients move sliders for a minute; the memory of the server is read at the
-start, after a third, and at the end.
+view is timed. Then 50 clients move sliders for a minute, after a warm-up that fills what the server
+keeps; its memory is read at the start, after a third, and at the end.
 
     python benchmarks/explore.py [--small] [--seconds 60] [--output FILE.json]
     python benchmarks/explore.py --tables     # print the tables of the stored JSON
@@ -100,7 +100,7 @@ class Server:
 
 def settings(rng: np.random.Generator) -> dict[str, Any]:
     k = int(rng.choice([1, 2, 4, 8, 16, 32, 64, 128]))
-    return {"reference_k": k, "alpha": round(float(rng.uniform(0, 1.5)), 2), "center": "false"}
+    return {"reference_k": k, "alpha": float(rng.integers(0, 61)) / 40, "center": "false"}
 
 
 def wait_until_quiet(client: Any, url: str) -> None:
@@ -187,6 +187,7 @@ def measure_load(n_items: int, n_queries: int, seconds: float) -> dict[str, Any]
     with Server(n_items, n_queries) as server:
         with httpx.Client(timeout=120) as client:
             wait_until_quiet(client, server.url)
+        asyncio.run(_all_clients(server, seconds / 3))  # fills what is kept
         return {"n_items": n_items, **asyncio.run(_all_clients(server, seconds))}
 
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from nnnorm.explore import Session, demo_material, listen, make_app, record
+from nnnorm.explore import listen, make_app, record
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("explore-browser")]
+pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -53,7 +53,7 @@ def open_page(browser):
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(30_000)
         base = url.partition("#")[0]
         here = base.rpartition("/")[0]
         page.on("console", lambda one: _is_fault(one) and faults.append(one.text))
@@ -81,7 +81,7 @@ def _is_fault(message):
 
 def until(page, condition, argument=None):
     """Wait until a JavaScript expression holds; the policy of the page forbids Playwright's way."""
-    for _ in range(300):
+    for _ in range(600):
         if page.evaluate(f"argument => Boolean({condition})", argument):
             return
         page.wait_for_timeout(50)
@@ -293,9 +293,3 @@ def test_an_exported_page_works_from_disk(open_page, session, tmp_path):
         page.click(f"#tab-{view}")
         page.wait_for_selector(ready)
     assert page.text_content("#status") == ""
-
-
-def test_the_demo_opens_with_a_query_that_the_correction_wins():
-    session = Session(demo_material())
-    won, _ = session.find_won(session.open_method("nnn", {}))
-    assert session.choose_example() in won

@@ -14,7 +14,7 @@ from nnnorm.explore import Session, open_material, record
 from nnnorm.explore.recording import MODULES, join_modules
 from nnnorm.explore.server import STATIC
 
-N_ITEMS, N_QUERIES = 40, 30
+N_ITEMS, N_QUERIES = 40, 10
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,8 @@ def files(tmp_path_factory):
     np.save(folder / "truth.npy", shapes.truth[:N_QUERIES])
     (folder / "captions.txt").write_text("\n".join(f"item {n}" for n in range(N_ITEMS)))
     (folder / "asked.csv").write_text(
-        "id,caption\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(shapes.captions[:30]))
+        "id,caption\n"
+        + "".join(f'{n},"{text}"\n' for n, text in enumerate(shapes.captions[:N_QUERIES]))
     )
     (folder / "items.jsonl").write_text(
         "".join(
@@ -89,9 +90,9 @@ def test_the_items_of_an_index_become_material(files):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"captions": "asked.csv"}, "has 30 texts, but there are 40 items for --captions; --query"),
-        ({"query_captions": "captions.txt"}, "has 40 texts, but there are 30 queries"),
-        ({"metadata": "asked.csv"}, "has 30 rows, but the gallery has 40 items"),
+        ({"captions": "asked.csv"}, "has 10 texts, but there are 40 items for --captions; --query"),
+        ({"query_captions": "captions.txt"}, "has 40 texts, but there are 10 queries"),
+        ({"metadata": "asked.csv"}, "has 10 rows, but the gallery has 40 items"),
         ({"images": "nowhere"}, "there is no folder of pictures"),
         ({"truth": "captions.txt"}, "a truth file must end in"),
     ],

@@ -28,7 +28,7 @@ from nnnorm.methods import Method
 _STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
 MODULES = ("core", "controls", "search", "hubs", "quality", "map", "bank", "main")
-_N_QUERIES = 40
+_N_QUERIES = 24
 _N_HUBS = 12
 _ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _MOST_KS = 6

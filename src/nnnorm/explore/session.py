@@ -40,12 +40,15 @@ _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)
 _HEAT_KS = tuple(2**power for power in range(10))
 _HEAT_ALPHAS = tuple(float(alpha) for alpha in np.arange(0, 1.501, 0.125))
-MOST_ALPHA = 1.5
+MOST_ALPHA, ALPHA_STEP = 1.5, 0.025
 # Galleries up to this size have finer grids and more queries.
 _SMALL_GALLERY = 20_000
 _LARGEST_K_OF_MANY = 128
-_MOST_QUERIES, _MOST_QUERIES_OF_MANY = 5000, 2000
-_DEPTH, _DEPTH_OF_MANY = 192, 128
+# Queries that are counted for hubs and quality, by the size of the gallery; so many that a move of
+# a slider takes some hundredths of a second.
+_MOST_QUERIES = {2000: 5000, _SMALL_GALLERY: 2500}
+_MOST_QUERIES_OF_MANY = 2000
+_DEPTH = 128
 _MOST_ON_MAP = 5000
 # Bytes of rankings to keep, and the number of other answers, which are small or few.
 _KEPT_BYTES = 64 * 2**20
@@ -90,7 +93,8 @@ class Session:
         self.material, self.seed = material, seed
         self.gallery = _in_memory(material.gallery)
         self.is_many = len(self.gallery) > _SMALL_GALLERY
-        most = _MOST_QUERIES_OF_MANY if self.is_many else _MOST_QUERIES
+        fitting = [most for size, most in _MOST_QUERIES.items() if len(self.gallery) <= size]
+        most = fitting[0] if fitting else _MOST_QUERIES_OF_MANY
         self.chosen = draw_some(len(material.queries), most, seed)
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth: Truth | None = None
@@ -107,7 +111,7 @@ class Session:
             self.queries,
             self.gallery,
             self._anchors(),
-            depth=_DEPTH_OF_MANY if self.is_many else _DEPTH,
+            depth=_DEPTH,
             progress=progress,
         )
         self.statistics.options["progress"] = None
@@ -167,7 +171,7 @@ class Session:
                 found.append(Knob(param, "centred", "switch", (), is_on))
             elif param in ("alpha", "weight"):
                 weight = round(self.automatic.weight, 2) if kind is NNN else 0.5
-                found.append(Knob(param, label, "range", (0.0, MOST_ALPHA, 0.01), weight))
+                found.append(Knob(param, label, "range", (0.0, MOST_ALPHA, ALPHA_STEP), weight))
         return found
 
     def open_method(self, name: str, params: Mapping[str, Any]) -> Method:

@@ -15,7 +15,7 @@ export function bankView(root) {
       make("div", { class: "split" },
         make("section", { class: "panel stack" }, make("h2", {}, "Intents that were asked most often"),
           make("p", { class: "soft small" }, "Each counts once in the correction, however often it was asked."),
-          make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
+          most < 2 ? make("p", {}, "No intent was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
             make("span", { class: "bar", "aria-hidden": "true" }, make("i", { "--v": (intent.count / most).toFixed(3) })))))),
         make("div", { class: "stack" }, drawForeign(found), drawDrift(found.drift)))));
   });

@@ -33,7 +33,7 @@ function turn(name, value) {
 }
 
 function write(value) {
-  return Number.isInteger(value) ? String(value) : value.toFixed(2);
+  return Number.isInteger(value) ? String(value) : String(Math.round(1000 * value) / 1000);
 }
 
 export function drawControls(root) {

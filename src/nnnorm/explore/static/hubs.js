@@ -23,10 +23,9 @@ export function hubsView(root) {
             make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"), make("span", { class: "key null" }, "if queries chose at random"))),
           chart, words),
         make("section", { class: "panel" }, make("h2", {}, "The worst hubs"),
-          make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The worst hubs" }, make("table", { class: "table" }, make("thead", {}, head), rows)))),
-      make("div", { class: "stack" }, detail,
-        make("section", { class: "panel" }, never),
-        make("section", { class: "panel" }, copies)))));
+          make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The worst hubs" }, make("table", { class: "table" }, make("thead", {}, head), rows))),
+        make("section", { class: "panel" }, copies)),
+      make("div", { class: "stack" }, detail, make("section", { class: "panel" }, never)))));
   let isHere = true, isScanned = false;
 
   const update = live(async () => {
@@ -57,7 +56,7 @@ function drawHubTiles(root, { before, after, n_items, n_back, n_gone }) {
     tile("firsts taken by hubs", percent(before.hub_occurrence, 0), percent(after.hub_occurrence, 0), "by items with twice their fair share"),
     tile("inequality (Gini)", before.gini.toFixed(2), after.gini.toFixed(2), "0: all items alike, 1: one takes all"),
     make("div", { class: "tile", title: "first for no query before, for some query now" }, make("p", { class: "soft small" }, "came back"),
-      make("p", { class: "big" }, make("span", { class: "now" }, count(n_back)), make("span", { class: "was" }, `${count(n_gone)} left`))));
+      make("p", { class: "big" }, make("span", { class: "now" }, count(n_back)), make("span", { class: "was" }, `while ${count(n_gone)} left`))));
 }
 
 function drawHistogram(root, found) {

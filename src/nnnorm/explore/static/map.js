@@ -64,7 +64,7 @@ export function mapView(root) {
       if (x < -40 || y < -40 || x > width + 40 || y > height + 40) continue;
       const share = scale(measure[place]);
       paint.globalAlpha = values.is_kept[place] ? (isCount ? 0.35 + 0.65 * share : 0.85) : 0.07;
-      paint.fillStyle = ink(share);
+      paint.fillStyle = ink(isCount ? share * share : share);
       paint.beginPath();
       paint.arc(x, y, isCount ? base * (0.7 + 2.2 * share) : base, 0, 2 * Math.PI);
       paint.fill();

@@ -36,7 +36,7 @@ export function searchView(root) {
     isOffered = true;
     const found = await ask("queries", isRecorded ? {} : { ...setting(), which, seed, text, k: 7 });
     const label = text || which !== "any" ? `${count(found.n_found)}:` : "";
-    const buttons = found.queries.slice(0, isRecorded ? 40 : 7).map(({ query, text: words }) => make("button", {
+    const buttons = found.queries.slice(0, isRecorded ? 30 : 7).map(({ query, text: words }) => make("button", {
       class: "chip", type: "button", "data-query": query, "aria-pressed": String(state.query === query),
       onclick: () => change({ query, text: undefined, item: undefined }, true),
     }, words));
