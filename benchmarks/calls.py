@@ -38,8 +38,12 @@ Call: TypeAlias = Callable[[Floats], Any]
 def faiss_call(index: CorrectedIndex, place: str) -> Call:
     import faiss
 
+    faiss.omp_set_num_threads(1)  # threads that wait for each other count as work
     own = faiss.read_index(place)
-    return lambda row: own.search(row[None], K)
+    if own.d > index.recipe.width:
+        faiss.downcast_index(own.index).hnsw.efSearch = 128
+    # Some kinds have rows of a multiple of 8.
+    return lambda row: own.search(np.pad(row, (0, own.d - len(row)))[None], K)
 
 
 def hnswlib_call(index: CorrectedIndex, place: str) -> Call:
@@ -99,7 +103,7 @@ def milvus_call(index: CorrectedIndex, place: str) -> Call:
 
 def sqlite_call(index: CorrectedIndex, place: str) -> Call:
     own: Any = getattr(index.store, "client")  # noqa: B009
-    text = "SELECT rowid, distance FROM photos WHERE embedding MATCH ? AND k = ?"
+    text = "SELECT id, distance FROM photos WHERE embedding MATCH ? AND k = ?"
     return lambda row: own.execute(text, (row.tobytes(), K)).fetchall()
 
 

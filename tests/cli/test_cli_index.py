@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import duckdb
 import faiss
 import numpy as np
 import pytest
@@ -277,6 +278,52 @@ def test_items_come_and_go_by_commands(data, living):
         assert len(index) == len(data.gallery) - 1
 
 
+def test_suspicious_items_are_kept_out_by_a_command(data, living):
+    """A row that is near to all past queries, and one of zeros."""
+    hub = data.references.mean(axis=0)
+    rows = np.vstack([living.new[:3], hub / np.linalg.norm(hub), np.zeros_like(hub)])
+    np.save("some.npy", rows.astype(np.float32))
+    Path("some.txt").write_text("\n".join(map(str, range(2000, 2005))))
+    Path("some.jsonl").write_text("\n".join(json.dumps({"row": row}) for row in range(5)))
+    some = ["--gallery", "some.npy", "--ids", "some.txt", "--metadata", "some.jsonl"]
+    add = ["index", "add", *living.index, *some]
+    refused = run(*add, "--corrector", "first.safetensors")
+    assert refused.exit_code == 1
+    without = run(*add, "--bias", "bias.safetensors", "--admit")
+    assert "--admit judges items by the bank of a corrector" in without.stderr
+    admit = [*add, "--corrector", "first.safetensors", "--admit"]
+    added = json.loads(run(*admit, "--json").stdout)
+    out = {one["id"]: one["reasons"] for one in added["kept_out"]}
+    assert added["added"] == 5 - len(out)
+    assert out[2004] == ["it is all zeros"]
+    with open_index("faiss:photos.faiss") as index:
+        kept = [own for own in range(2000, 2005) if own not in out]
+        assert index.store.metadata_of(np.array(kept)) == [{"row": own - 2000} for own in kept]
+        assert not index.store.present(np.array(list(out))).any()
+    shown = run(*admit, "--replace").stdout
+    assert "2004 (it is all zeros)" in " ".join(shown.split())
+
+
+def test_a_table_is_corrected_in_place_by_a_command(data, living):
+    with duckdb.connect("shop.duckdb") as own:
+        width = data.gallery.shape[1]
+        own.execute(f"CREATE TABLE photos (id BIGINT, title TEXT, embedding FLOAT[{width}])")
+        rows = [(row, f"Photo {row}", one) for row, one in enumerate(data.gallery.tolist())]
+        own.executemany("INSERT INTO photos VALUES (?, ?, ?)", rows)
+    table = ["--index", "duckdb:shop.duckdb?table=photos"]
+    adopted = run("index", "adopt", *table, "--corrector", "first.safetensors")
+    assert adopted.exit_code == 0, adopted.output
+    first = "Added the correction as a column to duckdb table photos of shop.duckdb."
+    assert adopted.stdout.startswith(first)
+    found = run("index", "search", *table, "--queries", "queries.npy", "--json")
+    right = nnnorm.search(data.queries, data.gallery, living.first.bias, k=10).indices
+    assert json.loads(found.stdout)["ids"] == right.tolist()
+    again = run("index", "adopt", *table, "--corrector", "first.safetensors")
+    assert "has a column nnnorm_bias already" in again.stderr
+    named = run("index", "adopt", *table, "--corrector", "first.safetensors", "--ids", "new.txt")
+    assert "--ids names the rows of a bias" in named.stderr
+
+
 def test_an_index_is_refreshed_and_rolled_back_by_commands(data, living):
     search = ["index", "search", *living.index, "--queries", "queries.npy", "--json"]
 
@@ -298,6 +345,14 @@ def test_an_index_is_refreshed_and_rolled_back_by_commands(data, living):
     back = json.loads(run("index", "rollback", *living.index, "--json").stdout)
     assert back["corrector"] == living.first.fingerprint
     assert ids() == right(living.first)
+    twice = run("index", "rollback", *living.index)
+    assert twice.exit_code == 0
+    assert "serves the generation before the last refresh already" in twice.stderr
+    assert ids() == right(living.first)
+    forward = run("index", "rollback", *living.index, "--undo")
+    assert forward.stdout.startswith("Rolled forward faiss photos.faiss.")
+    assert ids() == right(living.second)
+    run("index", "rollback", *living.index)
     only = json.loads(run(*search, "--filter", '{"year": 2001}').stdout)["ids"]
     assert {own % 3 for row in only for own in row} == {1}
 

@@ -1,4 +1,4 @@
-"""The libraries of all engines, imported and not used: children are forked from here."""
+"""The libraries of all engines, imported and not used, in the process that children come from."""
 
 import warnings
 

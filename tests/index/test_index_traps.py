@@ -168,10 +168,10 @@ def test_the_bias_is_centred_and_scaled_for_eight_bits():
     raw = nnnorm.search(queries, gallery, k=10).indices
     uncorrected = share_found(plain.search(queries, 10).ids, raw)
     by_itself = recall_of(None)
-    assert by_itself > uncorrected - 0.025
-    assert by_itself > recall_of(0.25) + 0.05  # the query's coordinate is the outlier
+    assert by_itself > uncorrected - 0.01
+    assert by_itself > recall_of(0.25) + 0.02  # the query's coordinate is the outlier
     assert by_itself > recall_of(16.0) + 0.02  # the items' is
-    assert by_itself > recall_of(4.0, center=False) + 0.02
+    assert by_itself > recall_of(4.0, center=False) + 0.01
 
 
 def test_i8_of_usearch_normalises_so_only_equal_norms_serve():
@@ -365,8 +365,8 @@ def test_on_photos_eight_bits_cost_the_corrected_search_what_they_cost_the_plain
     plain.create(gallery.shape[1], "cosine", strings=False, sample=Sample(1, lambda: gallery))
     plain.add(Items(np.arange(len(gallery)), gallery))
     raw = nnnorm.search(queries, gallery, k=10).indices
-    assert corrected > 0.92
-    assert corrected > share_found(plain.search(queries, 10).ids, raw) - 0.025
+    assert corrected > 0.97
+    assert corrected > share_found(plain.search(queries, 10).ids, raw) - 0.01
 
 
 def test_values_that_are_longer_than_the_items_do_not_lead_a_graph():
@@ -386,10 +386,7 @@ def test_values_that_are_longer_than_the_items_do_not_lead_a_graph():
 
 @pytest.mark.slow
 def test_a_rotation_keeps_the_bias_from_being_an_outlier_of_8_bits(flickr8k):
-    """One range for all coordinates: what the bias takes of it, all others lose.
-
-    Of recall@10, 0.008 to 0.015 were lost on four samples, the last of which is this one.
-    """
+    """One range for all coordinates: what the bias takes of it, all others lose."""
     rows = flickr8k.image["train"][:2000], flickr8k.caption["train"][-3000:]
     gallery, captions = (nnnorm.open_embeddings(part, normalize=True) for part in rows)
     queries = captions.take(np.arange(300))
@@ -406,5 +403,5 @@ def test_a_rotation_keeps_the_bias_from_being_an_outlier_of_8_bits(flickr8k):
 
     assert UsearchStore(dtype="i8").has_one_range
     rotated = recall(bias, rotates=True)
-    assert rotated >= recall(plain, rotates=False) - 0.02
+    assert rotated >= recall(plain, rotates=False) - 0.01
     assert rotated > recall(bias, rotates=False)

@@ -40,7 +40,7 @@ from nnnorm.io import Progress, Source
 
 _MOST_FETCHED = 10_000
 # Searches until one falls between two changes of the generation, which are rare.
-_ATTEMPTS = 10
+_ATTEMPTS = 100
 
 
 class CorrectedIndex:
@@ -59,6 +59,7 @@ class CorrectedIndex:
     def __init__(self, store: Store, recipe: Recipe, mark: object = None) -> None:
         self.store = store
         self.recipe = recipe
+        store.returns_values = recipe.way == "rerank"
         # Of the generation that the recipe describes, see `Store.mark`.
         self._mark = store.mark() if mark is None else mark
 
@@ -115,7 +116,7 @@ class CorrectedIndex:
         -------
         IndexRanking
         """
-        rows = self.recipe.open_queries(queries, normalize, self.store.name)
+        rows = self._open_queries(queries, normalize)
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
         most = self.store.largest_k
@@ -199,9 +200,15 @@ class CorrectedIndex:
         >>> build_index("faiss:", np.eye(2), bias).ask(np.eye(2)).tolist()
         [[1.0, 0.0, -0.5], [0.0, 1.0, -0.5]]
         """
-        rows = self.recipe.open_queries(queries, normalize, self.store.name)
+        rows = self._open_queries(queries, normalize)
         used = self.recipe.weight if weight is None else check_weight(weight)
         return self.recipe.ask(rows, used)
+
+    def _open_queries(self, queries: Source, normalize: bool | None) -> FloatArray:
+        few = self.recipe.open_few(queries, normalize)
+        if few is not None:
+            return few
+        return self.recipe.open_queries(queries, normalize, self.store.name)
 
     # --- writing ---------------------------------------------------------------------------------
 

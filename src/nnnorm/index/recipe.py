@@ -286,9 +286,6 @@ class Recipe:
         Queries of another scale than the references of the bias are warned of.
         """
         wanted = True if self.unit and normalize is None else normalize
-        quick = self._open_few(queries, wanted)
-        if quick is not None:
-            return quick
         asked = open_embeddings(queries, name="queries", normalize=wanted, fingerprint=False)
         if asked.dim != self.dim:
             raise NNNormError(
@@ -309,10 +306,10 @@ class Recipe:
             warn_of_scale(known, asked, self.weight)
         return asked.rows(0, len(asked))
 
-    def _open_few(self, queries: Source, normalize: bool | None) -> FloatArray | None:
+    def open_few(self, queries: Source, normalize: bool | None) -> FloatArray | None:
         """Open a few plain rows without ceremony; None where there is anything to say of them.
 
-        A search of one query takes less time than all of the checks of `open_embeddings`.
+        A search of one query takes less time than all of the checks of `open_queries`.
         """
         if not (isinstance(queries, np.ndarray) and queries.dtype in (np.float32, np.float64)):
             return None
@@ -322,7 +319,7 @@ class Recipe:
         low, high = float(norms.min()), float(norms.max())
         if not (1e-6 < low <= high < 1e6):  # also NaN
             return None
-        if normalize:
+        if normalize or (self.unit and normalize is None):
             return (queries / norms[:, None]).astype(np.float32)
         least, most = self.reference_low or low, self.reference_high or high
         is_usual = 0.9 * least <= low and high <= 1.1 * most and high - low <= _EQUAL * high

@@ -179,6 +179,8 @@ class Store(Engine):
 
     options_type: ClassVar[type[Options]] = Options
     options: Options
+    # Whether a search has to return the bias of the hits; an index knows when it need not.
+    returns_values: bool = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -155,6 +155,7 @@ class ChromaStore(DatabaseStore):
         own, metric = self._own(found), self._metric(found)
         where = read_filter(filter, self.filters)
         rows: list[list[Hit]] = []
+        fields = ["distances", "metadatas"] if self.returns_values else ["distances"]
         step = max(1, self.largest_k // k)
         for start in range(0, len(queries), step):
             with self._translating():
@@ -162,9 +163,10 @@ class ChromaStore(DatabaseStore):
                     query_embeddings=queries[start : start + step],
                     n_results=k,
                     where=where,
-                    include=["distances", "metadatas"],
+                    include=fields,
                 )
-            for columns in zip(hits["ids"], hits["distances"], hits["metadatas"], strict=True):
+            known = hits["metadatas"] or [[None] * len(ids) for ids in hits["ids"]]
+            for columns in zip(hits["ids"], hits["distances"], known, strict=True):
                 rows.append(
                     [(own(i), d, (m or {}).get(BIAS)) for i, d, m in zip(*columns, strict=True)]
                 )

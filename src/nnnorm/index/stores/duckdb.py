@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,7 +214,7 @@ class DuckdbStore(TableStore):
         self, queries: FloatArray, k: int, score: str, more: list[float], filter: Any
     ) -> Found:
         formula = score.format(column=self._embedding, query=f"?::FLOAT[{queries.shape[1]}]")
-        bias = BIAS if self._found(self._look()).has_bias else "NULL"
+        bias = BIAS if self.returns_values and self._found(self._look()).has_bias else "NULL"
         where = "" if filter is None else f"WHERE {check_condition(filter, self.engine)} "
         statement = (
             f"SELECT {self._id}, {formula} AS score, {bias} FROM {self._table} {where}"
@@ -306,9 +307,13 @@ class DuckdbStore(TableStore):
         self._take_values()
         self._comment({**note, _ABOUT: remark.get(_ABOUT, {})})
 
+    @cached_property
+    def _file(self) -> str:
+        return str(Path(self.address).resolve()) if self.address else ""
+
     @property
     def _database(self) -> str:
-        return str(Path(self.address).resolve()) if self.address else str(id(self._client))
+        return self._file or str(id(self._client))
 
     def _changed(self) -> None:
         _CHANGES[self._database] = _CHANGES.get(self._database, 0) + 1

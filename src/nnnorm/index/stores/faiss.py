@@ -16,6 +16,10 @@ from nnnorm.index.options import ef, ef_construction, links, option
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
 from nnnorm.index.stores.local import Labels, LocalOptions, LocalStore
 
+# Codes of 8 bits cover the range of the first items and this share of it on either side: later
+# items may lie outside, and are cut off there.
+_MARGIN = 0.1
+
 
 @dataclass(frozen=True, kw_only=True)
 class FaissOptions(LocalOptions):
@@ -97,6 +101,7 @@ class FaissStore(LocalStore):
             bare.set_direct_map_type(faiss.DirectMap.Hashtable)
         elif self._kind == "sq":
             bare = faiss.IndexScalarQuantizer(total, faiss.ScalarQuantizer.QT_8bit, by)
+            bare.sq.rangestat_arg = _MARGIN
         elif self._kind == "pq":
             bare = faiss.IndexPQ(total, total // self.options.part, 8, by)
             bare.pq.cp.min_points_per_centroid = 1

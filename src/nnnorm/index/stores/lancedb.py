@@ -226,7 +226,8 @@ class LancedbStore(TableStore):
         self, queries: FloatArray, k: int, condition: str | None, *, is_exhaustive: bool = False
     ) -> dict[str, list[Any]]:
         table = self._look()
-        wanted = [self.options.id, BIAS] if table.has_bias else [self.options.id]
+        has_bias = self.returns_values and table.has_bias
+        wanted = [self.options.id, BIAS] if has_bias else [self.options.id]
         with self._translating():
             asked = (
                 self.table.search(queries, vector_column_name=table.vector)

@@ -234,6 +234,7 @@ class MilvusStore(AliasedStore):
         is_graph = schema.index_type.startswith("HNSW")
         params = {"ef": max(self.options.ef, k)} if is_graph else {}
         hits: list[Any] = []
+        fields = [BIAS] if self.returns_values and schema.is_dynamic else []
         for start in range(0, len(queries), _QUERIES):
             with self._translating():
                 hits += self.client.search(
@@ -242,7 +243,7 @@ class MilvusStore(AliasedStore):
                     anns_field=schema.vector,
                     limit=k,
                     filter=filter or "",
-                    output_fields=[BIAS] if schema.is_dynamic else [],
+                    output_fields=fields,
                     search_params={"metric_type": schema.index["metric_type"], "params": params},
                     **_STRONG,
                 )

@@ -680,7 +680,8 @@ class PgvectorStore(TableStore):
         where = "" if filter is None else f"WHERE {self._condition(filter)} "
         statement = (
             f"SELECT {quote_name(table.id)}, {asked} AS distance, "
-            f"{BIAS if table.has_bias else 'NULL::real'} FROM {self._table} {where}"
+            f"{BIAS if self.returns_values and table.has_bias else 'NULL::real'} "
+            f"FROM {self._table} {where}"
             "ORDER BY distance LIMIT %s"
         )
         rows = []

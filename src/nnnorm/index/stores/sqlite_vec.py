@@ -228,7 +228,7 @@ class SqliteVecStore(TableStore):
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
         table = self._found(self._define())
-        bias = BIAS if BIAS in table.auxiliary else "NULL"
+        bias = BIAS if self.returns_values and BIAS in table.auxiliary else "NULL"
         statement = (
             f"SELECT {table.key}, distance, {bias} FROM {self._table} "
             f"WHERE {table.vector} MATCH ? AND k = ?"
