@@ -51,6 +51,18 @@ def test_the_python_and_the_commands_of_the_readme_run(tmp_path, monkeypatch, rn
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0, line
 
 
+def test_the_citation_is_that_of_the_paper_in_the_readme():
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(cited)
+    paper = cited["preferred-citation"]
+    assert f"[*{paper['title']}*]({paper['url']})" in README
+    assert paper["doi"].endswith("2024.emnlp-main.1257")
+    assert paper["url"].endswith("/2024.emnlp-main.1257/")
+    assert f"({paper['authors'][0]['family-names']} et al., {paper['conference']['name']};" in WORDS
+
+
 def shown(gain):
     """A gain and its interval, as the README shows them."""
     mean, low, high = (f"{gain[name]:+.1f}".replace("-", "−") for name in ("mean", "low", "high"))
