@@ -2,7 +2,8 @@
 
 README.md is the first page. Links are written for the repository, relative to their own file; here
 they are turned into links of the site, and one to a file that is no page (a source file) becomes
-plain text. A page that mkdocs.yml does not list is added to the reference. The code of the notebook and what it printed are shown as Markdown.
+plain text. A page that mkdocs.yml does not list is added to the reference, or to the engines. The
+code of the notebook and what it printed are shown as Markdown.
 """
 
 import json
