@@ -27,9 +27,11 @@ FILES = {page: file for file, page in PAGES.items()}
 _LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)")
 _PICTURE = re.compile(
     r"<picture>\s*<source [^>]*dark[^>]*srcset=\"(?P<dark>[^\"]+)\"[^>]*>\s*"
-    r"<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<light>[^\"]+)\"[^>]*>\s*</picture>"
+    r"<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<light>[^\"]+)\" (?P<width>width=[^>]+)>\s*</picture>"
 )
-_SHOWN = r"![\g<alt>](\g<light>#only-light)![\g<alt>](\g<dark>#only-dark)"
+_SHOWN = "".join(
+    rf"![\g<alt>](\g<{theme}>#only-{theme}){{\g<width>}}" for theme in ("light", "dark")
+)
 
 
 def on_files(files, config):
