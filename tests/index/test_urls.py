@@ -107,6 +107,13 @@ def test_an_option_without_a_value_is_refused(option):
         open_store(f"sqlite:photos.db?{option}")
 
 
+def test_the_name_of_the_library_of_sqlite_names_its_engine_too():
+    assert (
+        open_store("sqlite-vec:photos.db?table=a").name
+        == open_store("sqlite:photos.db?table=a").name
+    )
+
+
 def test_an_option_given_twice_is_refused():
     with pytest.raises(nnnorm.NNNormError, match="'table' twice"):
         open_store("sqlite:photos.db?table=a&table=b")

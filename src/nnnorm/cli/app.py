@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_args
 
 import typer
 from typer import Option
 from typer.core import TyperGroup
+from typer.models import OptionInfo
 
 from nnnorm.bank import Bank
 from nnnorm.copies import Duplicates
@@ -216,9 +217,9 @@ class Report:
     """The options that decide where the tables and plots of a study go."""
 
     markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
-    plots: Annotated[Path | None, Option(help="Write plots to this folder (made if needed).")] = (
-        None
-    )
+    plots: Annotated[
+        Path | None, Option(metavar="FOLDER", help="Write plots there (made if needed).")
+    ] = None
     as_json: Json = False
     debug: Debug = False
 
@@ -263,6 +264,20 @@ def command(example: str, group: typer.Typer = app) -> Callable[[Callable[..., N
     return register
 
 
+# What stands for a value in the help; choices stand for themselves.
+_VALUES = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
+
+
+def _name_value(annotation: Any) -> Any:
+    """Give an option a name for its value that a reader understands."""
+    kind, *found = get_args(annotation)
+    for info in found:
+        if isinstance(info, OptionInfo) and info.metavar is None:
+            kinds = [inner for inner in (kind, *get_args(kind)) if inner in _VALUES]
+            info.metavar = _VALUES[kinds[0]] if kinds else None
+    return annotation
+
+
 def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
     """Replace every parameter that is a dataclass of options by those options, for Typer."""
     signature = inspect.signature(function)
@@ -284,6 +299,7 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         function(**given)
 
+    options = [option.replace(annotation=_name_value(option.annotation)) for option in options]
     vars(run)["__signature__"] = signature.replace(parameters=options)
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
@@ -396,6 +412,7 @@ def print_story(parts: Iterable[Any]) -> None:
             console.print(part)
         else:
             part.print()
+    sys.stdout.flush()  # what comes next may take long
 
 
 def print_json(value: Any) -> None:

@@ -1,6 +1,7 @@
 """The main job on the command line: `fit`, `search`, `info` and `demo`."""
 
 import shlex
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -276,14 +277,19 @@ def info(
 @command("demo --output demo-output")
 def demo(
     output: Annotated[
-        Path, Option("--output", "-o", help="Folder for the bias, pictures and plots.")
+        Path, Option("--output", "-o", metavar="FOLDER", help="For the bias, pictures and plots.")
     ] = Path("demo-output"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Run the main job on data that ships with the package: hubs, before and after."""
-    from nnnorm.demo import run_demo, tell_demo
+    if not as_json:  # at once: the imports take a moment
+        typer.echo("Hubs in a search for pictures, and what becomes of them.\n")
+        sys.stdout.flush()
+    from nnnorm.demo import introduce_demo, run_demo, tell_demo
 
+    if not as_json:
+        print_story([introduce_demo()])
     with show_steps() as step:
         done = run_demo(output, step=step)
     if as_json:

@@ -173,7 +173,7 @@ def _next_commands(
     search = {"gallery": gallery, "queries": queries}
     bias = {"bias": "bias.safetensors"}
     lines = [_fit_command(files, NNN().name, setting, end)]
-    if truth is not None:
+    if truth is not None and not setting:  # in-sample otherwise
         lines.append(write_command("evaluate", {**search, "truth": truth, **bias}, end))
     return [*lines, write_command("search", search | bias, end)]
 

@@ -5,4 +5,4 @@ story   the results in words and tables
 """
 
 from nnnorm.demo.run import run_demo
-from nnnorm.demo.story import tell_demo
+from nnnorm.demo.story import introduce_demo, tell_demo

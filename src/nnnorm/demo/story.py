@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from nnnorm.datasets import read_scene
+from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.demo.run import HUB, Demo, Example, find_hubs
 from nnnorm.methods import describe_setting
 from nnnorm.report import Table, tabulate_comparison
@@ -27,6 +27,23 @@ _ABOUT = {
 }
 
 
+def introduce_demo() -> str:
+    """Describe the data of the demo, before anything is computed.
+
+    Examples
+    --------
+    >>> introduce_demo()[:40]
+    '5,000 captions ask for 1,000 pictures of'
+    """
+    shapes = load_shapes()
+    return (
+        f"{len(shapes.queries):,} captions ask for {len(shapes.gallery):,} pictures of shapes, "
+        "embedded by a small image–text model of our own, trained as CLIP is. "
+        f"{len(shapes.references):,} captions of other pictures are the bank of past queries. "
+        "All of it ships with nnnorm. A few seconds of work …"
+    )
+
+
 def tell_demo(demo: Demo) -> Iterator[Table | str]:
     """Describe a demo, part by part, each a table or a paragraph.
 
@@ -39,12 +56,6 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     True
     """
     shapes, diagnosis = demo.shapes, demo.diagnosis
-    yield (
-        f"{len(shapes.queries):,} captions ask for {len(shapes.gallery):,} pictures of shapes, "
-        "embedded by a small image–text model of our own, trained as CLIP is. "
-        f"{len(shapes.references):,} captions of other pictures are the bank of past queries. "
-        "All of it ships with nnnorm."
-    )
     before, hub = diagnosis.before, diagnosis.hubs[0]
     wrong = round((hub.wrong_share or 0) * hub.occurrences)
     yield _title("1. Hubs")

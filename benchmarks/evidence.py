@@ -1,0 +1,356 @@
+"""Every method on every real set at hand: pictures, plain text, code, lexicons, both directions.
+
+A set without past queries of its own is halved at random: one half is the bank of the other, and
+then the other way round, so that every query is tested. Sets of pairs are halved by item, since
+items that answer bank queries could never be test answers. Each method runs with its defaults and
+tuned on the labels (cross-fitted in five folds, the one-standard-error rule). Gains are differences
+in R@1 per query, averaged over the halvings, with intervals over queries (those of one item drawn
+together).
+
+    python benchmarks/evidence.py                 # measure, write JSON, print the tables
+    python benchmarks/evidence.py --tables --plot docs/images/evidence.png
+"""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from real_sets import (
+    RESULTS,
+    Flickr8k,
+    Floats,
+    Ints,
+    points,
+    read_judged,
+    read_unsplash500,
+    run_benchmark,
+    table,
+)
+
+import nnnorm
+from nnnorm.copies import without_copies
+from nnnorm.datasets import load_shapes
+from nnnorm.methods import label_method, make_method
+from nnnorm.study import Interval, Task, interval_of_mean, judge_hubs
+from nnnorm.study.tuning import try_settings
+
+OUTPUT = RESULTS / "evidence.json"
+N_HALVINGS = 1
+SMALL = 64
+BETAS = (5.0, 10.0, 20.0, 40.0, 80.0)
+# Around what the authors of each method advise; NNN and CSLS have the whole of their own grids.
+GRIDS: dict[str, Any] = {
+    "dn": {"weight": (0.25, 0.5, 1.0)},
+    "is": {"beta": BETAS},
+    "qbnorm": {"beta": BETAS},
+    "dualis": {"beta_query": BETAS, "beta_gallery": (0.0, 5.0, 15.0)},
+    "sinkhorn": {"tau": (0.01, 0.03, 0.1)},
+}
+METHODS = ("nnn", "csls", *GRIDS)
+TITLES = {
+    "flickr8k-image": "Flickr8k, captions find photos",
+    "flickr8k-text": "Flickr8k, photos find captions",
+    "unsplash500-image": "Unsplash (CLIP), texts find photos",
+    "unsplash500-text": "Unsplash (CLIP), photos find texts",
+    "clip_coco500-image": "COCO (CLIP), captions find photos",
+    "clip_coco500-text": "COCO (CLIP), photos find captions",
+    "shapes-image": "Shapes, captions find pictures",
+    "shapes-text": "Shapes, pictures find captions",
+    "medquad": "MedQuAD, questions find answers",
+    "medquad-reverse": "MedQuAD, answers find questions",
+    "cosqa": "CoSQA, searches find code",
+    "cosqa-reverse": "CoSQA, code finds searches",
+    "apibench": "APIBench, tasks find APIs",
+    "apibench-tf": "APIBench, TensorFlow tasks only",
+    "bli_it-en": "Italian words find English",
+    "bli_it-en-reverse": "English words find Italian",
+    "bli_zh-en": "Chinese words find English",
+    "bli_zh-en-reverse": "English words find Chinese",
+}
+
+
+class Part(NamedTuple):
+    """A search: some queries of a set, by number, their gallery and their banks."""
+
+    rows: Ints
+    task: Task
+    bank: Floats
+    gallery_bank: Floats | None = None
+    items: Ints | None = None  # numbers of the gallery's items within the set, where it is a part
+
+
+def unit(rows: Floats) -> Floats:
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, list[Part]]]:
+    """``(name, bank, parts)`` of every set, direction and bank."""
+    flickr8k = Flickr8k(data / "flickr8k")
+    train, test = (flickr8k.pairs.some(flickr8k.images(split)) for split in ("train", "test"))
+    shapes = load_shapes()
+    pictures = shapes.gallery_references
+    pairs = np.stack([shapes.truth, np.arange(len(shapes.truth))], axis=1)
+    sides = unit(train.image), unit(train.text)
+    whole = {
+        "flickr8k-image": (test.task("image"), sides[1], sides[0]),
+        "flickr8k-text": (test.task("text"), sides[0], sides[1]),
+        "shapes-image": (
+            Task(shapes.queries, shapes.gallery, shapes.truth),
+            shapes.references,
+            pictures,
+        ),
+        "shapes-text": (Task(shapes.gallery, shapes.queries, pairs), pictures, shapes.references),
+    }
+    for name, (task, bank, gallery_bank) in whole.items():
+        yield name, "own", [whole_part(task, bank, gallery_bank)]
+        yield name, f"{SMALL} queries", [whole_part(task, draw(bank, rng))]
+        if name == "flickr8k-image":
+            yield name, "COCO captions", [whole_part(task, unit(flickr8k.coco))]
+        if name == "shapes-image":
+            yield name, "short searches", [whole_part(task, shapes.other_references)]
+    unsplash = read_unsplash500(data / "unsplash500")
+    coco = read_judged(data / "clip_coco500")
+    of_query = coco.pairs[np.argsort(coco.pairs[:, 0]), 1]
+    for name, texts, images in (
+        ("unsplash500", unsplash.text, unsplash.image),
+        ("clip_coco500", coco.queries, coco.documents[of_query]),
+    ):
+        both = unit(texts), unit(images)
+        for direction, asks, asked in (("image", *both), ("text", *both[::-1])):
+            yield from with_small(f"{name}-{direction}", halve_pairs(asks, asked, rng), rng)
+    for name in ("medquad", "cosqa", "apibench", "bli_it-en", "bli_zh-en"):
+        judged = read_judged(data / name)
+        queries, documents = unit(judged.queries), unit(judged.documents)
+        if judged.bank is None:
+            parts = halve(queries, documents, judged.pairs, rng)
+        else:
+            parts = [whole_part(Task(queries, documents, judged.pairs), unit(judged.bank))]
+        yield from with_small(name, parts, rng)
+        if judged.source is None:
+            parts = halve(documents, queries, judged.pairs[:, ::-1], rng)
+            yield f"{name}-reverse", "own", parts
+        else:
+            some = judged.pairs[judged.source[judged.pairs[:, 0]] == 1]
+            yield f"{name}-tf", "own", halve(queries, documents, some, rng)
+
+
+def whole_part(task: Task, bank: Floats, gallery_bank: Floats | None = None) -> Part:
+    queries, gallery = (unit(np.asarray(side)) for side in (task.queries, task.gallery))
+    return Part(np.arange(len(queries)), Task(queries, gallery, task.truth), bank, gallery_bank)
+
+
+def with_small(
+    name: str, parts: list[Part], rng: np.random.Generator
+) -> Iterator[tuple[str, str, list[Part]]]:
+    yield name, "own", parts
+    small = [part._replace(bank=draw(part.bank, rng), gallery_bank=None) for part in parts]
+    yield name, f"{SMALL} queries", small
+
+
+def halve_pairs(asks: Floats, asked: Floats, rng: np.random.Generator) -> list[Part]:
+    """Halves of the pairs, each with the items of its own half as the gallery."""
+    parts = []
+    for _ in range(2 * N_HALVINGS):
+        halves = np.array_split(rng.permutation(len(asks)), 2)
+        for known, test in (halves, halves[::-1]):
+            task = Task(asks[test], asked[test], np.arange(len(test)))
+            parts.append(Part(test, task, asks[known], asked[known], test))
+    return parts
+
+
+def halve(queries: Floats, gallery: Floats, pairs: Ints, rng: np.random.Generator) -> list[Part]:
+    """Halves of the queries; the whole gallery is searched."""
+    parts = []
+    for _ in range(N_HALVINGS):
+        halves = np.array_split(rng.permutation(np.unique(pairs[:, 0])), 2)
+        for known, test in (halves, halves[::-1]):
+            place = np.full(len(queries), -1)
+            place[test] = np.arange(len(test))
+            kept = pairs[place[pairs[:, 0]] >= 0]
+            truth = np.stack([place[kept[:, 0]], kept[:, 1]], axis=1)
+            parts.append(Part(test, Task(queries[test], gallery, truth), queries[known]))
+    return parts
+
+
+def draw(bank: Floats, rng: np.random.Generator) -> Floats:
+    return bank[rng.choice(len(bank), SMALL, replace=False)]
+
+
+class Sums:
+    """Means per query over the parts that ask it."""
+
+    def __init__(self, n_queries: int) -> None:
+        self.total, self.times = np.zeros(n_queries), np.zeros(n_queries)
+
+    def add(self, rows: Ints, values: Any) -> None:
+        """Add the values of one part."""
+        self.total[rows] += values
+        self.times[rows] += 1
+
+    def interval(self, clusters: Ints) -> Interval:
+        """The mean over the queries that were asked."""
+        asked = self.times > 0
+        return interval_of_mean((self.total / np.maximum(1, self.times))[asked], clusters[asked])
+
+
+def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
+    """R@1 and hubs of a search, and the gain of every method, default and tuned."""
+    n_queries = 1 + max(int(part.rows.max()) for part in parts)
+    clusters = np.arange(n_queries)
+    gains: dict[str, Sums] = {}
+    recalls, beyond, n_references = [], [], []
+    for part in parts:
+        queries, gallery, truth = part.task
+        bank = nnnorm.open_embeddings(part.bank, name="references")
+        used = without_copies(bank)
+        second = part.gallery_bank
+        opened = None if second is None else nnnorm.open_embeddings(second)
+        sides = nnnorm.open_embeddings(gallery), nnnorm.open_embeddings(queries)
+        tried = [name for name in names if second is not None or name != "dualis"]
+        grids = {name: grid for name, grid in GRIDS.items() if name in tried}
+        trial = try_settings(tried, sides[0], used, opened, sides[1], truth, grids=grids)
+        raw = trial.evaluation(0)
+        groups = trial.clusters
+        clusters[part.rows] = groups if part.items is None else part.items[groups]
+        recalls.append(raw.recall(1))
+        hubs = judge_hubs(raw.top1, len(gallery), truth=raw.truth)
+        beyond.append(hubs.beyond_chance)
+        n_references.append(len(bank))
+        for name in tried:
+            found = {f"{name} tuned": trial.cross_fit("one-standard-error", name)}
+            if name != "dualis":
+                bias = make_method(name).fit(sides[0], bank)
+                found[name] = nnnorm.evaluate(sides[1], sides[0], bias, truth=raw.truth)
+            for label, evaluation in found.items():
+                sums = gains.setdefault(label, Sums(n_queries))
+                sums.add(part.rows, evaluation.hits(1) - raw.hits(1))
+    intervals = {label: sums.interval(clusters) for label, sums in gains.items()}
+    return {
+        "n_queries": len(np.unique(np.concatenate([part.rows for part in parts]))),
+        "n_gallery": len(parts[0].task.gallery),
+        "n_references": int(np.mean(n_references)),
+        "recall_at_1": round(100 * float(np.mean(recalls)), 2),
+        "beyond_chance": round(float(np.mean(beyond)), 3),
+        "gains": {
+            label: [round(100 * value, 2) for value in (found.mean, found.low, found.high)]
+            for label, found in intervals.items()
+        },
+    }
+
+
+def measure(data: Path, seed: int) -> dict[str, list[Any]]:
+    rng = np.random.default_rng(seed)
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnnorm.NNNormWarning)
+        for name, bank, parts in make_sets(data, rng):
+            names = METHODS if bank == "own" else ("nnn", "csls")
+            rows.append({"set": name, "bank": bank, **measure_parts(parts, names)})
+            print(f"{name}, {bank}", file=sys.stderr)
+    return {"rows": rows}
+
+
+# --- the tables and the plot -------------------------------------------------------------------
+
+
+def tables(results: dict[str, Any]) -> str:
+    """The Markdown of `docs/evidence.md`, from the results alone."""
+    rows = results["rows"]
+    own = [row for row in rows if row["bank"] == "own"]
+    return "\n\n".join([main_table(rows), methods_table(own), count_words(own)]) + "\n"
+
+
+def main_table(rows: list[dict[str, Any]]) -> str:
+    columns = ("search", "past queries", "R@1", "hubs", "NNN, own rule", "NNN, tuned", "CSLS")
+    cells = [
+        (
+            TITLES[row["set"]],
+            f"{row['n_references']:,} ({row['bank']})",
+            f"{row['recall_at_1']:.1f}",
+            f"{100 * row['beyond_chance']:.0f} %",
+            *(show(row["gains"][label]) for label in ("nnn", "nnn tuned", "csls")),
+        )
+        for row in rows
+    ]
+    return table(columns, cells)
+
+
+def methods_table(rows: list[dict[str, Any]]) -> str:
+    labels = [name for name in METHODS if name != "dualis"]
+    labels += [f"{name} tuned" for name in METHODS]
+    cells = []
+    for label in labels:
+        gains = [row["gains"][label] for row in rows if label in row["gains"]]
+        means = [gain[0] for gain in gains]
+        name, _, tuned = label.partition(" ")
+        cells.append(
+            (
+                f"{label_method(name)}, {tuned or 'defaults'}",
+                str(len(gains)),
+                points(float(np.mean(means))),
+                points(min(means)),
+                str(sum(gain[1] > 0 for gain in gains)),
+                str(sum(gain[2] < 0 for gain in gains)),
+            )
+        )
+    columns = ("method", "searches", "mean gain", "worst", "gain shown", "loss shown")
+    return table(columns, cells)
+
+
+def count_words(rows: list[dict[str, Any]]) -> str:
+    gains = [row["gains"]["nnn"] for row in rows]
+    shown, lost = sum(gain[1] > 0 for gain in gains), sum(gain[2] < 0 for gain in gains)
+    return (
+        f"With past queries of their own, NNN's rule gains in {shown} of {len(gains)} searches, "
+        f"loses in {lost}, and in {len(gains) - shown - lost} the interval includes zero."
+    )
+
+
+def show(gain: list[float]) -> str:
+    mean, low, high = gain
+    text = f"{points(mean)} [{points(low).lstrip('+')}, {points(high).lstrip('+')}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def draw_forest(results: dict[str, Any], figure: Any) -> None:
+    """One row per search with a bank of its own: NNN's own rule and its interval, tuned beside."""
+    from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
+
+    rows = sorted(
+        (row for row in results["rows"] if row["bank"] == "own"),
+        key=lambda row: -row["gains"]["nnn"][0],
+    )
+    figure.set_size_inches(8.6, 5.6)
+    axes = figure.subplots()
+    style_axes(axes, grid="x")
+    for place, row in enumerate(rows):
+        mean, low, high = row["gains"]["nnn"]
+        colour = GREY if low <= 0 <= high else BLUE if mean > 0 else ORANGE
+        face = "white" if colour == GREY else colour
+        axes.hlines(place, low, high, color=colour, linewidth=2)
+        axes.plot(mean, place, "o", color=colour, markerfacecolor=face, markersize=7)
+        axes.plot(row["gains"]["nnn tuned"][0], place, "|", color=GREY, markersize=11)
+    axes.axvline(0, color="#222222", linewidth=1, zorder=1.5)
+    axes.set_yticks(range(len(rows)), [TITLES[row["set"]] for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.spines["left"].set_visible(False)
+    label_axes(
+        axes,
+        "What NNN gains with past queries, no labels, nothing tuned",
+        "more queries with the right item first, points of R@1, 95 % interval "
+        "(hollow: includes 0; bar: tuned)",
+        "",
+    )
+
+
+def main() -> int:
+    return run_benchmark(
+        __doc__.partition("\n")[0], OUTPUT, measure, tables, seeds=(0,), draw=draw_forest
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
