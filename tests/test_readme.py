@@ -1,5 +1,6 @@
 """The README runs as written, its figures are those that are stored, and it stays short."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -48,6 +49,42 @@ def test_the_python_and_the_commands_of_the_readme_run(tmp_path, monkeypatch, rn
     (commands,) = blocks("sh")
     for line in commands.splitlines()[1:]:  # the first installs the package
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0, line
+
+
+def test_the_citation_is_that_of_the_paper_in_the_readme():
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors"} <= set(cited)
+    paper = cited["preferred-citation"]
+    assert f"[*{paper['title']}*]({paper['url']})" in README
+    assert paper["doi"].endswith("2024.emnlp-main.1257")
+    assert paper["url"].endswith("/2024.emnlp-main.1257/")
+    assert f"({paper['authors'][0]['family-names']} et al., {paper['conference']['name']};" in WORDS
+
+
+def shown(gain):
+    """A gain and its interval, as the README shows them."""
+    mean, low, high = (f"{gain[name]:+.1f}".replace("-", "−") for name in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]"
+
+
+def test_the_gains_of_the_readme_are_those_of_the_benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    found = importlib.import_module("unsplash").summarise(results("unsplash"), "texts find photos")
+    plain = WORDS.replace("*", "")
+    gain = shown({"mean": found["gain"], **found})
+    assert f"R@1 {found['without']:.1f} → {found['with']:.1f} %, {gain} points" in plain
+    banks = results("flickr8k")["ablations"]
+    own = {bank["task"]: bank["rows"][0]["automatic"]["gain"] for bank in banks}
+    gains = {task: shown({k: 100 * v for k, v in gain.items()}) for task, gain in own.items()}
+    assert f"captions find photos {gains['image']};" in plain
+    assert f"photos find captions {gains['text']}, which includes zero:" in plain
+    assert own["text"]["low"] <= 0
+    coco = next(row for row in banks[0]["rows"] if row["bank"] == "coco")
+    recalls = banks[0]["uncorrected"]["recall_at_1"], coco["automatic"]["recall_at_1"]
+    words = f"{coco['n_references']:,} COCO captions: R@1 "
+    assert words + " → ".join(f"{100 * recall:.1f}" for recall in recalls) in plain
 
 
 def test_the_latency_of_the_readme_is_that_of_the_engines():

@@ -2,7 +2,8 @@
 
 README.md is the first page. Links are written for the repository, relative to their own file; here
 they are turned into links of the site, and one to a file that is no page (a source file) becomes
-plain text. The code of the notebook and what it printed are shown as Markdown.
+plain text. A page that mkdocs.yml does not list is added to the reference, or to the engines. The
+code of the notebook and what it printed are shown as Markdown.
 """
 
 import json
@@ -26,9 +27,11 @@ FILES = {page: file for file, page in PAGES.items()}
 _LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)")
 _PICTURE = re.compile(
     r"<picture>\s*<source [^>]*dark[^>]*srcset=\"(?P<dark>[^\"]+)\"[^>]*>\s*"
-    r"<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<light>[^\"]+)\"[^>]*>\s*</picture>"
+    r"<img alt=\"(?P<alt>[^\"]*)\" src=\"(?P<light>[^\"]+)\" (?P<width>width=[^>]+)>\s*</picture>"
 )
-_SHOWN = r"![\g<alt>](\g<light>#only-light)![\g<alt>](\g<dark>#only-dark)"
+_SHOWN = "".join(
+    rf"![\g<alt>](\g<{theme}>#only-{theme}){{\g<width>}}" for theme in ("light", "dark")
+)
 
 
 def on_files(files, config):
@@ -38,7 +41,17 @@ def on_files(files, config):
         text = path.read_text(encoding="utf-8")
         content = show_notebook(text) if path.suffix == ".ipynb" else text
         files.append(File.generated(config, page, content=content))
+    place_new_pages(files, config.nav)
     return files
+
+
+def place_new_pages(files, nav):
+    """Add pages that mkdocs.yml does not list to its parts for engines and for the reference."""
+    parts = {name: pages for part in nav for name, pages in part.items()}
+    listed = json.dumps(nav)
+    for uri in sorted(files.src_uris):
+        if uri.endswith(".md") and f'"{uri}"' not in listed and not uri.startswith("guide/"):
+            parts["Engines" if uri.startswith("engines/") else "Reference"].append(uri)
 
 
 def on_page_markdown(markdown, page, config, files: Files):
