@@ -47,7 +47,10 @@ CLASSES = {
 }
 _DATABASES = ("sqlite", "duckdb", "lancedb", "qdrant-edge", "chroma", "milvus")
 _WITH_CHECKSUM = ("faiss", "hnswlib", "usearch")
-_TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?")
+_TIMES = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(\+00:00|Z)?"
+    r'|"(model_)?(seconds|share)": [\d.]+'
+)
 _FOR_ENCODING = (
     "torch",
     "soundfile",

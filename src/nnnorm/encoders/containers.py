@@ -110,7 +110,8 @@ def read_samples(path: Path) -> list[Sample]:
                 _add_member(samples, path, member)
             _check_end(path, tar.offset)
     except (tarfile.TarError, OSError, ValueError) as error:
-        if re.search("unexpected end|truncated", str(error)):
+        is_cut = re.search("unexpected end|truncated", str(error)) is not None
+        if is_cut and path.stat().st_size >= _BLOCK:
             raise NNNormError(_ends_early(path)) from error
         raise NNNormError(
             f"{path} can't be read as a tar file ({first_line(error)}); is it compressed, cut "
