@@ -9,7 +9,7 @@ or before, grey is no correction or no clear difference.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ _MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
 _USUAL_ALPHAS = (0.25, 0.5, 1.0)
 _MANY_BINS = 60
+# Names of lines stand at their ends where they are few and short.
+_FEW_NAMES, _SHORT_NAME = 3, 16
 # Up to this many columns and rows the cells of a grid have room for their numbers.
 _ROOM = (12, 16)
 
@@ -149,7 +151,7 @@ def plot_occurrences(
     return figure
 
 
-def _chance(n_hits: int, n_items: int, edges: FloatArray) -> FloatArray:
+def _chance(n_hits: int, n_items: int, edges: npt.NDArray[np.floating[Any]]) -> FloatArray:
     """Items per bin if every hit fell on any item alike; below a hundredth of an item, nothing."""
     counts = np.arange(int(edges[-1] + 0.5))
     mean = max(n_hits / n_items, 1e-9)
@@ -324,12 +326,15 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
 def _name_lines(axes: "Axes", ends: Sequence[tuple[float, float, str, Any]]) -> None:
     """Write the names of lines at their right ends, one above the other where these are close."""
     low, high = axes.get_ylim()
-    last = -np.inf
-    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
-        last = max(y, last + 0.06 * (high - low))
+    ordered = sorted(ends, key=lambda end: end[1])
+    places: list[float] = []
+    for _, y, _, _ in ordered:
+        places.append(max([y, *(place + 0.06 * (high - low) for place in places[-1:])]))
+    above = max(0.0, places[-1] - high)
+    for (x, _, name, colour), place in zip(ordered, places, strict=True):
         axes.annotate(
             name,
-            (x, last),
+            (x, place - above),
             xytext=(8, 0),
             textcoords="offset points",
             va="center",
@@ -340,10 +345,10 @@ def _name_lines(axes: "Axes", ends: Sequence[tuple[float, float, str, Any]]) -> 
 
 
 def plot_bank_size(ablation: Ablation) -> "Figure":
-    """Plot R@1 against the size of the bank, tuned and automatic, with intervals of the gain.
+    """Plot R@1 against the size of the bank: NNN's own rule with its interval, and tuned beside.
 
-    Intervals are of the paired gain over no correction, so an interval that does not touch the grey
-    line is a clear gain or loss.
+    Intervals are of the paired gain over no correction, so a band that does not touch the grey line
+    is a clear gain or loss.
 
     Parameters
     ----------
@@ -363,7 +368,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
     >>> task = Task(queries, gallery, truth)
     >>> found = ablate(gallery, bank, queries=queries, truth=truth, validation=task)
     >>> plot_bank_size(found).axes[0].get_xlabel()
-    'references in the bank'
+    'past queries in the bank'
     """
     figure, axes = _make_figure(4.2)
     if not ablation.rows:
@@ -372,43 +377,38 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
     baseline = 100 * ablation.uncorrected.recall_at_1
     _draw_baseline(axes, ablation.uncorrected.recall_at_1)
     names = list(dict.fromkeys(row.bank for row in ablation.rows))
-    handles = []
+    handles, ends = [], []
     for number, name in enumerate(names):
         rows = sorted((r for r in ablation.rows if r.bank == name), key=lambda r: r.n_references)
         sizes = [row.n_references for row in rows]
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "zorder": 4}
-        tuned, low, high = _recalls([row.tuned for row in rows], baseline)
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.13, linewidth=0)
+        automatic, low, high = _recalls([row.automatic for row in rows], baseline)
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
         if len(rows) == 1:  # a band needs two sizes
-            axes.vlines(sizes, low, high, color=colour, alpha=0.13, linewidth=12)
-        axes.plot(sizes, tuned, linewidth=2, markersize=7, label=f"{name}, tuned", **look)
-        untuned, low, high = _recalls([row.automatic for row in rows], baseline)
-        axes.vlines(sizes, low, high, color=colour, alpha=0.5, linewidth=1)
-        axes.plot(
-            sizes,
-            untuned,
-            linewidth=1.4,
-            linestyle="--",
-            markerfacecolor="white",
-            markersize=4.5,
-            label=f"{name}, automatic",
-            **look,
-        )
-        handles.append(lines.Line2D([], [], linewidth=2, markersize=7, label=name, **look))
+            axes.vlines(sizes, low, high, color=colour, alpha=0.15, linewidth=12)
+        axes.plot(sizes, automatic, linewidth=2.2, markersize=7, label=f"{name}, own rule", **look)
+        tuned, _, _ = _recalls([row.tuned for row in rows], baseline)
+        thin: dict[str, Any] = {"linewidth": 1.2, "linestyle": "--", "alpha": 0.8, "color": colour}
+        axes.plot(sizes, tuned, label=f"{name}, tuned", **thin)
+        ends.append((sizes[-1], automatic[-1], name, colour))
+        handles.append(lines.Line2D([], [], linewidth=2.2, markersize=7, label=name, **look))
     _scale_log(axes, [row.n_references for row in ablation.rows], base=10)
     label_axes(
         axes,
-        f"R@1 by size of the bank, {ablation.n_queries:,} test queries",
-        "references in the bank",
-        "R@1, %",
+        f"How many past queries are enough? ({ablation.n_queries:,} test queries)",
+        "past queries in the bank",
+        "right item first, % (R@1)",
     )
+    if len(names) <= _FEW_NAMES and max(map(len, names)) <= _SHORT_NAME:
+        _name_lines(axes, ends)
+        handles = []
     handles += [
-        lines.Line2D([], [], color=_INK, linewidth=2, label="tuned on validation"),
-        lines.Line2D([], [], color=_INK, linewidth=1.4, linestyle="--", label="automatic"),
+        lines.Line2D([], [], color=_INK, linewidth=2.2, label="NNN's own rule"),
+        lines.Line2D([], [], color=_INK, linewidth=1.2, linestyle="--", label="tuned on labels"),
         axes.lines[0],
     ]
-    add_legend(figure, handles, "bands and bars: 95 % interval of the gain over no correction")
+    add_legend(figure, handles, "bands: 95 % interval of the gain over no correction")
     return figure
 
 
@@ -552,7 +552,7 @@ def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
     return figure, panels
 
 
-def style_axes(axes: "Axes", grid: str = "y") -> None:
+def style_axes(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
     """Give axes the look of all plots: no frame, pale lines along one axis.
 
     Examples
