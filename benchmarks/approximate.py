@@ -47,6 +47,7 @@ from nnnorm.io.files import check_writable, write_whole
 from nnnorm.means import approximate
 from nnnorm.means.approximate import approximate_means, choose_quality, residual
 from nnnorm.means.inverted_lists import InvertedLists
+from nnnorm.report import plots
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.scoring.topk import top_means, top_values
 from nnnorm.study.sweep import sweep_hits
@@ -136,16 +137,11 @@ SETTINGS = {
 }
 
 
-# Line colour and marker in the plot; ours comes last and lies on top.
+# Colour, marker and name in the plot, and the point and offset of the name; ours lies on top.
 LOOKS = {
-    "sample": ("#b0b0b0", "o"),
-    "moments": ("#5f5f5f", "o"),
-    "graph": ("#8e5ea2", "v"),
-    "ivf": ("#d1495b", "s"),
-    "ivf-brief": ("#e8998d", "s"),
-    "bare": ("#8fc9b4", "D"),
-    "half": ("#d98a00", "P"),
-    "lists": ("#0b6e4f", "D"),
+    "sample": ("#8A8A8A", "o", "a sample of the bank", 0, (10, -2)),
+    "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-8, -18)),
+    "lists": (plots.BLUE, "D", "nnnorm, approximate", -1, (-60, 12)),
 }
 
 
@@ -512,72 +508,45 @@ def difference_words(differences: npt.NDArray[np.float64]) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Residual and R@1 against seconds, one line per family."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10.5, 5.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    """R@1 lost against seconds, for the ways that anyone would choose between."""
+    figure, (axes,) = plots.make_panels(3.9, 1)
     cells = in_order(results["made"])
-    exact, default = cells[0], str(choose_quality(results["sizes"]["gallery"]))
-    for family, (colour, marker) in LOOKS.items():
+    exact = cells[0]
+    axes.axhspan(-0.1, 0.1, color="#E6F1EC", zorder=0)
+    axes.axhline(0, color=plots.GREY, linewidth=1, zorder=1)
+    for family, (colour, marker, name, end, place) in LOOKS.items():
         mine = [cell for cell in cells if cell["family"] == family]
-        is_ours = family == "lists"
-        style: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "markersize": 7 if is_ours else 5.5,
-            "linewidth": 2.6 if is_ours else 1.5,
-            "zorder": 4 if is_ours else 3,
-            "label": FAMILIES[family],
-        }
         seconds = [statistics.median(cell["seconds"]) for cell in mine]
-        residuals = [float(np.mean(cell["residual"])) for cell in mine]
         losses = [cell["recall"] - exact["recall"] for cell in mine]
-        for axis, heights in ((left, residuals), (right, losses)):
-            axis.plot(seconds, heights, **style)
-            for cell, second, height in zip(mine, seconds, heights, strict=True):
-                if is_ours and cell["setting"] == default:
-                    ring = {"markersize": 14, "markerfacecolor": "none", "markeredgewidth": 1.4}
-                    axis.plot([second], [height], "o", color=colour, zorder=5, **ring)
+        is_ours = family == "lists"
+        size, width = (8, 2.6) if is_ours else (6, 1.6)
+        axes.plot(seconds, losses, color=colour, marker=marker, markersize=size, linewidth=width)
+        axes.annotate(
+            name,
+            (seconds[end], losses[end]),
+            xytext=place,
+            textcoords="offset points",
+            fontsize=10,
+            fontweight="bold" if is_ours else "normal",
+            color=colour,
+        )
     whole = statistics.median(exact["seconds"])
-    ticks = [second for second in (0.5, 1, 2, 5, 10, 20, 50, 100) if in_view(second, cells)]
-    for axis in (left, right):
-        axis.axvline(whole, color="black", linewidth=1, linestyle=(0, (4, 2)))
-        axis.set_xscale("log")
-        axis.set_xticks(ticks, [f"{second:g}" for second in ticks])
-        axis.set_xlabel("seconds, building included", fontsize=10)
-        axis.grid(color="#e4e4e4", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    corner = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-    left.annotate("exact", (whole, 0), xytext=(-4, 5), ha="right", fontsize=9, **corner)
-    left.set_yscale("log")
-    shares = [0.05, 0.1, 0.2, 0.5]
-    left.set_yticks(shares, [f"{share:g}" for share in shares])
-    left.set_title("Residual: error as a share of the spread of m_k", fontsize=10)
-    # Linear up to a tenth of a point, logarithmic beyond.
-    right.set_yscale("symlog", linthresh=0.1, linscale=0.6)
-    right.axhspan(-0.1, 0.1, color="#0b6e4f", alpha=0.08, linewidth=0)
-    right.axhline(0, color="black", linewidth=0.8)
-    losses_shown = [0.1, 0, -0.1, -0.3, -1, -3, -10]
-    right.set_yticks(losses_shown, [f"{loss:g}".replace("-", "−") for loss in losses_shown])
-    right.set_ylim(top=0.25)
-    right.set_title("R@1, points of difference to exact values", fontsize=10)
-    for axis in (left, right):
-        axis.minorticks_off()
-    handles, labels = left.get_legend_handles_labels()
-    labels[-1] += " (ring: default)"
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    FigureCanvasAgg(figure)
+    axes.plot([whole], [0], marker="*", color="#222222", markersize=14, zorder=5)
+    axes.annotate("exact", (whole, 0), xytext=(-4, 10), textcoords="offset points", fontsize=10)
+    axes.set_xscale("log")
+    medians = [statistics.median(c["seconds"]) for c in cells if c["family"] in (*LOOKS, "exact")]
+    ticks = [s for s in (0.5, 1, 2, 5, 10, 20, 50) if s <= max(medians) * 1.5]
+    axes.set_xticks(ticks, [f"{second:g}" for second in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(min(medians) * 0.8, max(medians) * 1.6)
+    plots.label_axes(
+        axes,
+        "Approximate: several times faster, next to no loss",
+        "seconds, building included (band: within a tenth of a point)",
+        "change in R@1 against exact, points",
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-
-
-def in_view(second: float, cells: Sequence[dict[str, Any]]) -> bool:
-    medians = [statistics.median(cell["seconds"]) for cell in cells]
-    return min(medians) * 0.8 <= second <= max(medians) * 1.25
+    plots.save_figure(figure, path)
 
 
 def to_json(results: dict[str, Any]) -> str:
@@ -607,7 +576,9 @@ def main() -> int:
         if not arguments.output.is_file():
             print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
             return 1
-        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+        stored = json.loads(arguments.output.read_text(encoding="utf-8"))
+        print(tables(stored), end="")
+        draw(stored, arguments.plot)
         return 0
     if missing := what_is_missing(arguments.data, "flickr8k"):
         print(missing, file=sys.stderr)

@@ -5,7 +5,7 @@ labelled validation queries and choose a cell of the paper's grid (or no correct
 chose, `NNN()` and two fixed settings are then measured on test queries that nobody has seen.
 
     python benchmarks/choosing.py             # measure, write JSON and plot, print the tables
-    python benchmarks/choosing.py --tables    # print the tables of the stored JSON
+    python benchmarks/choosing.py --tables    # print the tables of the stored JSON, and draw it
 
 Flickr8k: the encoder was trained on the train photos, so those serve as the bank only; the 2,000
 photos of its validation and test splits are halved at random, 1,000 to choose on and 1,000 to test
@@ -42,6 +42,7 @@ from real_sets import (
 
 import nnnorm
 from nnnorm.io.files import check_writable, write_whole
+from nnnorm.report import plots
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.tuning import choose
 
@@ -66,7 +67,12 @@ TITLES = {
     "unsplash500-text": "Unsplash, photos find texts",
 }
 WITH_LABELS = {"rule": "one standard error", "maximum": "maximum"}
-DASHES = {"automatic": (0, (6, 2)), "paper": (0, (1.5, 1.5)), "gentle": (0, (4, 1.5, 1, 1.5))}
+# The panels of the plot.
+SHOWN = {
+    "flickr8k-image": "Flickr8k photos",
+    "flickr8k-text": "Flickr8k captions",
+    "unsplash500-image": "Unsplash photos",
+}
 WITHOUT_LABELS = {
     "automatic": "automatic, `NNN()`",
     "paper": "fixed, k = 128, α = 0.75",
@@ -297,68 +303,34 @@ def spread_words(spread: Cell | None) -> str:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Mean test gain against the number of labelled queries, one panel per task."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    colours = {
-        "rule": "#0b6e4f",
-        "maximum": "#d1495b",
-        "automatic": "#1f4e9c",
-        "paper": "#6b6b6b",
-        "gentle": "#d98a00",
-    }
-    figure = Figure(figsize=(10.5, 6.4), layout="constrained")
-    axes = figure.subplots(2, 3).ravel()
-    axes[4].sharey(axes[3])
-    for axis, cell in zip(axes, results["cells"], strict=False):
-        for rule in reversed(WITH_LABELS):  # the rule lies on top
-            sizes = [size for size in SIZES if f"{rule} {size}" in cell["gains"]]
-            gains: npt.NDArray[np.float64] = np.array([cell["gains"][f"{rule} {s}"] for s in sizes])
-            low, high = np.quantile(gains, [0.1, 0.9], axis=1)
-            axis.fill_between(sizes, low, high, color=colours[rule], alpha=0.13, linewidth=0)
-            for edge in (low, high):
-                axis.plot(sizes, edge, color=colours[rule], linewidth=0.8, alpha=0.55)
-            style = {"marker": "o" if rule == "rule" else "s", "markersize": 5, "linewidth": 2}
-            axis.plot(sizes, gains.mean(axis=1), color=colours[rule], **style)
-        for rule, dashes in DASHES.items():
-            mean = np.mean(cell["gains"][rule])
-            axis.axhline(mean, color=colours[rule], linestyle=dashes, linewidth=1.6)
-        axis.axhline(0, color="black", linewidth=0.8)
-        axis.set_xscale("log")
-        axis.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
-        axis.minorticks_off()
-        axis.margins(x=0.04)
-        axis.set_title(TITLES[cell["task"]], fontsize=10)
-        axis.grid(axis="y", color="#e4e4e4", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(axis="y", labelsize=8)
-    figure.supxlabel("labelled validation queries", fontsize=10)
-    figure.supylabel("gain in R@1 on test, points", fontsize=10)
-    draw_legend(axes[-1], colours, results["n_splits"])
-    FigureCanvasAgg(figure)
+    """Mean test gain against the number of labelled queries; without labels as a line."""
+    cells = {cell["task"]: cell for cell in results["cells"]}
+    figure, panels = plots.make_panels(3.6, len(SHOWN))
+    for axes, (task, title) in zip(panels, SHOWN.items(), strict=True):
+        cell = cells[task]
+        sizes = [size for size in SIZES if f"rule {size}" in cell["gains"]]
+        gains: npt.NDArray[np.float64] = np.array([cell["gains"][f"rule {s}"] for s in sizes])
+        low, high = np.quantile(gains, [0.1, 0.9], axis=1)
+        axes.fill_between(sizes, low, high, color=plots.GREY, alpha=0.18, linewidth=0)
+        axes.plot(sizes, gains.mean(axis=1), color=plots.GREY, linewidth=2, marker="o")
+        axes.axhline(np.mean(cell["gains"]["automatic"]), color=plots.BLUE, linewidth=2.5)
+        axes.axhline(0, color="#222222", linewidth=0.8)
+        axes.set_xscale("log")
+        shown = sizes[::2]
+        axes.set_xticks(shown, [f"{s / 1000:g}k" if s >= 1000 else str(s) for s in shown])
+        axes.minorticks_off()
+        plots.label_axes(axes, "", title, "")
+    panels[0].set_ylabel("gain in R@1 on new queries, points", fontsize=10)
+    words = {"xycoords": "axes fraction", "fontsize": 10, "fontweight": "bold"}
+    panels[0].annotate("NNN(), no labels", (0.05, 0.93), color=plots.BLUE, **words)
+    panels[0].annotate("tuned on labels", (0.05, 0.85), color=plots.GREY, **words)
+    figure.suptitle(
+        "Labels to tune on add little to a bank of one's own queries",
+        x=0.01, ha="left", fontsize=11, fontweight="bold",
+    )  # fmt: skip
+    figure.supxlabel("labelled queries to tune on (band: middle 80 % of splits)", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
-
-
-def draw_legend(axis: Any, colours: dict[str, str], n_splits: int) -> None:
-    """The sixth panel says what the lines are."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    looks: list[tuple[str, dict[str, Any]]] = [
-        ("one standard error", {"color": colours["rule"], "marker": "o"}),
-        ("maximum (the paper's way)", {"color": colours["maximum"], "marker": "s"}),
-        ("NNN(), no labels", {"color": colours["automatic"], "linestyle": DASHES["automatic"]}),
-        ("k = 128, α = 0.75", {"color": colours["paper"], "linestyle": DASHES["paper"]}),
-        ("k = 8, α = 0.25", {"color": colours["gentle"], "linestyle": DASHES["gentle"]}),
-        ("no correction", {"color": "black", "linewidth": 0.8}),
-    ]
-    handles: list[Any] = [Line2D([], [], label=label, **look) for label, look in looks]
-    handles.append(Patch(color="#bbbbbb", label=f"middle 80 % of {n_splits} splits"))
-    axis.axis("off")
-    axis.legend(handles=handles, loc="center", frameon=False, fontsize=10, labelspacing=0.9)
+    plots.save_figure(figure, path)
 
 
 def to_json(results: dict[str, Any]) -> str:
@@ -375,14 +347,16 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")
     parser.add_argument("--splits", type=int, default=N_SPLITS, help="random splits per task")
     parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of --output"
+        "--tables", action="store_true", help="measure nothing: print and draw --output"
     )
     arguments = parser.parse_args()
     if arguments.tables:
         if not arguments.output.is_file():
             print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
             return 1
-        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+        stored = json.loads(arguments.output.read_text(encoding="utf-8"))
+        print(tables(stored), end="")
+        draw(stored, arguments.plot)
         return 0
     if missing := what_is_missing(arguments.data, "flickr8k", "unsplash500"):
         print(missing, file=sys.stderr)

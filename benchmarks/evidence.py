@@ -340,8 +340,7 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
     label_axes(
         axes,
         "What NNN gains with past queries, no labels, nothing tuned",
-        "more queries with the right item first, points of R@1, 95 % interval "
-        "(hollow: includes 0; bar: tuned)",
+        "points of R@1, 95 % interval; hollow: includes 0; grey bar: tuned on labels",
         "",
     )
 

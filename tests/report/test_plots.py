@@ -108,29 +108,40 @@ def ends_of(collection):
 def test_histograms_count_the_items_of_every_occurrence():
     figure = plot_occurrences(BEFORE, AFTER)
     (axes,) = figure.axes
-    assert len(axes.patches) == 2
-    for patch, counts in zip(axes.patches, (BEFORE, AFTER), strict=True):
+    assert len(axes.patches) == 3
+    for patch, counts in zip(axes.patches[:2], (BEFORE, AFTER), strict=True):
         values, edges, _ = patch.get_data()
         assert values.tolist() == np.bincount(counts, minlength=31).tolist()
         assert edges.tolist() == [n - 0.5 for n in range(32)]
     assert axes.get_yscale() == "log"
-    assert legend_of(figure) == ["uncorrected", "NNN"]
+    assert legend_of(figure) == ["uncorrected", "NNN", "by chance"]
     assert title_of(figure) == "How often does each of 10 items come first?"
     assert axes.get_xlabel() == "queries that get the item first"
     assert axes.get_ylabel() == "items, log scale"
 
 
-def test_maxima_are_marked_above_their_bars():
+def test_chance_is_what_the_same_hits_give_on_any_item_alike():
+    rng = np.random.default_rng(0)
+    hits = rng.multinomial(3000, np.full(1000, 1 / 1000))
+    values, edges, _ = plot_occurrences(hits).axes[0].patches[-1].get_data()
+    observed = np.histogram(hits, edges)[0]
+    assert np.abs(np.nan_to_num(values) - observed).max() < 4 * np.sqrt(observed.max())
+    assert np.nansum(values) == pytest.approx(1000, rel=0.01)
+
+
+def test_maxima_are_marked_above_their_bars_and_items_without_hits_are_counted():
     axes = plot_occurrences(BEFORE, AFTER).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["max 30", "max 6"]
-    assert [tuple(text.xy) for text in axes.texts] == [(30, 1.25), (6, 1.25)]
+    *maxima, never = axes.texts
+    assert [text.get_text() for text in maxima] == ["max 30", "max 6"]
+    assert [tuple(text.xy) for text in maxima] == [(30, 1.25), (6, 1.25)]
+    assert never.get_text() == "never first: 4 → 0 of 10 items"
     assert [line.get_xdata()[0] for line in axes.lines] == [30, 6]
 
 
 def test_one_distribution_may_stand_alone():
     figure = plot_occurrences(BEFORE, labels=["raw"], title="Hubs")
-    assert len(figure.axes[0].patches) == 1
-    assert legend_of(figure) == ["raw"]
+    assert len(figure.axes[0].patches) == 2
+    assert legend_of(figure) == ["raw", "by chance"]
     assert title_of(figure) == "Hubs"
 
 
@@ -146,7 +157,7 @@ def test_right_answers_per_item_are_a_line_at_their_mean(truth):
 def test_long_tails_are_put_in_wider_bins_that_lose_nobody(top):
     counts = np.array([0, 0, 3, top])
     axes = plot_occurrences(counts, counts // 2).axes[0]
-    for patch, each in zip(axes.patches, (counts, counts // 2), strict=True):
+    for patch, each in zip(axes.patches[:2], (counts, counts // 2), strict=True):
         values, edges, _ = patch.get_data()
         assert values.sum() == 4
         assert len(values) <= 61
@@ -160,7 +171,7 @@ def test_long_tails_are_put_in_wider_bins_that_lose_nobody(top):
 def test_labels_of_near_maxima_stand_one_above_the_other():
     for after, heights in ((BEFORE, (18, 6)), (AFTER, (6, 6))):
         axes = plot_occurrences(BEFORE, after).axes[0]
-        assert tuple(text.xyann[1] for text in axes.texts) == heights
+        assert tuple(text.xyann[1] for text in axes.texts[:2]) == heights
 
 
 def test_items_that_never_come_can_be_drawn():
@@ -296,9 +307,10 @@ def test_lines_over_k_hold_the_cells_of_their_alpha():
     tuning = make_tuning([1, 2, 4, 8], [0.25, 0.375, 0.5, 0.75, 1.0, 1.5])
     figure = plot_reference_k(tuning)
     axes = figure.axes[0]
-    names = ["no correction", "α = 0.25", "α = 0.5", "α = 0.75", "α = 1"]
-    assert legend_of(figure) == list(lines_of(axes)) == names
-    for alpha in (0.25, 0.5, 0.75, 1.0):
+    names = ["no correction", "α = 0.25", "α = 0.5", "α = 1"]
+    assert list(lines_of(axes)) == names
+    assert sorted(text.get_text() for text in axes.texts) == names[1:]
+    for alpha in (0.25, 0.5, 1.0):
         line = lines_of(axes)[f"α = {alpha:g}"]
         cells = [cell for cell in tuning.grid[1:] if cell.params["alpha"] == alpha]
         assert list(line.get_xdata()) == [cell.params["reference_k"] for cell in cells]
@@ -306,8 +318,8 @@ def test_lines_over_k_hold_the_cells_of_their_alpha():
     assert list(lines_of(axes)["no correction"].get_ydata()) == [50, 50]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4", "8"]
     assert axes.xaxis.get_transform().base == 2
-    assert axes.get_ylabel() == "R@1, %"
-    assert title_of(figure) == "R@1 at fixed α, 5,000 tuning queries"
+    assert axes.get_ylabel() == "right item first, % (R@1)"
+    assert title_of(figure) == "How many references to average? (5,000 tuning queries)"
 
 
 def test_lines_over_k_are_in_order_of_k():
@@ -317,12 +329,13 @@ def test_lines_over_k_are_in_order_of_k():
 
 def test_alphas_can_be_chosen_up_to_rounding():
     figure = plot_reference_k(make_tuning([1, 2], [0.1 * 3, 0.6]), [0.6, 0.3])
-    assert legend_of(figure) == ["no correction", "α = 0.6", "α = 0.3"]
+    assert list(lines_of(figure.axes[0])) == ["no correction", "α = 0.6", "α = 0.3"]
 
 
 def test_unusual_alphas_are_thinned_out_to_four():
     figure = plot_reference_k(make_tuning([1, 2], [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8]))
-    assert legend_of(figure)[1:] == ["α = 0.1", "α = 0.3", "α = 0.6", "α = 0.8"]
+    lines = list(lines_of(figure.axes[0]))
+    assert lines[1:] == ["α = 0.1", "α = 0.3", "α = 0.6", "α = 0.8"]
 
 
 @pytest.mark.parametrize("alphas", [[0.7], [0.5, 0.7], []])
@@ -334,7 +347,7 @@ def test_alphas_that_were_not_tried_are_refused(alphas):
 # --- bank size -----------------------------------------------------------------------------------
 
 
-def test_each_bank_has_a_tuned_line_and_a_dashed_automatic_one():
+def test_each_bank_has_a_line_of_the_own_rule_and_a_dashed_tuned_one():
     ablation = make_ablation([30_000, 15_000, 6000, 3000])
     figure = plot_bank_size(ablation)
     lines = lines_of(figure.axes[0])
@@ -342,36 +355,39 @@ def test_each_bank_has_a_tuned_line_and_a_dashed_automatic_one():
     assert list(lines["no correction"].get_ydata()) == [20, 20]
     for bank in ("flickr", "coco"):
         rows = [row for row in ablation.rows if row.bank == bank][::-1]
-        for kind, style in (("tuned", "-"), ("automatic", "--")):
-            line = lines[f"{bank}, {kind}"]
+        for kind, name, style in (("automatic", "own rule", "-"), ("tuned", "tuned", "--")):
+            line = lines[f"{bank}, {name}"]
             assert list(line.get_xdata()) == [row.n_references for row in rows]
             assert list(line.get_ydata()) == [100 * getattr(r, kind).recall_at_1 for r in rows]
             assert line.get_linestyle() == style
     assert is_colour(lines["flickr, tuned"].get_color(), BLUE)
-    assert is_colour(lines["coco, automatic"].get_color(), ORANGE)
-    expected = ["flickr", "coco", "tuned on validation", "automatic", "no correction"]
-    assert legend_of(figure) == expected
-    assert title_of(figure) == "R@1 by size of the bank, 25,000 test queries"
+    assert is_colour(lines["coco, own rule"].get_color(), ORANGE)
+    assert legend_of(figure) == ["NNN's own rule", "tuned on labels", "no correction"]
+    assert sorted(text.get_text() for text in figure.axes[0].texts) == ["coco", "flickr"]
+    assert title_of(figure) == "How many past queries are enough? (25,000 test queries)"
 
 
-def test_bands_and_bars_are_the_intervals_of_the_gain_above_no_correction():
+def test_banks_with_long_names_are_named_in_the_legend():
+    figure = plot_bank_size(make_ablation([1000, 2000], ["a bank with quite a long name"]))
+    assert legend_of(figure)[0] == "a bank with quite a long name"
+    assert not figure.axes[0].texts
+
+
+def test_bands_are_the_intervals_of_the_gain_above_no_correction():
     ablation = make_ablation([1000, 2000, 4000], ["flickr"])
-    band, bars = plot_bank_size(ablation).axes[0].collections
+    (band,) = plot_bank_size(ablation).axes[0].collections
     corners = band.get_paths()[0].vertices
-    for row, bar in zip(ablation.rows, ends_of(bars), strict=True):
-        gain = row.tuned.gain
+    for row in ablation.rows:
+        gain = row.automatic.gain
         heights = corners[corners[:, 0] == row.n_references, 1]
         assert heights.min() == pytest.approx(20 + 100 * gain.low)
         assert heights.max() == pytest.approx(20 + 100 * gain.high)
-        gain = row.automatic.gain
-        ends = [[row.n_references, 20 + 100 * gain.low], [row.n_references, 20 + 100 * gain.high]]
-        np.testing.assert_allclose(bar, ends)
 
 
 def test_a_bank_of_one_size_has_its_interval_too():
     ablation = make_ablation([1000], ["flickr"])
     axes = plot_bank_size(ablation).axes[0]
-    gain = ablation.rows[0].tuned.gain
+    gain = ablation.rows[0].automatic.gain
     ends = [ends_of(collection) for collection in axes.collections[1:]]
     np.testing.assert_allclose(ends[0][0, :, 1], [20 + 100 * gain.low, 20 + 100 * gain.high])
     assert axes.get_xlim() == (500, 2000)
@@ -402,7 +418,7 @@ def test_the_forest_has_one_row_per_method_best_first():
     ends = np.concatenate([ends_of(collection) for collection in axes.collections])
     np.testing.assert_allclose(ends[:, :, 0], [[100 * g.low, 100 * g.high] for g in expected])
     assert axes.yaxis_inverted()
-    assert title_of(figure) == "Gain in R@1 over no correction (20.00 %)"
+    assert title_of(figure) == "More queries with the right item first (no correction: 20.00 %)"
 
 
 def test_recalls_are_written_at_the_right_of_their_rows():
@@ -417,12 +433,12 @@ def test_an_interval_that_includes_zero_is_grey_and_hollow():
     for line, colour in zip(dots, (GREY, BLUE, GREY, ORANGE), strict=True):
         assert is_colour(line.get_color(), colour)
         assert is_colour(line.get_markerfacecolor(), "white" if colour == GREY else colour)
-    assert axes.get_xlabel() == "points on 25,000 test queries, 95 % interval; hollow: includes 0"
+    assert axes.get_xlabel() == "points of R@1 on 25,000 queries, 95 % interval; hollow: includes 0"
 
 
 def test_hollow_marks_are_explained_only_where_there_are_some():
     axes = plot_gains(make_comparison({"nnn": GAINS["nnn"]})).axes[0]
-    assert axes.get_xlabel() == "points on 25,000 test queries, 95 % interval"
+    assert axes.get_xlabel() == "points of R@1 on 25,000 queries, 95 % interval"
 
 
 def test_zero_is_a_line_and_signs_are_written():
@@ -511,7 +527,7 @@ def test_real_results_of_every_kind_can_be_drawn(small):
         == 3
     )
     tuning = tune(small.gallery, small.references, queries=small.queries, truth=np.arange(11))
-    assert len(plot_reference_k(tuning).axes[0].lines) == 5
+    assert len(plot_reference_k(tuning).axes[0].lines) == 4
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -9,15 +9,23 @@ or before, grey is no correction or no clear difference.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.io import write_whole
-from nnnorm.methods import describe_setting, label_method
-from nnnorm.study import Ablation, Cell, Comparison, Interval, Result, Tuning
+from nnnorm.methods import NNN, describe_setting, label_method
+from nnnorm.study import (
+    Ablation,
+    Cell,
+    Comparison,
+    Interval,
+    Result,
+    Tuning,
+    expect_occurrences,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +43,10 @@ _CURVES = (ORANGE, BLUE, "#009E73")  # before, after, another model
 _COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
-_USUAL_ALPHAS = (0.25, 0.5, 0.75, 1.0)
+_USUAL_ALPHAS = (0.25, 0.5, 1.0)
 _MANY_BINS = 60
+# Names of lines stand at their ends where they are few and short.
+_FEW_NAMES, _SHORT_NAME = 3, 16
 # Up to this many columns and rows the cells of a grid have room for their numbers.
 _ROOM = (12, 16)
 
@@ -53,6 +63,7 @@ def plot_occurrences(
     """Plot how many items come first for 0, 1, 2, … queries, before and after a correction.
 
     Hubs are the long tail on the right; the axis of items is logarithmic, so that one item shows.
+    The dashed line is chance: as many hits, each on any item alike.
 
     Parameters
     ----------
@@ -74,7 +85,7 @@ def plot_occurrences(
     --------
     >>> figure = plot_occurrences([4, 0, 0, 0], [1, 1, 2, 0], truth_per_item=1)
     >>> [text.get_text() for text in figure.axes[0].texts]
-    ['max 4', 'max 2']
+    ['max 4', 'max 2', 'never first: 3 → 1 of 4 items']
     """
     figure, axes = _make_figure(3.7)
     given = {"before": before, "after": after, "other": other}
@@ -106,6 +117,21 @@ def plot_occurrences(
         close = [n for n in range(number + 1, len(maxima)) if abs(maxima[n] - top) < 0.12 * reach]
         spot = (top, 1.25 * float(height[top // width]))
         _mark_maximum(axes, spot, f"max {top:,}", _CURVES[number], 6 + 12 * len(close))
+    by_chance = _chance(int(counts[0].sum()), len(counts[0]), edges)
+    look = {"color": GREY, "linewidth": 1.5, "linestyle": (0, (4, 2)), "zorder": 4}
+    axes.stairs(by_chance, edges, baseline=None, label="by chance", **look)
+    never = " → ".join(f"{(each == 0).sum():,}" for each in counts)
+    axes.text(
+        0.99,
+        0.97,
+        f"never first: {never} of {len(counts[0]):,} items",
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        fontsize=11,
+        fontweight="bold",
+        color=_INK,
+    )
     if right is not None:
         name = f"right answers: {right:,.3g} per item"
         axes.axvline(right, color=_INK, linewidth=1.2, linestyle=":", label=name)
@@ -137,6 +163,13 @@ def _mark_maximum(
         color=colour,
         path_effects=[halo],
     )
+
+
+def _chance(n_hits: int, n_items: int, edges: npt.NDArray[np.floating[Any]]) -> FloatArray:
+    """Items per bin if every hit fell on any item alike; below a hundredth of an item, nothing."""
+    items = expect_occurrences(n_hits, n_items, int(edges[-1] + 0.5) - 1)
+    found = items.reshape(-1, int(edges[1] - edges[0])).sum(axis=1)
+    return np.where(found < 0.01, np.nan, found)
 
 
 def plot_grid(tuning: Tuning) -> "Figure":
@@ -240,7 +273,7 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
     tuning : Tuning
         With NNN among its methods.
     alphas : sequence of float, optional
-        Which of the grid's α; by default 0.25, 0.5, 0.75 and 1, or four others if none is there.
+        Which of the grid's α; by default 0.25, 0.5 and 1, or up to four others if none is there.
 
     Returns
     -------
@@ -265,8 +298,14 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         raise NNNormError(f"alphas must be among those that were tried ({tried}); got {alphas}")
     figure, axes = _make_figure(3.7)
     _draw_baseline(axes, tuning.uncorrected.recall_at_1)
+    baseline, noise = (
+        100 * tuning.uncorrected.recall_at_1,
+        50 * (tuning.gain.high - tuning.gain.low),
+    )
+    axes.axhspan(baseline - noise, baseline + noise, color=_PALE, alpha=0.6, zorder=0)
     shades = require("matplotlib", "plots").colormaps["viridis"]
     ks: list[int] = []
+    ends: list[tuple[float, float, str, Any]] = []
     for number, alpha in enumerate(chosen):
         line = sorted(
             (cell.params["reference_k"], 100 * cell.recall_at_1)
@@ -275,29 +314,51 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         )
         axes.plot(
             *zip(*line, strict=True),
-            color=shades(0.85 * number / max(1, len(chosen) - 1)),
+            color=shades(0.75 * number / max(1, len(chosen) - 1)),
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=5,
             linewidth=1.8,
             label=f"α = {alpha:g}",
         )
+        ends.append((*line[-1], f"α = {alpha:g}", axes.lines[-1].get_color()))
         ks.extend(k for k, _ in line)
     _scale_log(axes, ks, base=2)
+    _name_lines(axes, ends)
     label_axes(
         axes,
-        f"R@1 at fixed α, {tuning.n_queries:,} tuning queries",
-        "k, references averaged per item",
-        "R@1, %",
+        f"How many references to average? ({tuning.n_queries:,} tuning queries)",
+        "k, references averaged per item; grey: within the noise of no correction",
+        "right item first, % (R@1)",
     )
-    add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
 
 
-def plot_bank_size(ablation: Ablation) -> "Figure":
-    """Plot R@1 against the size of the bank, tuned and automatic, with intervals of the gain.
+def _name_lines(axes: "Axes", ends: Sequence[tuple[float, float, str, Any]]) -> None:
+    """Write the names of lines at their right ends, one above the other where these are close."""
+    low, high = axes.get_ylim()
+    ordered = sorted(ends, key=lambda end: end[1])
+    places: list[float] = []
+    for _, y, _, _ in ordered:
+        places.append(max([y, *(place + 0.06 * (high - low) for place in places[-1:])]))
+    above = max(0.0, places[-1] - high)
+    for (x, _, name, colour), place in zip(ordered, places, strict=True):
+        axes.annotate(
+            name,
+            (x, place - above),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=colour,
+            annotation_clip=False,
+        )
 
-    Intervals are of the paired gain over no correction, so an interval that does not touch the grey
-    line is a clear gain or loss.
+
+def plot_bank_size(ablation: Ablation) -> "Figure":
+    """Plot R@1 against the size of the bank: NNN's own rule with its interval, and tuned beside.
+
+    Intervals are of the paired gain over no correction, so a band that does not touch the grey line
+    is a clear gain or loss.
 
     Parameters
     ----------
@@ -317,7 +378,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
     >>> task = Task(queries, gallery, truth)
     >>> found = ablate(gallery, bank, queries=queries, truth=truth, validation=task)
     >>> plot_bank_size(found).axes[0].get_xlabel()
-    'references in the bank'
+    'past queries in the bank'
     """
     figure, axes = _make_figure(4.2)
     if not ablation.rows:
@@ -326,43 +387,38 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
     baseline = 100 * ablation.uncorrected.recall_at_1
     _draw_baseline(axes, ablation.uncorrected.recall_at_1)
     names = list(dict.fromkeys(row.bank for row in ablation.rows))
-    handles = []
+    handles, ends = [], []
     for number, name in enumerate(names):
         rows = sorted((r for r in ablation.rows if r.bank == name), key=lambda r: r.n_references)
         sizes = [row.n_references for row in rows]
         colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
         look: dict[str, Any] = {"color": colour, "marker": marker, "zorder": 4}
-        tuned, low, high = _recalls([row.tuned for row in rows], baseline)
-        axes.fill_between(sizes, low, high, color=colour, alpha=0.13, linewidth=0)
+        automatic, low, high = _recalls([row.automatic for row in rows], baseline)
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
         if len(rows) == 1:  # a band needs two sizes
-            axes.vlines(sizes, low, high, color=colour, alpha=0.13, linewidth=12)
-        axes.plot(sizes, tuned, linewidth=2, markersize=7, label=f"{name}, tuned", **look)
-        untuned, low, high = _recalls([row.automatic for row in rows], baseline)
-        axes.vlines(sizes, low, high, color=colour, alpha=0.5, linewidth=1)
-        axes.plot(
-            sizes,
-            untuned,
-            linewidth=1.4,
-            linestyle="--",
-            markerfacecolor="white",
-            markersize=4.5,
-            label=f"{name}, automatic",
-            **look,
-        )
-        handles.append(lines.Line2D([], [], linewidth=2, markersize=7, label=name, **look))
+            axes.vlines(sizes, low, high, color=colour, alpha=0.15, linewidth=12)
+        axes.plot(sizes, automatic, linewidth=2.2, markersize=7, label=f"{name}, own rule", **look)
+        tuned, _, _ = _recalls([row.tuned for row in rows], baseline)
+        thin: dict[str, Any] = {"linewidth": 1.2, "linestyle": "--", "alpha": 0.8, "color": colour}
+        axes.plot(sizes, tuned, label=f"{name}, tuned", **thin)
+        ends.append((sizes[-1], automatic[-1], name, colour))
+        handles.append(lines.Line2D([], [], linewidth=2.2, markersize=7, label=name, **look))
     _scale_log(axes, [row.n_references for row in ablation.rows], base=10)
     label_axes(
         axes,
-        f"R@1 by size of the bank, {ablation.n_queries:,} test queries",
-        "references in the bank",
-        "R@1, %",
+        f"How many past queries are enough? ({ablation.n_queries:,} test queries)",
+        "past queries in the bank",
+        "right item first, % (R@1)",
     )
+    if len(names) <= _FEW_NAMES and max(map(len, names)) <= _SHORT_NAME:
+        _name_lines(axes, ends)
+        handles = []
     handles += [
-        lines.Line2D([], [], color=_INK, linewidth=2, label="tuned on validation"),
-        lines.Line2D([], [], color=_INK, linewidth=1.4, linestyle="--", label="automatic"),
+        lines.Line2D([], [], color=_INK, linewidth=2.2, label="NNN's own rule"),
+        lines.Line2D([], [], color=_INK, linewidth=1.2, linestyle="--", label="tuned on labels"),
         axes.lines[0],
     ]
-    add_legend(figure, handles, "bands and bars: 95 % interval of the gain over no correction")
+    add_legend(figure, handles, "bands: 95 % interval of the gain over no correction")
     return figure
 
 
@@ -403,13 +459,17 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.axvline(0, color=_INK, linewidth=1, zorder=1.5)
     for place, (result, gain) in enumerate(rows):
         colour = GREY if gain.includes_zero else BLUE if gain.mean > 0 else ORANGE
-        axes.hlines(place, 100 * gain.low, 100 * gain.high, color=colour, linewidth=2)
+        is_nnn = result.method == NNN().name
+        if is_nnn:
+            axes.axhspan(place - 0.42, place + 0.42, color="#EAF3F9", zorder=0)
+        width = 3.5 if is_nnn else 2
+        axes.hlines(place, 100 * gain.low, 100 * gain.high, color=colour, linewidth=width)
         axes.plot(
             100 * gain.mean,
             place,
             color=colour,
             marker="o",
-            markersize=7,
+            markersize=9 if is_nnn else 7,
             markerfacecolor="white" if gain.includes_zero else colour,
             markeredgewidth=1.5,
         )
@@ -426,13 +486,16 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [label_method(result.method) for result, _ in rows])
+    for label, (result, _) in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if result.method == NNN().name else "normal")
     axes.xaxis.set_major_formatter(lambda value, _: _signed(value))
     unclear = "; hollow: includes 0" if any(gain.includes_zero for _, gain in rows) else ""
     baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
     label_axes(
         axes,
-        "Gain in R@1 over no correction" + (f" ({baseline[0]:.2f} %)" if baseline else ""),
-        f"points on {comparison.n_queries:,} test queries, 95 % interval{unclear}",
+        "More queries with the right item first"
+        + (f" (no correction: {baseline[0]:.2f} %)" if baseline else ""),
+        f"points of R@1 on {comparison.n_queries:,} queries, 95 % interval{unclear}",
         "",
     )
     return figure
@@ -494,13 +557,25 @@ def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
     for number in range(n_panels):
         shared = panels[0] if panels else None
         axes = figure.add_subplot(1, n_panels, number + 1, facecolor="white", sharey=shared)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[:].set_color("#BBBBBB")
-        axes.tick_params(colors=_INK, labelsize=9.5, length=0)
-        axes.set_axisbelow(True)
-        axes.grid(axis="y", color=_PALE, linewidth=0.8)
+        style_axes(axes)
         panels.append(axes)
     return figure, panels
+
+
+def style_axes(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
+    """Give axes the look of all plots: no frame, pale lines along one axis.
+
+    Examples
+    --------
+    >>> figure, (axes,) = make_panels(3.0, 1)
+    >>> style_axes(axes, grid="x")
+    """
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_color("#BBBBBB")
+    axes.tick_params(colors=_INK, labelsize=9.5, length=0)
+    axes.set_axisbelow(True)
+    axes.grid(visible=False)
+    axes.grid(axis=grid, color=_PALE, linewidth=0.8)
 
 
 def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:

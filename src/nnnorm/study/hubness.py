@@ -180,7 +180,7 @@ def expect_occurrences(n_queries: int, n_gallery: int, most: int) -> FloatArray:
     >>> expect_occurrences(2, 2, 2).tolist()
     [0.5, 1.0, 0.5]
     """
-    if n_queries < 1 or n_gallery < 1:
+    if n_queries < 0 or n_gallery < 1:
         raise NNNormError(f"queries and items are needed; got {n_queries} and {n_gallery}")
     if n_gallery == 1:
         return np.where(np.arange(most + 1) == n_queries, 1.0, 0.0)
