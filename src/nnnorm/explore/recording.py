@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.packing import pack
 from nnnorm.explore.session import Session, draw_some
 from nnnorm.explore.views import Views
@@ -68,7 +69,9 @@ def record(
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
         raise NNNormError(f"{target} is not empty; give a new folder for the export")
-    answers, items = _record_answers(Views(session), progress)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NNNormWarning)  # `Material.notes` has those of the inputs
+        answers, items = _record_answers(Views(session), progress)
     shown = _write_pictures(session, target / "pictures", items)
     for suffix in ("css", "svg"):
         for file in _STATIC.glob(f"*.{suffix}"):
