@@ -12,6 +12,7 @@ keeps; its memory is read at the start, after a third, and at the end.
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -238,6 +239,7 @@ def main() -> int:
     sizes = dict(list(SIZES.items())[: 1 if options.small else None])
     results = {
         "machine": machine(),
+        "load_average": os.getloadavg()[1],  # what else ran on the machine shows in all figures
         "versions": {name: version(name) for name in ("numpy", "fastapi", "uvicorn")},
         "moves": [measure_moves(n, asked, options.moves) for n, asked in sizes.items()],
         "load": measure_load(5_000, 5_000, 10.0 if options.small else options.seconds),

@@ -140,6 +140,22 @@ def test_the_command_writes_a_page_that_names_its_files(files, tmp_path):
     assert str(files / "gallery.npy") in recorded
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_listening_for_others_needs_a_flag_and_is_warned_of(files, host, monkeypatch):
+    served = []
+    monkeypatch.setattr("nnnorm.explore.serve", lambda *given: served.append(given))
+    line = "explore --gallery {0}/gallery.npy --queries {0}/queries.npy "
+    line += "--references {0}/references.npy --port 0 --no-browser"
+    given = [] if host == "127.0.0.1" else ["--host", host]
+    done = CliRunner().invoke(app, [*line.format(files).split(), *given])
+    assert done.exit_code == 0, done.stderr
+    assert ("everyone who reaches this machine" in done.stderr) == (host == "0.0.0.0")
+    assert re.search(r"http://(127\.0\.0\.1|localhost):\d+/", done.stdout)
+    _, opened, asked = served[0]
+    assert opened.getsockname()[0] == asked == host
+    opened.close()
+
+
 def test_markup_in_a_caption_can_not_end_the_script_of_a_recorded_page(material, tmp_path):
     few = replace(
         material, queries=material.queries.subset(np.arange(3)), truth=None, pictures=None,

@@ -10,8 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from nnnorm import Bias, NNNormError
-from nnnorm.explore import FolderPictures, Session, listen, make_app, unpack
+from nnnorm import Bias, NNNormError, load_shapes, open_embeddings
+from nnnorm.explore import (
+    FolderPictures,
+    Material,
+    Session,
+    listen,
+    make_app,
+    record,
+    unpack,
+)
+from nnnorm.study import open_truth
 from tests.explore.conftest import ATTACK
 
 REFUSED = (403, 404, 422)
@@ -288,3 +297,21 @@ def test_answers_are_plain_json(client):
         assert answer.status_code == 200
         if answer.headers["content-type"].startswith("application/json"):
             assert json.loads(answer.text)
+
+
+def test_a_handful_of_rows_is_shown_or_refused_in_one_sentence(tmp_path):
+    rows = load_shapes().gallery
+    gallery, queries, bank = (
+        open_embeddings(rows[some], name=name)
+        for name, some in (("gallery", slice(3)), ("queries", [3]), ("references", [4, 5]))
+    )
+    truth = open_truth([1], n_queries=1, n_gallery=3)
+    session = Session(Material(gallery, queries, bank, bank, truth=truth))
+    for later in (session.map, session.tuning, session.scan):
+        later.result()
+    with TestClient(make_app(session), base_url="http://localhost") as opened:
+        for path in _parameters(opened):
+            answer = opened.get(path, params={"query": 0} if "search" in path else {"item": 1})
+            assert answer.status_code in (200, *REFUSED), path
+        assert opened.get("/api/hubs").status_code == 200
+    assert "index.html" in record(session, tmp_path / "out")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar, cast
 
+from nnnorm.errors import NNNormError
+
 _T = TypeVar("_T")
 
 
@@ -85,6 +87,13 @@ class Later(Generic[_T]):
         """Return the result, once it is there, or raise the error of the work."""
         self.start()
         return self._future.result()
+
+    def result(self) -> _T | None:
+        """Return the result, once it is there; None where the inputs are too small for the work."""
+        try:
+            return self.wait()
+        except NNNormError:
+            return None
 
     def _run(self) -> None:
         try:

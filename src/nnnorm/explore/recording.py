@@ -11,14 +11,16 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
 
-from nnnorm.errors import NNNormError, require
+from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.packing import pack
 from nnnorm.explore.session import Session, draw_some
 from nnnorm.explore.views import Views
@@ -68,7 +70,9 @@ def record(
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
         raise NNNormError(f"{target} is not empty; give a new folder for the export")
-    answers, items = _record_answers(Views(session), progress)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NNNormWarning)  # `Material.notes` has those of the inputs
+        answers, items = _record_answers(Views(session), progress)
     shown = _write_pictures(session, target / "pictures", items)
     for suffix in ("css", "svg"):
         for file in _STATIC.glob(f"*.{suffix}"):
@@ -129,7 +133,7 @@ def _record_answers(
     """All answers by the address that the page asks, and all items that they name."""
     session = views.session
     for later in (session.map, session.tuning, session.scan):
-        later.wait()
+        later.result()
     answers: dict[str, Any] = {}
     items: dict[str, Any] = {}
 
@@ -160,7 +164,8 @@ def _record_answers(
     keep("bank", {}, *views.bank())
     for number, (params, method) in enumerate(settings):
         keep("hubs", params, *views.hubs(method))
-        keep("quality", params, dict(views.quality(method)))
+        with suppress(NNNormError):  # too few queries for an interval
+            keep("quality", params, dict(views.quality(method)))
         keep("map/values", params, *views.map_values(method))
         for row in rows:
             keep("search", {**params, "query": int(row)}, *views.search(method, query=int(row)))
@@ -267,7 +272,8 @@ def make_table(session: Session, method: Method) -> bytes:
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     material = session.material
     items, places = session.map.wait()
-    verdicts = session.scan.wait().verdicts
+    found = session.scan.result()
+    verdicts = ["fine"] * len(session.gallery) if found is None else found.verdicts
     columns: dict[str, Any] = {
         "id": [material.name_item(int(item)) for item in items],
         "text": [material.describe_item(int(item)) for item in items],

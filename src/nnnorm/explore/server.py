@@ -329,8 +329,7 @@ def _add_routes(app: Any, fastapi: Any, views: Views) -> None:
 
     def save_quarantine() -> Any:
         """The ids that `nnnorm scan` would quarantine, one per line, for `nnnorm index delete`."""
-        ids = session.scan.wait().quarantined
-        text = "".join(f"{one}\n" for one in ids)
+        text = "".join(f"{one}\n" for one in session.scan.wait().quarantined)
         return _attachment(responses, text.encode(), "quarantine.txt", "text/plain")
 
     def save_table(method: Chosen) -> Any:

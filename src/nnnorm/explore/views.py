@@ -34,6 +34,7 @@ from nnnorm.study import (
     open_truth,
     robust_z,
 )
+from nnnorm.suspects import Suspect
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -192,7 +193,7 @@ class Views:
             is_never, is_back, is_gone = (some & mask for some in (is_never, is_back, is_gone))
         never, back = (_draw(session, some) for some in (is_never, is_back))
         hubs = _list_hubs(session, bias, mask)
-        verdicts = _verdicts(session)
+        suspects = _suspects(session)
         wrong = [-1.0 if hub.wrong_share is None else hub.wrong_share for hub in hubs]
         rows = np.array([hub.item for hub in hubs], dtype=np.int64)
         about = {
@@ -206,7 +207,9 @@ class Views:
             "n_back": int(is_back.sum()),
             "n_gone": int(is_gone.sum()),
             "scan_is_ready": session.scan.is_ready,
-            "verdicts": [verdicts.get(int(item), "fine") for item in rows],
+            "verdicts": [
+                suspects[item].verdict if item in suspects else "fine" for item in rows.tolist()
+            ],
             "items": _items(session, [*rows, *never, *back]),
         }
         return about, {
@@ -237,8 +240,7 @@ class Views:
             shown = np.sort(rng.choice(wrong, _N_WRONG, replace=False))
         groups = _group(session, shown)
         copies = _copies_of(session, item)
-        suspects = session.scan.wait().suspects if session.scan.is_ready else ()
-        suspect = next((one for one in suspects if one.item == item), None)
+        suspect = _suspects(session).get(item)
         bias = session.bias_of(method)
         about = {
             "item": item,
@@ -287,7 +289,9 @@ class Views:
         session = self.session
         if not session.scan.is_ready:
             return {"ready": False}
-        found = session.scan.wait()
+        found = session.scan.result()
+        if found is None:
+            return {"ready": True, "suspects": []}
         return {
             "ready": True,
             **found.to_dict(),
@@ -308,7 +312,7 @@ class Views:
             return {"ready": True, "has_truth": False}
         if not session.tuning.is_ready:
             return {"ready": False}
-        tuning = session.tuning.wait()
+        tuning = session.tuning.result()
         if tuning is None:
             return {"ready": True, "has_truth": False}
         cells = [cell for cell in tuning.grid if cell.method == "nnn"]
@@ -491,10 +495,10 @@ def _draw(session: Session, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64
     return items if len(items) <= _N_SHOWN else np.sort(rng.choice(items, _N_SHOWN, replace=False))
 
 
-def _verdicts(session: Session) -> dict[int, str]:
-    if not session.scan.is_ready:
-        return {}
-    return {suspect.item: suspect.verdict for suspect in session.scan.wait().suspects}
+def _suspects(session: Session) -> dict[int, Suspect]:
+    """Items that are not fine, by number; none while the scan goes on."""
+    found = session.scan.result() if session.scan.is_ready else None
+    return {} if found is None else {suspect.item: suspect for suspect in found.suspects}
 
 
 def _right(session: Session, row: Any) -> list[int]:

@@ -111,7 +111,7 @@ function drawMenu() {
       make("h3", {}, "This setting on the command line"), commands,
       make("div", { class: "row" }, copy, links,
         make("button", { class: "button", type: "button", onclick: () => saveText("setting.json", JSON.stringify(shown, null, 2)) }, "Setting as JSON")),
-      make("p", { class: "soft small" }, "The quarantine list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
+      isRecorded ? null : make("p", { class: "soft small" }, "The quarantine list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
   closeOutside(menu);
   return menu;
 }

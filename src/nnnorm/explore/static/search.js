@@ -7,7 +7,7 @@ export function searchView(root) {
     "aria-label": about.can_encode ? "Type a query" : "Find a query by its words",
     placeholder: about.can_encode ? `Type a query${about.examples.length ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
   const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.can_encode ? "Search" : "Find"));
-  const chips = make("div", { class: "chips" });
+  const chips = make("div", { class: isRecorded ? "chips many" : "chips" });
   const asked = make("div", { class: "asked" });
   const before = make("ol", { class: "cards", id: "before" });
   const after = make("ol", { class: "cards", id: "after" });
