@@ -2,8 +2,8 @@
 
 Synthetic unit rows (5,000 items, 256 dimensions) go into each engine with the correction built in.
 One query at a time is sent in turns, through `index.search` and with the engine's own call, which
-gets the vector of `index.ask` ready made. Both ask for 10 hits. What runs in this process is timed
-by its own seconds of CPU, a server by the clock on the wall; of each side the median counts.
+gets the vector of `index.ask` ready made. Both ask for 10 hits. Of each side the medians count: of
+the CPU seconds of this process, which has no part of a server, and of the clock on the wall.
 
     python benchmarks/calls.py [--engine NAME] [--calls 300] [--output FILE.json]
     python benchmarks/calls.py --tables     # print the table of the stored JSON
@@ -31,6 +31,7 @@ from nnnorm.io.files import check_writable, write_whole
 
 OUTPUT = RESULTS / "calls.json"
 K = 10
+CLOCKS = ("cpu", "wall")
 # One query, ready made, sent with the engine's own client.
 Call: TypeAlias = Callable[[Floats], Any]
 
@@ -150,23 +151,26 @@ def measure(name: str, rows: dict[str, Floats], bias: nnnorm.Bias, n_calls: int)
     url, file, make_call = ENGINES[name]
     with tempfile.TemporaryDirectory(prefix="nnnorm-", dir=QUICK) as folder:
         place = str(Path(folder) / file)
-        is_server = "{postgres}" in url
-        address, clock = (postgres(), time.perf_counter) if is_server else ("", time.process_time)
+        address = postgres() if "{postgres}" in url else ""
         with build_index(url.format(place, postgres=address), rows["gallery"], bias) as index:
             call = make_call(index, place)
             asked = index.ask(rows["queries"])
-            times: dict[str, list[float]] = {"index": [], "own": []}
+            times: dict[str, list[tuple[float, float]]] = {"index": [], "own": []}
             for turn in range(-n_calls // 10, n_calls):
                 one = turn % len(asked)
                 query, vector = rows["queries"][one : one + 1], asked[one]
                 # Whichever comes second finds warm caches: they take turns.
                 for side in ("index", "own") if turn % 2 else ("own", "index"):
-                    started = clock()
+                    started = time.process_time(), time.perf_counter()
                     index.search(query, k=K) if side == "index" else call(vector)
+                    ended = time.process_time(), time.perf_counter()
                     if turn >= 0:
-                        times[side].append(1000 * (clock() - started))
-    ours, own = (statistics.median(times[side]) for side in ("index", "own"))
-    return {"engine": name, "index_ms": round(ours, 4), "own_ms": round(own, 4)}
+                        times[side].append((ended[0] - started[0], ended[1] - started[1]))
+    result: dict[str, Any] = {"engine": name}
+    for side, taken in times.items():
+        for clock, values in zip(CLOCKS, zip(*taken, strict=True), strict=True):
+            result[f"{side}_{clock}_ms"] = round(1000 * statistics.median(values), 4)
+    return result
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -174,14 +178,13 @@ def tables(results: dict[str, Any]) -> str:
     rows = [
         [
             row["engine"],
-            f"{row['own_ms']:.2f}",
-            f"{row['index_ms']:.2f}",
-            f"{row['index_ms'] - row['own_ms']:.2f}",
-            f"{row['index_ms'] / row['own_ms']:.2f}",
+            *(f"{row[f'{side}_{clock}_ms']:.2f}" for clock in CLOCKS for side in ("own", "index")),
+            f"{row['index_cpu_ms'] - row['own_cpu_ms']:+.2f}",
         ]
         for row in results["engines"]
     ]
-    columns = ["engine", "own call, ms", "`index.search`, ms", "difference, ms", "ratio"]
+    columns = ["engine", "own call, CPU ms", "`index.search`"]
+    columns += ["own call, wall ms", "`index.search`", "added, CPU ms"]
     return table(columns, rows) + "\n"
 
 

@@ -5,8 +5,8 @@ the engine's own language; clients and collections that are the caller's own.
 """
 
 import asyncio
+import os
 import shutil
-import subprocess
 import sys
 import threading
 
@@ -24,6 +24,7 @@ from nnnorm.index.stores.chroma import ChromaStore
 from nnnorm.index.stores.milvus import MilvusStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
+from tests.index.living import make_context, start_server
 from tests.index.test_index import make_data
 from tests.index.test_index_servers import chroma_server
 from tests.servers import clear_memory, in_memory, release_milvus
@@ -317,41 +318,41 @@ def test_searches_of_many_threads_see_only_the_old_or_only_the_new(engine, folde
     writer.close()
 
 
-KILLED = """
-import os, sys
-from nnnorm.index import open_store
-url, part, step, method = sys.argv[1:]
-done = 0
+def die(url, part, step, method):
+    """Run a method of a store, and end before a step of it."""
+    renames = ("os.rename", "os.rmdir", "os.remove", "nnnorm.rename")  # replace is a rename
+    done, modify = [0], chromadb.Collection.modify
 
-def die(event, args):
-    global done
-    if event in ("os.rename", "os.rmdir", "os.remove", "nnnorm.rename"):  # replace is a rename
-        done += 1
-        if done == int(step):
+    def count(event, args):
+        done[0] += event in renames
+        if done[0] == step:
             os._exit(9)
 
-if url.startswith("chroma"):
-    from chromadb.api.models.Collection import Collection
-    before = Collection.modify
-
-    def modify(*args, **kwargs):
+    def modify_and_tell(*args, **options):
         sys.audit("nnnorm.rename")
-        return before(*args, **kwargs)
+        return modify(*args, **options)
 
-    Collection.modify = modify
-store = open_store(url)
-store = store.other() if part == "other" else store
-store.facts()
-sys.addaudithook(die)
-getattr(store, method)()
-"""
+    chromadb.Collection.modify = modify_and_tell
+    store = open_store(url)
+    store = store.other() if part == "other" else store
+    store.facts()
+    sys.addaudithook(count)
+    getattr(store, method)()
+
+
+@pytest.fixture(scope="session")
+def children():
+    start_server()
 
 
 def kill(engine, folder, step, method, part="served"):
     """Run a method in another process, which dies before a step of it."""
     release_milvus()
-    program = [sys.executable, "-c", KILLED, URLS[engine].format(folder), part, str(step), method]
-    assert subprocess.run(program, check=False).returncode == 9
+    arguments = (URLS[engine].format(folder), part, step, method)
+    child = make_context().Process(target=die, args=arguments)
+    child.start()
+    child.join(120)
+    assert child.exitcode == 9
 
 
 STEPS = [
@@ -361,6 +362,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.usefixtures("children")
 @pytest.mark.parametrize(("engine", "step"), STEPS)
 def test_an_exchange_that_is_killed_leaves_one_generation_whole(engine, step, folder):
     old, new = rows(40), rows(60, seed=1)
@@ -378,6 +380,7 @@ def test_an_exchange_that_is_killed_leaves_one_generation_whole(engine, step, fo
     store.close()
 
 
+@pytest.mark.usefixtures("children")
 @pytest.mark.parametrize("step", [1, 2, 9])
 def test_a_shard_whose_removal_was_killed_is_gone(step, folder):
     store = fill(make("qdrant-edge", folder), rows(40))

@@ -128,8 +128,8 @@ class CorrectedIndex:
             )
         given = None if weight is None else check_weight(weight)
         for _ in range(_ATTEMPTS):
-            ranking = self._search(rows, int(k), given, filter, max_fetch, with_metadata)
-            if self.store.mark() == self._mark:
+            ranking, mark = self._search(rows, int(k), given, filter, max_fetch, with_metadata)
+            if (self.store.mark() if mark is None else mark) == self._mark:
                 return ranking
             self._read_note()  # the next generation is served since
         raise NNNormError(
@@ -145,11 +145,13 @@ class CorrectedIndex:
         filter: Any,
         max_fetch: int,
         with_metadata: bool,
-    ) -> IndexRanking:
+    ) -> tuple[IndexRanking, object]:
+        """Search once, and return the mark of what was searched too; None where it is not known."""
         store, recipe = self.store, self.recipe
         used = recipe.weight if weight is None else weight
         check_correction(used, [recipe.lowest, recipe.highest])
         known: dict[Any, dict[str, Any]] = {}
+        mark: object = None
         if recipe.way == "rerank":
             limit = max(k, min(max_fetch, store.largest_k or max_fetch))
             asked = {"weight": used, "limit": limit, "filter": filter, "mark": self._mark}
@@ -163,13 +165,14 @@ class CorrectedIndex:
                 found = store.search(vectors, k, filter)
                 scores = recipe.read_scores(found.scores, vectors, used)
             ranking = rank(found.ids, scores, k)
+            mark = None if with_metadata else found.mark  # metadata are read after the hits
             if with_metadata and found.metadata is not None:
                 known = {
                     own: entry
                     for ids, entries in zip(found.ids.tolist(), found.metadata, strict=True)
                     for own, entry in zip(ids, entries, strict=False)
                 }
-        return add_metadata(store, ranking, known) if with_metadata else ranking
+        return (add_metadata(store, ranking, known) if with_metadata else ranking), mark
 
     @explain_arguments
     def ask(

@@ -104,12 +104,15 @@ class Found:
     metadata : list of lists of dict, optional
         Metadata of the items, per query, where the engine returns them with the hits anyway; else
         `Store.metadata_of` is asked for them when a caller wants them.
+    mark : object
+        What `Store.mark` would have returned, where the engine returns it with the hits; else None.
     """
 
     ids: Ids
     scores: FloatArray
     values: FloatArray | None = None
     metadata: list[list[dict[str, Any]]] | None = None
+    mark: object = None
 
 
 @dataclass(frozen=True)
@@ -506,7 +509,7 @@ def gather_hits(rows: Sequence[Sequence[Hit]], score: Callable[[float], float] =
     has_values = all(hit[2] is not None for row in rows for hit in row)
     shape = len(rows), max((len(row) for row in rows), default=0)
 
-    def fill(column: int, empty: Any, kind: Any) -> npt.NDArray[Any]:
+    def fill(column: int, empty: Any, kind: Any) -> Any:  # a longer type is built at each call
         padded = [[hit[column] for hit in row] + [empty] * (shape[1] - len(row)) for row in rows]
         return np.array(padded, dtype=kind).reshape(shape)
 

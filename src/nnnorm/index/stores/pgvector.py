@@ -9,7 +9,7 @@ as metadata. The operator ``<#>`` is minus the inner product: indexes only sort 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require
@@ -78,6 +78,14 @@ class PgvectorOptions(TableOptions):
     id: str = option("", "Column of the ids; by default the primary key.")
     embedding: str = option("", "Column of the vectors; by default the only one.")
     host: str = option("", "Server, or the folder of its socket, where the URL does not name it.")
+
+
+# What changes when a table is renamed or commented on.
+_MARK = (
+    "(SELECT concat_ws(' ', c.oid, c.xmin, d.xmin) FROM pg_class c LEFT JOIN pg_description d ON "
+    "d.objoid = c.oid AND d.objsubid = 0 AND d.classoid = 'pg_class'::regclass WHERE c.oid = "
+    "to_regclass(%s))"
+)
 
 
 @dataclass(frozen=True)
@@ -344,13 +352,7 @@ class PgvectorStore(TableStore):
 
     def mark(self) -> object:
         """The table of this name, and the transactions that last renamed it and commented on it."""
-        rows = self._run(
-            "SELECT c.oid, c.xmin::text, d.xmin::text FROM pg_class c LEFT JOIN pg_description d "
-            "ON d.objoid = c.oid AND d.objsubid = 0 AND d.classoid = 'pg_class'::regclass "
-            "WHERE c.oid = to_regclass(%s)",
-            [self._table],
-        )
-        return rows[0] if rows else ()
+        return self._run(f"SELECT {_MARK}", [self._table])[0][0]
 
     def version(self) -> object:
         """Every change of a row, as its transaction numbers show: a scan without the vectors."""
@@ -679,23 +681,24 @@ class PgvectorStore(TableStore):
         asked = distance.format(vector=quote_name(table.vector), query=f"%s::{table.base}")
         where = "" if filter is None else f"WHERE {self._condition(filter)} "
         statement = (
-            f"SELECT {quote_name(table.id)}, {asked} AS distance, "
+            f"SELECT {quote_name(table.id)}, {asked} AS distance, {_MARK}, "
             f"{BIAS if self.returns_values and table.has_bias else 'NULL::real'} "
             f"FROM {self._table} {where}"
             "ORDER BY distance LIMIT %s"
         )
-        rows = []
+        rows, mark = [], None
         with self._searching(table, k):
             for query in queries:
-                values = [_literal(query), k]
+                values = [_literal(query), self._table, k]
                 found = self._run(statement, values)
                 if where and len(found) < k and table.graph is not None:
                     # The graph gives up after 20,000 rows that the filter refuses.
                     with self._transaction():
                         self._run("SET LOCAL enable_indexscan = off")
                         found = self._run(statement, values)
-                rows.append([(_plain(i), d, m) for i, d, m in found if d is not None])
-        return gather_hits(rows, _SCORES[metric])
+                mark = found[0][2] if found else mark
+                rows.append([(_plain(i), d, m) for i, d, _, m in found if d is not None])
+        return replace(gather_hits(rows, _SCORES[metric]), mark=mark)
 
     def _condition(self, filter: Any) -> str:
         composable = require("psycopg.sql", "pgvector").Composable
