@@ -45,6 +45,7 @@ def benchmark(monkeypatch):
         ("choosing", "choosing.md"),
         ("drift", "corrector.md"),
         ("engines", "engines/README.md"),
+        ("evidence", "evidence.md"),
         ("extend", "corrector.md"),
         ("extras", "encoders.md"),
         ("flickr8k", "flickr8k.md"),
@@ -89,6 +90,7 @@ def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
     [
         ("approximate", "flickr8k"),
         ("automatic_rule", ALL_SETS),
+        ("evidence", ALL_SETS),
         ("foreign", ALL_SETS),
         ("logs", "flickr8k"),
         ("choosing", "flickr8k and no unsplash500"),
@@ -130,7 +132,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["banks.md", "corrector.md", "scan.md"])
+@pytest.mark.parametrize("name", ["banks.md", "check.md", "corrector.md", "scan.md"])
 def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
     """In their order, after the Python, which writes their files; a comment says the exit code."""
     monkeypatch.chdir(tmp_path)

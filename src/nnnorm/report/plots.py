@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.io import write_whole
-from nnnorm.methods import describe_setting, label_method
+from nnnorm.methods import NNN, describe_setting, label_method
 from nnnorm.study import Ablation, Cell, Comparison, Interval, Result, Tuning
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 _COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
-_USUAL_ALPHAS = (0.25, 0.5, 0.75, 1.0)
+_USUAL_ALPHAS = (0.25, 0.5, 1.0)
 _MANY_BINS = 60
 # Up to this many columns and rows the cells of a grid have room for their numbers.
 _ROOM = (12, 16)
@@ -51,6 +51,7 @@ def plot_occurrences(
     """Plot how many items come first for 0, 1, 2, … queries, before and after a correction.
 
     Hubs are the long tail on the right; the axis of items is logarithmic, so that one item shows.
+    The dashed line is chance: as many hits, each on any item alike.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def plot_occurrences(
     --------
     >>> figure = plot_occurrences([4, 0, 0, 0], [1, 1, 2, 0], truth_per_item=1)
     >>> [text.get_text() for text in figure.axes[0].texts]
-    ['max 4', 'max 2']
+    ['max 4', 'max 2', 'never first: 3 → 1 of 4 items']
     """
     figure, axes = _make_figure(3.7)
     counts = [_check_counts(before, "before")]
@@ -117,6 +118,21 @@ def plot_occurrences(
             color=colour,
             path_effects=[halo],
         )
+    by_chance = _chance(int(counts[0].sum()), len(counts[0]), edges)
+    look = {"color": GREY, "linewidth": 1.5, "linestyle": (0, (4, 2)), "zorder": 4}
+    axes.stairs(by_chance, edges, baseline=None, label="by chance", **look)
+    never = " → ".join(f"{(each == 0).sum():,}" for each in counts)
+    axes.text(
+        0.99,
+        0.97,
+        f"never first: {never} of {len(counts[0]):,} items",
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        fontsize=11,
+        fontweight="bold",
+        color=_INK,
+    )
     if right is not None:
         name = f"right answers: {right:,.3g} per item"
         axes.axvline(right, color=_INK, linewidth=1.2, linestyle=":", label=name)
@@ -131,6 +147,17 @@ def plot_occurrences(
     axes.yaxis.set_minor_locator(require("matplotlib.ticker", "plots").NullLocator())
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
+
+
+def _chance(n_hits: int, n_items: int, edges: FloatArray) -> FloatArray:
+    """Items per bin if every hit fell on any item alike; below a hundredth of an item, nothing."""
+    counts = np.arange(int(edges[-1] + 0.5))
+    mean = max(n_hits / n_items, 1e-9)
+    logs = counts * np.log(mean) - mean - np.cumsum(np.log(np.maximum(counts, 1)))
+    items = n_items * np.exp(logs)
+    width = int(edges[1] - edges[0])
+    found = items.reshape(-1, width).sum(axis=1)
+    return np.where(found < 0.01, np.nan, found)
 
 
 def plot_grid(tuning: Tuning) -> "Figure":
@@ -234,7 +261,7 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
     tuning : Tuning
         With NNN among its methods.
     alphas : sequence of float, optional
-        Which of the grid's α; by default 0.25, 0.5, 0.75 and 1, or four others if none is there.
+        Which of the grid's α; by default 0.25, 0.5 and 1, or up to four others if none is there.
 
     Returns
     -------
@@ -259,8 +286,14 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         raise NNNormError(f"alphas must be among those that were tried ({tried}); got {alphas}")
     figure, axes = _make_figure(3.7)
     _draw_baseline(axes, tuning.uncorrected.recall_at_1)
+    baseline, noise = (
+        100 * tuning.uncorrected.recall_at_1,
+        50 * (tuning.gain.high - tuning.gain.low),
+    )
+    axes.axhspan(baseline - noise, baseline + noise, color=_PALE, alpha=0.6, zorder=0)
     shades = require("matplotlib", "plots").colormaps["viridis"]
     ks: list[int] = []
+    ends: list[tuple[float, float, str, Any]] = []
     for number, alpha in enumerate(chosen):
         line = sorted(
             (cell.params["reference_k"], 100 * cell.recall_at_1)
@@ -269,22 +302,41 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         )
         axes.plot(
             *zip(*line, strict=True),
-            color=shades(0.85 * number / max(1, len(chosen) - 1)),
+            color=shades(0.75 * number / max(1, len(chosen) - 1)),
             marker=_MARKERS[number % len(_MARKERS)],
             markersize=5,
             linewidth=1.8,
             label=f"α = {alpha:g}",
         )
+        ends.append((*line[-1], f"α = {alpha:g}", axes.lines[-1].get_color()))
         ks.extend(k for k, _ in line)
     _scale_log(axes, ks, base=2)
+    _name_lines(axes, ends)
     label_axes(
         axes,
-        f"R@1 at fixed α, {tuning.n_queries:,} tuning queries",
-        "k, references averaged per item",
-        "R@1, %",
+        f"How many references to average? ({tuning.n_queries:,} tuning queries)",
+        "k, references averaged per item; grey: within the noise of no correction",
+        "right item first, % (R@1)",
     )
-    add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
+
+
+def _name_lines(axes: "Axes", ends: Sequence[tuple[float, float, str, Any]]) -> None:
+    """Write the names of lines at their right ends, one above the other where these are close."""
+    low, high = axes.get_ylim()
+    last = -np.inf
+    for x, y, name, colour in sorted(ends, key=lambda end: end[1]):
+        last = max(y, last + 0.06 * (high - low))
+        axes.annotate(
+            name,
+            (x, last),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=colour,
+            annotation_clip=False,
+        )
 
 
 def plot_bank_size(ablation: Ablation) -> "Figure":
@@ -397,13 +449,17 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.axvline(0, color=_INK, linewidth=1, zorder=1.5)
     for place, (result, gain) in enumerate(rows):
         colour = GREY if gain.includes_zero else BLUE if gain.mean > 0 else ORANGE
-        axes.hlines(place, 100 * gain.low, 100 * gain.high, color=colour, linewidth=2)
+        is_nnn = result.method == NNN().name
+        if is_nnn:
+            axes.axhspan(place - 0.42, place + 0.42, color="#EAF3F9", zorder=0)
+        width = 3.5 if is_nnn else 2
+        axes.hlines(place, 100 * gain.low, 100 * gain.high, color=colour, linewidth=width)
         axes.plot(
             100 * gain.mean,
             place,
             color=colour,
             marker="o",
-            markersize=7,
+            markersize=9 if is_nnn else 7,
             markerfacecolor="white" if gain.includes_zero else colour,
             markeredgewidth=1.5,
         )
@@ -420,13 +476,16 @@ def plot_gains(comparison: Comparison) -> "Figure":
     axes.spines["left"].set_visible(False)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [label_method(result.method) for result, _ in rows])
+    for label, (result, _) in zip(axes.get_yticklabels(), rows, strict=True):
+        label.set_fontweight("bold" if result.method == NNN().name else "normal")
     axes.xaxis.set_major_formatter(lambda value, _: _signed(value))
     unclear = "; hollow: includes 0" if any(gain.includes_zero for _, gain in rows) else ""
     baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
     label_axes(
         axes,
-        "Gain in R@1 over no correction" + (f" ({baseline[0]:.2f} %)" if baseline else ""),
-        f"points on {comparison.n_queries:,} test queries, 95 % interval{unclear}",
+        "More queries with the right item first"
+        + (f" (no correction: {baseline[0]:.2f} %)" if baseline else ""),
+        f"points of R@1 on {comparison.n_queries:,} queries, 95 % interval{unclear}",
         "",
     )
     return figure
@@ -488,13 +547,25 @@ def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
     for number in range(n_panels):
         shared = panels[0] if panels else None
         axes = figure.add_subplot(1, n_panels, number + 1, facecolor="white", sharey=shared)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[:].set_color("#BBBBBB")
-        axes.tick_params(colors=_INK, labelsize=9.5, length=0)
-        axes.set_axisbelow(True)
-        axes.grid(axis="y", color=_PALE, linewidth=0.8)
+        style_axes(axes)
         panels.append(axes)
     return figure, panels
+
+
+def style_axes(axes: "Axes", grid: str = "y") -> None:
+    """Give axes the look of all plots: no frame, pale lines along one axis.
+
+    Examples
+    --------
+    >>> figure, (axes,) = make_panels(3.0, 1)
+    >>> style_axes(axes, grid="x")
+    """
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_color("#BBBBBB")
+    axes.tick_params(colors=_INK, labelsize=9.5, length=0)
+    axes.set_axisbelow(True)
+    axes.grid(visible=False)
+    axes.grid(axis=grid, color=_PALE, linewidth=0.8)
 
 
 def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
