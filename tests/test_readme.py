@@ -76,17 +76,15 @@ def test_the_gains_of_the_readme_are_those_of_the_evidence():
     recalls = clip["recall_at_1"], clip["recall_at_1"] + gains["unsplash500-image"][0]
     words = f"{clip['n_references']} past queries, no labels: R@1 "
     words += " → ".join(f"{recall:.1f}" for recall in recalls)
-    assert f"{words} %, {shown('unsplash500-image')} points" in plain
+    assert f"{words} %, {shown('unsplash500-image')}." in plain
     assert f"captions find photos {shown('flickr8k-image')};" in plain
     assert f"photos find captions {shown('flickr8k-text')}, which includes zero." in plain
     assert gains["flickr8k-text"][1] < 0
     n_gains = sum(low > 0 for _, low, _ in gains.values())
     assert not any(high < 0 for _, _, high in gains.values())
     assert f"[{len(own)} searches](docs/evidence.md)" in plain
-    shown_of_all = (
-        f"{n_gains} gains are shown, {len(own) - n_gains} intervals include zero, no loss"
-    )
-    assert shown_of_all in plain
+    n_zero = len(own) - n_gains
+    assert f"{n_gains} gains, {n_zero} with zero in the 95 % interval, no loss:" in plain
     (coco,) = (row for row in rows if row["bank"] == "COCO captions")
     recalls = coco["recall_at_1"], coco["recall_at_1"] + coco["gains"]["nnn"][0]
     words = f"{coco['n_references']:,} COCO captions: R@1 "
