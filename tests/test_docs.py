@@ -60,7 +60,6 @@ def benchmark(monkeypatch):
         ("popularity", "corrector.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),
-        ("unsplash", "automatic-rule.md"),
     ],
 )
 def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):
@@ -99,7 +98,6 @@ def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
         ("choosing", "flickr8k and no unsplash500"),
         ("flickr8k", "flickr8k and no unsplash500"),
         ("hostile", "flickr8k and no unsplash500"),
-        ("unsplash", "unsplash500"),
     ],
 )
 def test_a_benchmark_without_its_data_says_so(benchmark, name, sets, tmp_path, monkeypatch, capsys):
