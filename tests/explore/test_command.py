@@ -127,9 +127,13 @@ def test_missing_files_are_named(files, arguments, message, tmp_path):
 def test_the_command_writes_a_page_that_names_its_files(files, tmp_path):
     line = "explore --gallery {0}/gallery.npy --queries {0}/queries.npy "
     line += "--references {0}/references.npy --truth {0}/truth.npy --images {0}/pictures"
-    done = CliRunner().invoke(app, [*line.format(files).split(), "--export", str(tmp_path / "out")])
+    target = ["--export", str(tmp_path / "out"), "--json"]
+    done = CliRunner().invoke(app, [*line.format(files).split(), *target])
     assert done.exit_code == 0, done.stderr
     written = {path.name for path in (tmp_path / "out").iterdir()}
+    told = json.loads(done.stdout)
+    assert told["folder"] == str(tmp_path / "out")
+    assert "index.html" in told["files"]
     assert {"index.html", "page.js", "recorded.js", "pictures", "vendor", "page.css"} <= written
     assert "items.parquet" in written
     page = (tmp_path / "out" / "index.html").read_text()

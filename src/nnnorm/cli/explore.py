@@ -1,5 +1,6 @@
 """`nnnorm explore`: a local page on which hubs are seen, and seen to go."""
 
+import json
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from nnnorm.cli.app import (
     SOURCE,
     Debug,
     IdsFile,
+    Json,
     Normalize,
     command,
     read_ids,
@@ -72,6 +74,7 @@ def explore(
         Path | None,
         Option(help="Write a page that works from disk to this folder, and do not serve."),
     ] = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Look at hubs, results, settings and the bank on a local page; without files, a demo."""
@@ -112,7 +115,9 @@ def explore(
         if export is not None:
             written = room.record(session, export, progress)
     if opened is None:
-        typer.echo(f"Written to {export}: {', '.join(written)}. Open {export}/index.html")
+        made = {"folder": str(export), "files": written}
+        words = f"Written to {export}: {', '.join(written)}. Open {export}/index.html"
+        typer.echo(json.dumps(made) if as_json else words)
         return
     name, number = opened.getsockname()[:2]
     shown = "localhost" if name in ("0.0.0.0", "::") else f"[{name}]" if ":" in name else name
@@ -122,7 +127,9 @@ def explore(
             "leave out --host to keep it to yourself"
         )
     url = f"http://{shown}:{number}/"
-    typer.echo(f"Explore {len(material.gallery):,} items at {url} (Ctrl-C ends it)")
+    n_items = len(material.gallery)
+    words = f"Explore {n_items:,} items at {url} (Ctrl-C ends it)"
+    typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
     if browser:
         webbrowser.open(url)
     room.serve(session, opened, host)
