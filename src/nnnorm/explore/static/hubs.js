@@ -100,14 +100,14 @@ async function drawDetail(root) {
   const name = nameOf(found.items, state.hub);
   const groups = found.groups.slice(0, 12);
   const facts = [`First for ${count(found.n_before)} queries before, for ${count(found.n_after)} after.`];
-  if (found.n_wrong !== null) facts.push(`${count(found.n_wrong)} of the first were wrong; ${count(found.n_freed)} of those now go to another item.`);
+  if (found.n_wrong !== null) facts.push(`${count(found.n_wrong)} of the ${count(found.n_before)} answers were wrong; ${count(found.n_freed)} of these now go to another item.`);
   root.replaceChildren(make("div", { class: "stack" },
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
       make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
     make("h3", {}, found.n_wrong === null ? "Queries that it answered first, by intent" : "Queries that it answered wrongly, by intent"),
     groups.length ? make("div", { class: "groups scroll", tabindex: "0", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
-      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent`) : null,
+      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent${group.length > 6 ? ", six of them" : ""}`) : null,
       make("ul", {}, group.slice(0, 6).map(({ query, text, now }) => make("li", {},
         make("button", { class: "link", type: "button", onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text),
         make("span", { class: now === state.hub ? "small down" : "small up" }, now === state.hub ? "  still here" : "  ✓ gone elsewhere"))))))) : make("p", { class: "soft" }, "None."),
