@@ -103,7 +103,12 @@ class Table:
         from rich.console import Console
         from rich.table import Table as RichTable
 
-        table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        # A name in square brackets is a name, not a style.
+        console = Console(highlight=False, markup=False, emoji=False)
+        # Space between columns goes before words are cut.
+        is_wide = console.width >= self._least_width() + len(self.columns)
+        pad = int(is_wide)
+        table = RichTable(box=box.SIMPLE_HEAD, padding=(0, pad, 0, 0), pad_edge=False)
         for place, column in enumerate(self.columns):
             table.add_column(
                 column.strip(),
@@ -113,8 +118,6 @@ class Table:
             )
         for row in self.rows:
             table.add_row(*row)
-        # A name in square brackets is a name, not a style.
-        console = Console(highlight=False, markup=False, emoji=False)
         whole = console.measure(table, options=console.options.update(max_width=10_000)).maximum
         if self.title:  # a title of the table itself would wrap to the width of the table
             console.print(self.title, style="bold")
