@@ -77,6 +77,12 @@ LINES = {
         "model --texts captions.jsonl --text-column caption -o out --json",
         "model-sounds --audio sounds -o out --json",
     ],
+    "check": [
+        f"{_LEARN} --truth truth.npy --json",
+        f"{_LEARN} --recent others.npy --ids ids.json --json",
+        f"{_TASK} --references bank.safetensors",
+        f"{_TASK} --truth truth.json --json",
+    ],
     "evaluate": [
         f"{_TASK} --truth truth.npy --bias bias.safetensors --json",
         f"{_TASK} --truth truth.json --json",

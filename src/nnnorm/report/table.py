@@ -190,19 +190,21 @@ class Table:
             for part in parts:
                 if part is not self:
                     console.print(part.title)
-                console.print(part._make_rich())
+                console.print(part._make_rich(console.width))
         else:  # words would be cut into letters
             console.print(self._one_figure_per_line())
         for note in self.notes:
             console.print(note)
 
-    def _make_rich(self) -> "RichTable":
+    def _make_rich(self, width: int) -> "RichTable":
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        table = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         least = self._least_widths()
+        # Space between columns goes before words are cut.
+        is_wide = bool(self.groups) or width >= sum(least) + 2 * len(least) + 1
+        table = RichTable(box=box.SIMPLE_HEAD, padding=(0, int(is_wide), 0, 0), pad_edge=False)
         for place, heading in enumerate(self._headings()):
             table.add_column(
                 heading.strip(),
@@ -218,7 +220,7 @@ class Table:
 
     def _fits(self, console: "Console") -> bool:
         wide = console.options.update(max_width=10_000)
-        whole = console.measure(self._make_rich(), options=wide).maximum
+        whole = console.measure(self._make_rich(console.width), options=wide).maximum
         between = 2 if self.groups else 1  # a table in groups is never squeezed
         least = sum(self._least_widths()) + between * (len(self.columns) + 1)
         return console.width >= max(min(whole, _COLUMNS), least)

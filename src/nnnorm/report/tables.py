@@ -221,7 +221,7 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
             *(f"{hubs.n_never:,}" for _, hubs in both),
         ),
         (
-            "share of the items",
+            "that is, of all items",
             *(_share(statistics.antihub_share) for statistics, _ in both),
         ),
         ("hits beyond chance", *(_share(hubs.beyond_chance) for _, hubs in both)),
