@@ -197,7 +197,7 @@ _ONLY_WITH_CHECKPOINTS = "tokenizer"
 NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
 # They change the index, so that the same command on a clean file has another answer. Their inputs
 # are read by the other commands of an index.
-LEFT_OUT = ("index add", "index delete", "index rollback")
+LEFT_OUT = ("index add", "index adopt", "index delete", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "explore", "reproduce")
 

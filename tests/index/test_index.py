@@ -112,7 +112,7 @@ def test_an_index_ranks_as_the_exact_corrected_search_does(case, store, data):
 @pytest.mark.slow
 @each
 def test_a_larger_gallery_keeps_its_recall(case, store):
-    larger = make_data(2000, 30, 33, unit=case.unit, seed=1)
+    larger = make_data(2000, 100, 33, unit=case.unit, seed=1)
     with build_index(store(), larger.gallery, larger.bias, way=case.way) as index:
         check(case, index.search(larger.queries, k=10), exact(larger))
 

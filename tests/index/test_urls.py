@@ -144,3 +144,9 @@ def test_this_file_sees_what_a_traceback_shows():
             raise nnnorm.NNNormError("short") from error
 
     assert SECRET in told(act)
+
+
+def test_lancedb_needs_a_folder():
+    """LanceDB itself takes the current one."""
+    with pytest.raises(nnnorm.NNNormError, match="the place of LanceDB must be a folder"):
+        open_store("lancedb:?table=photos")

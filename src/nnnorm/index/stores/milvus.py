@@ -24,6 +24,7 @@ from nnnorm.index.store import (
     Facts,
     FloatArray,
     Found,
+    Hit,
     Ids,
     Items,
     Sample,
@@ -248,7 +249,10 @@ class MilvusStore(AliasedStore):
                     **_STRONG,
                 )
         key = schema.key
-        rows = [[(hit[key], hit["distance"], hit["entity"].get(BIAS)) for hit in h] for h in hits]
+        rows: list[list[Hit]] = [
+            [(hit[key], hit["distance"], hit["entity"].get(BIAS) if fields else None) for hit in h]
+            for h in hits
+        ]
         sign = -1 if self._metric(schema) == "l2" else 1
         return gather_hits(rows, lambda number: sign * number)
 
