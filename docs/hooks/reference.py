@@ -52,6 +52,7 @@ def write_commands():
         for parameter in command.get_params(context):
             if record := parameter.get_help_record(context):
                 names, meaning = (re.sub(r"\s+", " ", text).strip() for text in record)
+                meaning = meaning.replace("[", r"\[")  # a default, and no link
                 parts.append(f"`{names}`\n:   {meaning}")
         if command.epilog:
             parts.append(f"```sh\n{fold(command.epilog.removeprefix('Example: '))}\n```")

@@ -95,7 +95,7 @@ def test_a_method_is_a_plain_frozen_record(name):
     method = make_method(name, **(BETAS if find_method(name)[0] is DualSoftmax else {}))
     assert pickle.loads(pickle.dumps(method)) == method
     assert type(method)(**dataclasses.asdict(method)) == method
-    assert eval(repr(method), vars(nnnorm)) == method
+    assert eval(repr(method), {type(method).__name__: type(method)}) == method
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.anything = 1
 

@@ -25,7 +25,17 @@ from nnnorm.explore.material import Material
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
 from nnnorm.io import Embeddings, Progress, open_embeddings
-from nnnorm.methods import NNN, Method, Needs, Statistics, find_method, make_method
+from nnnorm.methods import (
+    CSLS,
+    DN,
+    NNN,
+    InvertedSoftmax,
+    Method,
+    Needs,
+    Statistics,
+    find_method,
+    make_method,
+)
 from nnnorm.ranking import score_matrix
 from nnnorm.study import Truth, Tuning, count_occurrences, scan, tune
 from nnnorm.suspects import Scan
@@ -34,7 +44,9 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 # The methods of the picker: one bank, no labels, and settings that one pass over the bank prepares.
-OFFERED = ("nnn", "csls", "dn", "is", "qbnorm")
+OFFERED = tuple(
+    variant.name for kind in (NNN, CSLS, DN, InvertedSoftmax) for variant in kind.variants
+)
 PLACES = 10
 _KS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100.0)

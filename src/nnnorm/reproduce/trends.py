@@ -23,6 +23,7 @@ from nnnorm.reproduce.run import Runner
 Setting: TypeAlias = tuple[float, int]
 Value: TypeAlias = float | Setting | None
 _LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
+_DBNORM = "dualis"
 _DBNORM_FACTOR = 100
 
 
@@ -245,7 +246,7 @@ def _points(
 
 
 def _count_dbnorm() -> int:
-    grids = find_method("dualis")[1].grid
+    grids = find_method(_DBNORM)[1].grid
     parts = grids if isinstance(grids, Sequence) else [grids]
     return sum(int(np.prod([len(values) for values in part.values()])) for part in parts)
 
@@ -258,7 +259,7 @@ def _compare_cost(source: _Source, own: Sequence[tuple[Experiment, Setting]]) ->
         return "–"
     slow, fast = (
         source.value(replace(there, metric="tuning_seconds", method=method, share=0.2))
-        for method in ("dualis", "nnn")
+        for method in (_DBNORM, "nnn")
     )
     if not (isinstance(slow, float) and isinstance(fast, float)):
         return "–"
