@@ -70,7 +70,7 @@ _WRITERS = {
     "explore.recording._write": "constant",  # or the number of an item
     "explore.recording._write_pictures": "constant",
     "explore.recording.record": "caller",
-    "index.stores.local.LocalStore.keep_note": "caller",
+    "index.stores.local.LocalStore._keep_note": "caller",
     "index.stores.local.LocalStore.save": "caller",
     "index.stores.local.LocalStore.exchange": "caller",
     "index.stores.local.LocalStore.save.write": "caller",

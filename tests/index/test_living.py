@@ -146,6 +146,26 @@ class Life:
         assert len(self.index) == len(self.now.rows)
 
 
+@parametrize(FEW)
+@pytest.mark.parametrize("change", ["delete", "upsert"])
+def test_a_refresh_to_a_generation_that_was_changed_makes_it_anew(case, store, change):
+    life = Life(case, store, seed=1)
+    if not life.index.store.can_delete:
+        pytest.skip(f"{case.name} can't delete")
+    refresh(life.index, 1)
+    one = next(iter(life.now.rows))
+    if change == "delete":
+        life.index.delete([one])
+    else:
+        items, options = numbered([one], [life.now.rows[one] + 1])
+        life.index.upsert(items, world().correctors[1], **options)
+    life.index.rollback()
+    refresh(life.index, 1)
+    held = served(life.index)
+    assert (held.rows, held.corrector) == (life.now.rows, 1)
+    life.index.close()
+
+
 @each
 def test_two_hundred_operations_agree_with_a_dictionary(case, store):
     """On the rows of `FEW`, and a quarter of them on others of the same engine."""

@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import NNN, Bank, Corrector, NNNormError, Task, check, compare, tune
+from nnnorm import (
+    NNN,
+    Bank,
+    Corrector,
+    NNNormError,
+    NNNormWarning,
+    Task,
+    check,
+    compare,
+    evaluate,
+    tune,
+)
 from nnnorm.study import measure_gain
 from tests import made
 
@@ -230,3 +241,25 @@ def test_a_check_is_ready_for_json_and_names_its_hub(hubs):
 def test_wrong_arguments_are_answered():
     with pytest.raises(NNNormError, match="check has no argument 'labels'; did you mean 'truth'"):
         check(np.eye(3), queries=np.eye(3), labels=[0, 1, 2])
+
+
+@pytest.mark.parametrize("n_better", [0, 3, 8])
+def test_a_handful_of_changes_is_no_gain_yet(hubs, n_better):
+    truth = hubs.known["truth"]
+    bias = NNN().fit(hubs.gallery, hubs.references)
+    change = evaluate(hubs.queries, hubs.gallery, bias, truth=truth).hits(1)
+    change = change - evaluate(hubs.queries, hubs.gallery, truth=truth).hits(1)
+    better = np.flatnonzero(change > 0)
+    better = better[np.unique(truth[better], return_index=True)[1]][:n_better]
+    chosen = np.concatenate([better, np.flatnonzero(change == 0)[:40]])
+    found = check(hubs.gallery, hubs.references, queries=hubs.queries[chosen], truth=truth[chosen])
+    assert found.automatic.n_changed == n_better
+    assert found.automatic.is_sure == (n_better == 8)
+    assert (found.n_needed is None) == (n_better == 8)
+    if n_better < 8:
+        assert found.verdict != "correct"
+
+
+def test_recent_queries_that_are_measured_on_are_warned_of(hubs):
+    with pytest.warns(NNNormWarning, match="of recent are among the queries"):
+        check(hubs.gallery, hubs.references, **hubs.known, recent=hubs.queries[:64])

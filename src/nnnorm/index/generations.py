@@ -75,23 +75,20 @@ def refresh(
         with keep_interrupts():
             store.set_values(pairs, replace(new, state="whole").to_dict())  # type: ignore[arg-type]
         return
-    if not is_begun(other, new, read.ids):
+    # A whole generation may have been served and changed since; only a part is continued.
+    is_part = former is not None and former.state != "whole"
+    if not (is_part and is_begun(other, new, read.ids)):
         with keep_interrupts():
             other.drop()
-    kept = _note_of(other)
-    if kept is not None and kept.state == "whole":
-        if kept.generation <= recipe.generation:  # a rollback would not find the one served now
-            other.keep_note(replace(kept, generation=number).to_dict())
-    else:
-        fill_store(
-            other,
-            new,
-            _new_items(source, read),
-            ids=read.ids,
-            sample=Sample(len(read.ids), lambda: _packed(new, read), read.metadata),
-            like=store,
-            progress=progress,
-        )
+    fill_store(
+        other,
+        new,
+        _new_items(source, read),
+        ids=read.ids,
+        sample=Sample(len(read.ids), lambda: _packed(new, read), read.metadata),
+        like=store,
+        progress=progress,
+    )
     facts = store.facts()
     if facts is None or facts.n_items != len(read.ids):
         raise _changed(store)

@@ -320,10 +320,6 @@ class Store(Engine):
     def write_note(self, note: Mapping[str, Any]) -> None:
         """Store a small JSON note with the collection: how the correction was built in."""
 
-    def keep_note(self, note: Mapping[str, Any]) -> None:
-        """Store the note at once, also where `write_note` leaves that to `save`."""
-        self.write_note(note)
-
     def version(self) -> object:
         """Return a value that differs once another connection has changed any item.
 

@@ -97,6 +97,8 @@ def _tell_gain(check: Check, automatic: Measured) -> str:
         chosen = "" if check.tuned.params else ", where no correction is chosen"
         text += f"; {_tell(check.tuned.gain)} when tuned on the labels (cross-fitted){chosen}"
     text += "."
+    if automatic.gain is not None and not automatic.is_sure and not automatic.gain.includes_zero:
+        text += f" Only {automatic.n_changed} right items show it, too few to tell it from chance."
     if check.n_needed is not None:
         text += (
             f" Too few labels: to tell 1 point from 0 takes about {_round(check.n_needed)} queries,"
@@ -127,7 +129,8 @@ def _tell_recommendation(check: Check) -> str:
 
 
 def _why_none(check: Check) -> str:
-    gain = check.automatic.gain if check.automatic is not None else None
+    automatic = check.automatic
+    gain = automatic.gain if automatic is not None and automatic.is_sure else None
     if gain is not None and gain.high < 0:
         return "It does harm here."
     if check.expectation == "little":

@@ -182,14 +182,17 @@ def _sizes_without_truth(
 
 
 def _sizes_of_copies(queries: Embeddings, rows: IntArray) -> IntArray:
-    compared = rows[:_MOST_COMPARED]
-    units = as_units(queries.take(compared))
-    is_near = units @ units.T > SAME_INTENT
-    leaders = is_near.argmax(
-        axis=1
-    )  # the first that is near, which is the row itself at the latest
-    sizes = np.unique(leaders, return_counts=True)[1]
-    return np.concatenate([sizes, np.ones(len(rows) - len(compared), dtype=np.int64)])
+    units = as_units(queries.take(rows[:_MOST_COMPARED]))
+    # Each belongs to the first that is near, which is the row itself at the latest.
+    leaders, sizes = np.unique((units @ units.T > SAME_INTENT).argmax(axis=1), return_counts=True)
+    n_alone = 0
+    for start in range(_MOST_COMPARED, len(rows), _MOST_COMPARED):
+        more = as_units(queries.take(rows[start : start + _MOST_COMPARED]))
+        is_near = more @ units[leaders].T > SAME_INTENT
+        has_one = is_near.any(axis=1)
+        sizes += np.bincount(is_near.argmax(axis=1)[has_one], minlength=len(leaders))
+        n_alone += int((~has_one).sum())
+    return np.concatenate([sizes, np.ones(n_alone, dtype=np.int64)])
 
 
 def _deal(kept: IntArray, groups: dict[int, int], rng: np.random.Generator) -> IntArray:

@@ -31,7 +31,7 @@ from nnnorm.study.diagnosis import open_ids
 from nnnorm.study.evaluation import Evaluation, evaluate, measure_gain
 from nnnorm.study.intervals import Interval
 from nnnorm.study.splits import one_per_cluster, warn_of_overlap
-from nnnorm.study.truth import open_truth
+from nnnorm.study.truth import clusters_of, open_truth
 from nnnorm.study.tuning import try_settings
 
 Hits: TypeAlias = npt.NDArray[np.int64]
@@ -45,6 +45,10 @@ _WITHOUT_LABELS: dict[Expectation, Verdict] = {
 }
 # Halves of a bank that agree less than this say more about themselves than about the items.
 _LEAST_RELIABLE = 0.5
+# All of six changes for the better are the fewest that a sign test takes for more than chance.
+FEWEST_CHANGED = 6
+# If none of so many change, fewer than one in a hundred do (95 %).
+_FEWEST_LABELS = 300
 # A correction that gives fewer queries another first item changes nothing that matters.
 _LEAST_MOVED = 0.005
 # Points of R@1 that an interval must be able to tell from 0 to be of use.
@@ -65,6 +69,8 @@ class Measured:
         With a truth.
     gain : Interval or None
         Paired difference in R@1 to no correction.
+    n_changed : int or None
+        Number of right items whose queries are answered better or worse than without a correction.
     """
 
     method: MethodName
@@ -72,6 +78,14 @@ class Measured:
     hubs: Hubs
     recall_at_1: float | None = None
     gain: Interval | None = None
+    n_changed: int | None = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the gain is not 0, and more than a handful of right items show it."""
+        if self.gain is None or self.n_changed is None:
+            return False
+        return self.n_changed >= FEWEST_CHANGED and not self.gain.includes_zero
 
 
 @dataclass(frozen=True)
@@ -233,6 +247,10 @@ def check(
         return _without_references(about)
     bank = open_references(references, normalize=normalize)
     warn_of_overlap(bank, asked)
+    if recent is not None:
+        recent = open_embeddings(recent, name="recent", normalize=items.normalized or None)
+        if truth is not None:  # without labels nothing is measured on them
+            warn_of_overlap(recent, asked)
     given = references if isinstance(references, Bank) else bank
     fit: dict[str, Any] = {"duplicates": duplicates, "own_rows": own_rows}
     bias = _fit(items, given, recent, fit | run)
@@ -258,7 +276,7 @@ def check(
         density=bias.params.get("density"),
         z=z,
         recommended=recommended,
-        n_needed=_count_needed(automatic.figures.gain, len(asked)),
+        n_needed=_count_needed(automatic.figures, len(asked)),
         next=_next_lines(chosen, recent is not None, options) if recommended else (),
         automatic=automatic.figures,
         tuned=tuned,
@@ -327,7 +345,9 @@ class _Search:
         if evaluation is None or self.raw is None:
             return Measured(method, dict(params), hubs)
         gain = measure_gain(evaluation, self.raw, seed=self._seed)
-        return Measured(method, dict(params), hubs, evaluation.recall(1), gain)
+        is_other = evaluation.hits(1) != self.raw.hits(1)
+        n_changed = len(np.unique(clusters_of(self.raw.truth)[is_other]))
+        return Measured(method, dict(params), hubs, evaluation.recall(1), gain, n_changed)
 
 
 class _Tried(NamedTuple):
@@ -347,8 +367,7 @@ def _fit(
         warnings.filterwarnings("ignore", "the references seem to cover only", NNNormWarning)
         if recent is None:
             return NNN().fit(gallery, references, **how)
-        own = open_embeddings(recent, name="recent", normalize=gallery.normalized or None)
-        return Corrector.fit(gallery, references, NNN(), recent=own, **how).bias
+        return Corrector.fit(gallery, references, NNN(), recent=recent, **how).bias
 
 
 def _expect(
@@ -372,11 +391,13 @@ def _judge(
     expectation: Expectation, automatic: Measured, tuned: Measured | None, better: Interval | None
 ) -> tuple[Verdict, Literal["automatic", "tuned"] | None]:
     is_better = tuned is not None and bool(tuned.params) and better is not None and better.low > 0
-    gain = tuned.gain if is_better and tuned is not None else automatic.gain
+    is_better = is_better and tuned is not None and tuned.is_sure
+    best = tuned if is_better and tuned is not None else automatic
+    gain = best.gain
     verdict: Verdict = "leave"
     if gain is None:  # no labels
         verdict = _WITHOUT_LABELS[expectation]
-    elif gain.includes_zero:
+    elif not best.is_sure:
         verdict = "try" if expectation in ("help", "unclear") else "leave"
     else:
         verdict = "correct" if gain.mean > 0 else "leave"
@@ -385,10 +406,13 @@ def _judge(
     return verdict, "tuned" if is_better else "automatic"
 
 
-def _count_needed(gain: Interval | None, n_queries: int) -> int | None:
+def _count_needed(measured: Measured, n_queries: int) -> int | None:
     """Labelled queries that would tell one point of R@1 from none, where these are too few."""
-    if gain is None or not gain.includes_zero:
+    gain = measured.gain
+    if gain is None or measured.is_sure:
         return None
+    if not gain.includes_zero or gain.low == gain.high:  # so few changed that it has no width
+        return _FEWEST_LABELS if n_queries < _FEWEST_LABELS else None
     half_width = (gain.high - gain.low) / 2
     if half_width <= _WORTH_SEEING:
         return None

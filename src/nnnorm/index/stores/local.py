@@ -256,7 +256,7 @@ class LocalStore(Store):
     def write_note(self, note: Mapping[str, Any]) -> None:
         self._note = dict(note)
 
-    def keep_note(self, note: Mapping[str, Any]) -> None:
+    def _keep_note(self, note: Mapping[str, Any]) -> None:
         """Write the second file again; the engine's file has to be saved."""
         self._open()
         self.write_note(note)
@@ -369,7 +369,7 @@ class LocalStore(Store):
             write_whole(_sidecar(other._path), lambda file: _copy(_sidecar(path), file))
             _link(path, other._path)
             self._values, self._sorted = new, None
-            self.keep_note(note)
+            self._keep_note(note)
 
     def exchange(self) -> None:
         other = self.other()
