@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from nnnorm import NNNormError
 from nnnorm.cli import app
 from nnnorm.cli.figures import draw_histogram
 from nnnorm.datasets import load_pairs
 from nnnorm.datasets.scenes import draw_scene, make_scenes
 from nnnorm.io import write_png
 from nnnorm.reproduce.material import EmbeddingFolder
+from nnnorm.reproduce.results import Figure
 from nnnorm.reproduce.run import Runner
 from tests.latex import assert_compiles
 from tests.made import make_paper_folder
@@ -281,6 +283,35 @@ def test_trends_are_a_table_of_their_own(root):
     assert trends["(3) R@1 with the other direction's setting"]["ours"]["ours"].endswith("points")
 
 
+def test_a_trend_that_fails_leaves_the_other_tables_and_is_said(tmp_path, monkeypatch):
+    def measure(self, there):
+        if there.metric == "setting" and there.dataset == "coco":
+            raise MemoryError
+        return Figure((0.75, 8) if there.metric == "setting" else 50.0)
+
+    monkeypatch.setattr(Runner, "measure", measure)
+    tables = [part for name in ("k-sweep-image", "trends") for part in ("--table", name)]
+    result = run("reproduce", *tables, "--embeddings", tmp_path, "--json")
+    assert result.exit_code == 1
+    sweep, found = json.loads(result.stdout)
+    assert all(cell["figure"] for cell in sweep["cells"])
+    assert found["trends"][0]["ours"] == {"ours": "α 0.75, k 8"}
+    words = " ".join(result.stderr.split())
+    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: best" in words
+    assert "out of memory" in words
+
+
+def test_trends_of_damaged_embeddings_are_an_error(tmp_path, monkeypatch):
+    def measure(self, there):
+        raise NNNormError("row 3 is all zeros")
+
+    monkeypatch.setattr(Runner, "measure", measure)
+    result = run("reproduce", "--table", "trends", "--embeddings", tmp_path)
+    assert_fails(result, f"table trends can be measured from {tmp_path}: row 3 is all zeros")
+    result = run("reproduce", "--table", "trends", "--stand-in", "shapes")
+    assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
+
+
 @pytest.mark.slow
 def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
     printed = run_json("reproduce", "--table", "k-sweep-image", "--stand-in", "shapes")
@@ -356,6 +387,17 @@ def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
     words = " ".join(result.stderr.split())
     assert "there is no coco.json" in words
     assert f"--embeddings {tmp_path} --encoder clip=MODEL" in words
+
+
+def test_the_paper_s_trends_alone_are_no_result(tmp_path):
+    result = run("reproduce", "--table", "all", "--embeddings", tmp_path)
+    assert_fails(result, "nothing of table image-retrieval can be measured")
+    words = " ".join(result.stderr.split())
+    assert "Note: table trends is left out: there is no" in words
+    result = run("reproduce", "--table", "trends", "--embeddings", tmp_path)
+    assert_fails(result, f"nothing of table trends can be measured from {tmp_path}: there is no")
+    words = " ".join(result.stderr.split())
+    assert f"--table settings-image --table trends --embeddings {tmp_path} --encoder" in words
 
 
 def test_scores_of_a_model_without_embeddings_need_the_lists_of_their_data_set(tmp_path):

@@ -10,6 +10,7 @@ from nnnorm.datasets.visogender import read_visogender
 from nnnorm.io import open_embeddings
 from nnnorm.reproduce.material import EmbeddingFolder, NotThere, ReadyScores
 from nnnorm.reproduce.paper import Experiment, find_tables, load_paper
+from nnnorm.reproduce.results import Figure
 from nnnorm.reproduce.run import Runner, run_table
 from nnnorm.study import Task
 from nnnorm.study.audits import audit_visogender
@@ -153,6 +154,23 @@ def test_a_cell_that_fails_leaves_the_others_as_they_are(runner, error):
         run_table(Failing(), table, keep_going=False)
 
 
+@pytest.mark.parametrize(
+    ("error", "reasons"),
+    [(MemoryError(), ("out of memory", None)), (NotThere("no bank"), (None, "no bank"))],
+)
+def test_a_figure_stays_where_that_of_the_other_rule_fails(error, reasons):
+    class Failing:
+        def measure(self, experiment):
+            if experiment.select == "one-standard-error":
+                raise error
+            return Figure((0.5, 16))
+
+    (table,) = find_tables(["settings-image"])
+    for outcome in run_table(Failing(), table):
+        assert (outcome.figure, outcome.by_rule) == (Figure((0.5, 16)), None)
+        assert (outcome.failed, outcome.missing) == reasons
+
+
 def test_embeddings_of_one_model_are_open_at_a_time(tmp_path):
     folder = EmbeddingFolder(make_paper_folder(tmp_path, models=("clip", "siglip")))
     asked = []
@@ -270,6 +288,12 @@ def test_an_unknown_metric_and_a_missing_bank_are_refused(runner):
         runner.measure(replace(PLAIN, metric="beauty"))
     with pytest.raises(NNNormError, match="nnn needs a bank to be tuned with"):
         runner.measure(replace(NNN_OWN, bank=None))
+
+
+def test_references_that_a_setting_needs_and_a_bank_lacks_are_missing_material(runner):
+    given = {"reference_k": 512, "alpha": 0.75}
+    with pytest.raises(NotThere, match=r"the bank has \d+ references, too few for k = 512"):
+        runner.measure(replace(NNN_OWN, direction="text", params=given))
 
 
 @pytest.mark.slow

@@ -34,6 +34,22 @@ def test_our_figure_stands_beside_the_paper_s_with_its_interval_and_the_differen
     assert table.notes[-1] == "No figure for 1 of 2 cells: there are no images in x."
 
 
+def test_what_only_the_second_rule_lacks_has_a_note_of_its_own():
+    figure = Figure(30.1)
+    made = beside(
+        Outcome("CLIP", "COCO: original", PLAIN, figure, failed="out of memory"),
+        Outcome("BLIP", "COCO: original", PLAIN, figure, missing="there is no bank"),
+        Outcome("SigLIP", "COCO: original", PLAIN, None, failed="out of memory"),
+    )
+    assert [row[2] for row in made.rows] == ["30.10", "30.10"]
+    rule = "by the one-standard-error rule"
+    assert made.notes[-3:] == (
+        "1 of 3 cells failed, such as SigLIP, COCO: original.",
+        f"No figure {rule} for 1 of 3 cells: there is no bank.",
+        f"1 of 3 cells failed {rule}, such as CLIP, COCO: original.",
+    )
+
+
 @pytest.mark.parametrize(
     ("metric", "figure", "printed", "cells"),
     [

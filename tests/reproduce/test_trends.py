@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from nnnorm import NNNormError
 from nnnorm.reproduce.material import NotThere
 from nnnorm.reproduce.trends import find_trends, tabulate_trends
 
@@ -31,9 +32,25 @@ class World:
         return SimpleNamespace(value=value)
 
 
+class BrokenWorld(World):
+    """The settings of the first model can't be tuned."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def measure(self, there):
+        if there.model == "CLIP" and there.metric == "setting":
+            raise self._error
+        return super().measure(there)
+
+
+def by_words(trends):
+    return {trend.words: trend for trend in trends}
+
+
 @pytest.fixture(scope="module")
 def trends():
-    return {trend.words: trend for trend in find_trends({"ours": World()}, stand_ins=False)}
+    return by_words(find_trends({"ours": World()}, stand_ins=False)[0])
 
 
 @pytest.mark.parametrize(
@@ -69,3 +86,38 @@ def test_the_table_has_the_paper_first(trends):
     table = tabulate_trends(list(trends.values()))
     assert table.columns == ("", "the paper", "ours")
     assert len(table.rows) == 11
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "out of memory"),
+        (ValueError("odd"), "unexpected ValueError (odd)"),
+        (NNNormError("row 3 is all zeros"), "row 3 is all zeros"),
+    ],
+)
+def test_a_setting_that_fails_leaves_the_other_trends_as_they_are(trends, error, reason):
+    found, outcomes = find_trends({"ours": BrokenWorld(error)}, stand_ins=False)
+    found = by_words(found)
+    assert found["(1) own bank: median setting"].ours["ours"] == "α 0.75, k 64"
+    for words in ("(4) α = 0.75: gain with k = 1", "compute of tuning: DBNorm over NNN"):
+        assert found[words] == trends[words]
+    failed = [outcome for outcome in outcomes if outcome.failed is not None]
+    assert {(outcome.row, outcome.failed) for outcome in failed} == {("CLIP", reason)}
+    assert failed[0].column == "flickr30k, image retrieval: best (α, k), own bank"
+    assert any("there are no images" in (outcome.missing or "") for outcome in outcomes)
+    with pytest.raises(type(error)):
+        find_trends({"ours": BrokenWorld(error)}, stand_ins=False, keep_going=False)
+
+
+def test_trends_without_material_are_not_measured(trends):
+    world = World()
+    world.models = ()
+    found, outcomes = find_trends({"ours": world}, stand_ins=False)
+    assert [trend.words for trend in found if trend.is_measured] == []
+    assert all(outcome.missing for outcome in outcomes)
+    unmeasured = [words for words, trend in trends.items() if not trend.is_measured]
+    assert unmeasured == [
+        "(2) correlation of uncorrected R@1 and best k",
+        "settings to try: DBNorm over NNN",
+    ]

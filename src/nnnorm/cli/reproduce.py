@@ -28,6 +28,7 @@ from nnnorm.io import make_folder, write_whole
 # The names of the devices, which `reproduce.runtime` knows; importing it here would take too long.
 Device = Literal["cpu", "cuda", "mps"]
 _TRENDS = "trends"
+_SETTINGS = "settings-image"
 Kind = Literal["karpathy", "coco", "table", "visogender", "clip-retrieval"]
 
 
@@ -280,7 +281,13 @@ class _Run:
 
         if step is not None:
             step(_TRENDS)
-        trends = find_trends(runners, stand_ins=stand_ins)
+        trends, outcomes = find_trends(runners, stand_ins=stand_ins, keep_going=self._keep_going)
+        is_one_of_several = bool(self._outcomes)
+        self._outcomes += [(_TRENDS, outcome) for outcome in outcomes]
+        if not any(trend.is_measured for trend in trends):
+            if is_one_of_several:
+                typer.echo(f"Note: table {_TRENDS} is left out: {_reason(outcomes)}", err=True)
+            return
         self.tables.append(tabulate_trends(trends))
         self.results.append({"table": _TRENDS, "trends": [asdict(trend) for trend in trends]})
 
@@ -296,12 +303,17 @@ class _Run:
         if self.tables or self.figures or not self._outcomes:
             return
         name, _ = self._outcomes[0]
-        (table,) = [table for table in find_tables([name]) if table.name == name]
-        message = f"nothing of table {name} can be measured from {root}: "
-        message += _reason([outcome for _, outcome in self._outcomes])
+        reason = _reason([outcome for _, outcome in self._outcomes])
+        if root is None:
+            raise NNNormError(f"nothing of table {name} can be measured: {reason}")
+        message = f"nothing of table {name} can be measured from {root}: {reason}"
+        # The trends have no cells of their own; the embeddings of the settings are all they need.
+        needed = _SETTINGS if name == _TRENDS else name
+        (table,) = [table for table in find_tables([needed]) if table.name == needed]
         if table.cells[0].experiment.kind == "embeddings":
             short = load_paper().models[list_material(table)[0][0]]
-            message += f". For one model: nnnorm reproduce --table {name} "
+            asked = " ".join(f"--table {one}" for one in dict.fromkeys((needed, name)))
+            message += f". For one model: nnnorm reproduce {asked} "
             message += f"--embeddings {shlex.quote(str(root))} --encoder {short}=MODEL"
         raise NNNormError(message)
 

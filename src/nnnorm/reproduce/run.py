@@ -54,12 +54,12 @@ class Outcome:
     experiment : Experiment
     figure : Figure or None
     missing : str or None
-        What is not there, where there is no figure.
+        What is not there, where there is no figure, or none by the one-standard-error rule.
     printed : float, tuple (α, k) or None
     by_rule : Figure or None
         The figure with the setting of the one-standard-error rule, where settings were tuned.
     failed : str or None
-        What went wrong, where there is no figure.
+        What went wrong, where there is no figure, or none by the one-standard-error rule.
     """
 
     row: str
@@ -131,23 +131,49 @@ def run_table(
         if step is not None:
             place = f"{len(outcomes) + 1} of {len(cells)}"
             step(f"{table.name}: {outcome.experiment.model}, {outcome.column} ({place})")
-        done = _run_cell(runner, outcome, keep_going, by_rule=not table.is_timed)
+        done = run_cell(runner, outcome, keep_going=keep_going, by_rule=not table.is_timed)
         outcomes.append(done)
     return outcomes
 
 
-def _run_cell(runner: "Runner", cell: Outcome, keep_going: bool, *, by_rule: bool) -> Outcome:
+def run_cell(runner: "Runner", cell: Outcome, *, keep_going: bool, by_rule: bool) -> Outcome:
+    """Run one cell, see `run_table`; a figure stays if the one by the other rule fails.
+
+    Parameters
+    ----------
+    runner : Runner
+    cell : Outcome
+        Without figures.
+    keep_going : bool
+        Whether an error becomes the reason of the cell.
+    by_rule : bool
+        Whether a tuned cell is also measured by the one-standard-error rule.
+
+    Returns
+    -------
+    Outcome
+
+    Examples
+    --------
+    >>> from nnnorm.reproduce.standins import open_stand_in
+    >>> name, shapes = open_stand_in("shapes")
+    >>> cell = Outcome("CLIP", "original", Experiment("recall_at_1", name, name), None)
+    >>> done = run_cell(Runner(lambda *_: shapes), cell, keep_going=True, by_rule=False)
+    >>> round(done.figure.value, 1)
+    21.4
+    """
     there = cell.experiment
+    figure = other = None
     try:
-        figure, other = runner.measure(there), None
+        figure = runner.measure(there)
         if by_rule and there.is_tuned:
             other = runner.measure(replace(there, select="one-standard-error"))
     except (NotThere, MissingExtraError) as error:
-        return replace(cell, missing=str(error))
+        return replace(cell, figure=figure, missing=str(error))
     except Exception as error:
         if not keep_going:
             raise
-        return replace(cell, failed=_explain(error))
+        return replace(cell, figure=figure, failed=_explain(error))
     return replace(cell, figure=figure, by_rule=other)
 
 
@@ -378,6 +404,9 @@ class Runner:
         second = self._gallery_bank(experiment) if params else None
         gallery = self._task(experiment, "test").gallery
         bank = self._bank(experiment)
+        if (k := params.get("reference_k", 0)) > len(bank):
+            # The setting of another experiment may suit a larger bank only.
+            raise NotThere(f"the bank has {len(bank)} references, too few for k = {k}")
         return method.fit(gallery, bank, gallery_references=second, duplicates="keep")
 
     def _setting(self, experiment: Experiment) -> Mapping[str, Any]:

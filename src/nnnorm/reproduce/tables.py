@@ -382,16 +382,22 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
 
 
 def _missing_notes(outcomes: Sequence[Outcome]) -> list[str]:
-    notes = []
-    missing = [outcome.missing for outcome in outcomes if outcome.missing is not None]
-    if missing:
-        reasons = list(dict.fromkeys(missing))
-        more = f" (and {len(reasons) - 1} more of the kind)" if len(reasons) > 1 else ""
-        notes.append(f"No figure for {len(missing)} of {len(outcomes)} cells: {reasons[0]}{more}.")
-    # Reasons of failures may name files of this machine; they stand in JSON and on the terminal.
-    if failed := [outcome for outcome in outcomes if outcome.failed is not None]:
-        first = f"{failed[0].row}, {failed[0].column}"
-        notes.append(f"{len(failed)} of {len(outcomes)} cells failed, such as {first}.")
+    notes, n_cells = [], len(outcomes)
+    without = [outcome for outcome in outcomes if outcome.figure is None]
+    # What has a figure can lack only that of the second rule.
+    with_one = [outcome for outcome in outcomes if outcome.figure is not None]
+    for some, rule in ((without, ""), (with_one, " by the one-standard-error rule")):
+        missing = [outcome.missing for outcome in some if outcome.missing is not None]
+        if missing:
+            reasons = list(dict.fromkeys(missing))
+            more = f" (and {len(reasons) - 1} more of the kind)" if len(reasons) > 1 else ""
+            why = f"{reasons[0]}{more}"
+            notes.append(f"No figure{rule} for {len(missing)} of {n_cells} cells: {why}.")
+        # Reasons of failures may name files of this machine; they stand in JSON and on the
+        # terminal.
+        if failed := [outcome for outcome in some if outcome.failed is not None]:
+            first = f"{failed[0].row}, {failed[0].column}"
+            notes.append(f"{len(failed)} of {n_cells} cells failed{rule}, such as {first}.")
     return notes
 
 

@@ -14,17 +14,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from nnnorm.errors import MissingExtraError, NNNormError
 from nnnorm.methods import PAPER_GRID, find_method
 from nnnorm.report import Table
 from nnnorm.reproduce.paper import Experiment, find_tables
-from nnnorm.reproduce.run import Runner
+from nnnorm.reproduce.run import Outcome, Runner, run_cell
+from nnnorm.reproduce.tables import describe
 
 Setting: TypeAlias = tuple[float, int]
 Value: TypeAlias = float | Setting | None
 _LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
 _DBNORM = "dualis"
 _DBNORM_FACTOR = 100
+_NONE = "–"
+_COUNTED = "settings to try: DBNorm over NNN"  # from the grids, without any measurement
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,15 @@ class Trend:
     printed: str
     ours: dict[str, str]
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether any figure of ours is measured."""
+        return self.words != _COUNTED and any(text != _NONE for text in self.ours.values())
 
-def find_trends(runners: dict[str, Runner], *, stand_ins: bool) -> list[Trend]:
+
+def find_trends(
+    runners: dict[str, Runner], *, stand_ins: bool, keep_going: bool = True
+) -> tuple[list[Trend], list[Outcome]]:
     """Compute the trends with one or several runners.
 
     Parameters
@@ -54,26 +63,33 @@ def find_trends(runners: dict[str, Runner], *, stand_ins: bool) -> list[Trend]:
         Name to runner: of stand-ins, or of the paper's models under any name.
     stand_ins : bool
         Whether the names are those of stand-ins.
+    keep_going : bool
+        Whether an error becomes the reason of its figure, and the others are measured.
 
     Returns
     -------
-    list of Trend
+    trends : list of Trend
+    outcomes : list of Outcome
+        Every figure that the trends of the runners need, or the reason why it is not there.
 
     Examples
     --------
-    >>> [trend.printed for trend in find_trends({}, stand_ins=True)][:2]
+    >>> trends, outcomes = find_trends({}, stand_ins=True)
+    >>> [trend.printed for trend in trends][:2]
     ['α 0.75, k 64', 'α 0.5, k 16']
     """
-    sources = {"": _Source(None, None)}
-    sources |= {n: _Source(runner, n if stand_ins else None) for n, runner in runners.items()}
+    sources = {"": _Source(None, None, keep_going)}
+    for name, runner in runners.items():
+        sources[name] = _Source(runner, name if stand_ins else None, keep_going)
     rows: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         for words, text in _summarize(source):
             rows.setdefault(words, {})[name] = text
-    return [
+    trends = [
         Trend(words, texts[""], {name: texts[name] for name in runners})
         for words, texts in rows.items()
     ]
+    return trends, [outcome for source in sources.values() for outcome in source.outcomes]
 
 
 def tabulate_trends(trends: Sequence[Trend]) -> Table:
@@ -99,8 +115,14 @@ def tabulate_trends(trends: Sequence[Trend]) -> Table:
 class _Source:
     """Figures of experiments: printed ones, or measured ones."""
 
-    def __init__(self, runner: Runner | None, stand_in: str | None) -> None:
-        self._runner, self._stand_in = runner, stand_in
+    def __init__(self, runner: Runner | None, stand_in: str | None, keep_going: bool) -> None:
+        self._runner, self._stand_in, self._keep_going = runner, stand_in, keep_going
+        self._done: dict[str, Outcome] = {}
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What was measured so far, each experiment once."""
+        return list(self._done.values())
 
     @property
     def is_printed(self) -> bool:
@@ -125,13 +147,17 @@ class _Source:
         return [(there, value) for there, value in found.values() if value is not None]
 
     def value(self, there: Experiment) -> Value:
-        """Measure an experiment; None where its material is missing, or nothing is measured."""
+        """Measure an experiment; None where that is not possible, or nothing is measured."""
         if self._runner is None:
             return None
-        try:
-            return self._runner.measure(there).value
-        except (NNNormError, MissingExtraError):
-            return None
+        if str(there) not in self._done:
+            words = f"{there.dataset}, {there.direction} retrieval: {describe(there)}"
+            cell = Outcome(there.model, words, there, None)
+            self._done[str(there)] = run_cell(
+                self._runner, cell, keep_going=self._keep_going, by_rule=False
+            )
+        figure = self._done[str(there)].figure
+        return None if figure is None else figure.value
 
 
 def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
@@ -151,7 +177,7 @@ def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
     yield "(4) α = 0.75: gain with k = 8", _points(sweeps, lambda r: r[8] - r[0])
     yield "(4) α = 0.75: spread of R@1, k = 8 to 128", _points(sweeps, _spread)
     n_nnn = len(PAPER_GRID["reference_k"]) * len(PAPER_GRID["alpha"])
-    yield "settings to try: DBNorm over NNN", f"{_count_dbnorm() / n_nnn:.1f}×"
+    yield _COUNTED, f"{_count_dbnorm() / n_nnn:.1f}×"
     yield "compute of tuning: DBNorm over NNN", _compare_cost(source, own)
 
 
@@ -171,7 +197,7 @@ def _uncorrected(source: _Source) -> dict[tuple[str, str, str], float]:
 
 def _medians(settings: Sequence[Setting]) -> str:
     if not settings:
-        return "–"
+        return _NONE
     alphas, ks = zip(*settings, strict=True)
     return f"α {median(alphas):g}, k {median(ks):g}"
 
@@ -180,7 +206,7 @@ def _correlate(pairs: Sequence[tuple[float | None, float]]) -> str:
     """Spearman's correlation, from four pairs on: three are always nearly in order."""
     known = [(x, y) for x, y in pairs if x is not None]
     if len(known) < 4 or min(len(set(side)) for side in zip(*known, strict=True)) < 2:
-        return "–"
+        return _NONE
     first, second = (_rank(side) for side in zip(*known, strict=True))
     return f"{np.corrcoef(first, second)[0, 1]:.2f}".replace("-", "−")
 
@@ -197,7 +223,7 @@ def _agreement(settings: Sequence[tuple[Experiment, Setting]]) -> str:
         both.setdefault((there.model, there.dataset, there.bank), []).append(alpha)
     pairs = [alphas for alphas in both.values() if len(alphas) == 2]
     if not pairs:
-        return "–"
+        return _NONE
     n_alike = sum(abs(one - other) <= _LIKE for one, other in pairs)
     return f"{n_alike} of {len(pairs)}"
 
@@ -215,7 +241,7 @@ def _transfer(source: _Source, own: Sequence[tuple[Experiment, Setting]]) -> str
             )
             if isinstance(tuned, float) and isinstance(moved, float):
                 changes.append(moved - tuned)
-    return f"{sum(changes) / len(changes):+.2f} points".replace("-", "−") if changes else "–"
+    return f"{sum(changes) / len(changes):+.2f} points".replace("-", "−") if changes else _NONE
 
 
 def _params(setting: Setting) -> dict[str, float | int]:
@@ -241,7 +267,7 @@ def _points(
     sweeps: Sequence[dict[int, float]], measure: Callable[[dict[int, float]], float]
 ) -> str:
     if not sweeps:
-        return "–"
+        return _NONE
     return f"{median(map(measure, sweeps)):+.2f} points".replace("-", "−")
 
 
@@ -256,11 +282,11 @@ def _compare_cost(source: _Source, own: Sequence[tuple[Experiment, Setting]]) ->
         return f"{_DBNORM_FACTOR}×"
     there = next((e for e, _ in own if e.direction == "image"), None)
     if there is None:
-        return "–"
+        return _NONE
     slow, fast = (
         source.value(replace(there, metric="tuning_seconds", method=method, share=0.2))
         for method in (_DBNORM, "nnn")
     )
     if not (isinstance(slow, float) and isinstance(fast, float)):
-        return "–"
+        return _NONE
     return f"{slow / fast:.1f}×"
