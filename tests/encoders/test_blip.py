@@ -68,6 +68,14 @@ def test_texts_are_cut_and_cleaned_as_by_the_authors(made, encoder):
     assert np.abs(rows[0] - rows[1]).max() > 1e-3
 
 
+def test_texts_of_more_than_30_words_are_counted_and_cut(encoder):
+    fits = " ".join(["red"] * 30)
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 30 words or 35 tokens"):
+        rows = encoder.encode_texts([fits + " !", fits + " star"])
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
+    assert encoder.count_cut([" ".join(["reds"] * 17), fits]) == 1  # two tokens per word
+
+
 def test_its_matching_head_works_too(encoder, pictures, tmp_path):
     match_to_files(encoder, pictures[:3], tiny.TEXTS[:2], tmp_path)
     assert np.load(tmp_path / "test-scores.npy").shape == (3, 2)

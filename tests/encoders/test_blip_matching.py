@@ -93,6 +93,15 @@ def test_a_model_without_a_matching_head_is_refused(tiny_encoder):
         BlipMatcher(tiny_encoder("clip"))
 
 
+def test_pairs_too_many_for_the_memory_are_said(matcher, tiny_encoder, pictures, monkeypatch):
+    def full(**inputs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(tiny_encoder("blip").model.vision_model, "forward", full)
+    with pytest.raises(NNNormError, match="out of memory with 2 pairs at once; take a smaller"):
+        matcher.score(pictures[:1], tiny.TEXTS[:3], batch_size=2)
+
+
 def test_empty_texts_and_batches_are_refused(matcher, pictures):
     with pytest.raises(NNNormError, match="number 0"):
         matcher.score(pictures, [""])

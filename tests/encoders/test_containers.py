@@ -70,6 +70,14 @@ def test_keys_that_come_again_in_another_file_are_told_apart(tars, pictures):
     ]
 
 
+def test_keys_that_come_again_in_files_of_the_same_name_are_told_apart(tmp_path, pictures):
+    for part in ("part-0", "part-1"):
+        (tmp_path / part).mkdir()
+        write_tar(tmp_path / part / "00000.tar", samples(pictures[:1]))
+    ids = list_inputs(tmp_path / "part-{0..1}" / "00000.tar").ids
+    assert ids == [f"{tmp_path.as_posix()}/part-{part}/00000/000000" for part in (0, 1)]
+
+
 def test_pictures_beside_a_tar_file_are_a_folder_of_pictures(tars, pictures):
     (tars / "a.png").write_bytes(pictures[0].read_bytes())
     assert list_files(tars) == [tars / "a.png"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -143,6 +144,39 @@ def test_broken_off_and_resumed_every_byte_is_the_same(
         match_to_files(
             blip, pictures, tiny.TEXTS, tmp_path, resume=True, references=PAST, shortlist=4
         )
+
+
+@pytest.mark.filterwarnings("ignore:an item is matched:nnnorm.NNNormWarning")
+@pytest.mark.parametrize("changed", ["images", "texts", "references"])
+def test_finished_scores_are_never_given_for_other_inputs_of_the_same_number(
+    blip, pictures, matched, changed
+):
+    inputs = {"images": pictures, "texts": tiny.TEXTS, "references": PAST}
+    inputs[changed] = inputs[changed][::-1]
+    with pytest.raises(NNNormError, match=f"it was made with other {changed} "):
+        match_to_files(blip, output=matched / "image", shortlist=K, resume=True, **inputs)
+
+
+@pytest.mark.filterwarnings("ignore:an item is matched:nnnorm.NNNormWarning")
+def test_finished_scores_of_a_model_known_only_by_its_name_are_not_given_for_another(
+    blip, pictures, matched, tmp_path, monkeypatch
+):
+    options = {"references": PAST, "shortlist": K, "resume": True}
+    shutil.copytree(matched / "image", tmp_path / "out")
+    monkeypatch.setattr(blip, "about", {**blip.about, "model": "moved"})
+    assert match_to_files(blip, pictures, tiny.TEXTS, tmp_path / "out", **options).files
+    about = json.loads((tmp_path / "out" / "matching.json").read_text())
+    about["weights_sha256"] = None
+    (tmp_path / "out" / "matching.json").write_text(json.dumps(about))
+    monkeypatch.setattr(blip, "about", {**blip.about, "weights_sha256": None})
+    with pytest.raises(NNNormError, match=r"made with another model \(.*; now moved\)"):
+        match_to_files(blip, pictures, tiny.TEXTS, tmp_path / "out", **options)
+
+
+def test_scores_of_earlier_references_do_not_stay_beside_new_ones(blip, pictures, tmp_path):
+    (tmp_path / "reference-scores.npy").write_bytes(b"of other work")
+    match_to_files(blip, pictures[:2], tiny.TEXTS[:2], tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["matching.json", "test-scores.npy"]
 
 
 def test_a_model_without_a_matching_head_is_refused(tiny_encoder, pictures, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import nnnorm
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, Share, encode_to_folder
+from nnnorm.encoders.shards import plan_encoding
 from tests import tiny
 
 TEXTS = [f"text number {n}" for n in range(23)]
@@ -292,23 +293,70 @@ def test_a_part_of_other_work_is_never_mixed_in(tmp_path):
     encode(tmp_path, share=Share(2, 2))
     with pytest.raises(NNNormError, match="made with other inputs"):
         encode(tmp_path, texts=TEXTS[1:], share=Share(1, 2))
-    half = Hashes()
-    half.about = {"dtype": "bfloat16"}
     with pytest.raises(NNNormError, match=r"another dtype \(dtype float32; now bfloat16\)"):
-        encode(tmp_path, half, share=Share(1, 2))
+        encode(tmp_path, half_precision(), share=Share(1, 2))
 
 
-def test_processes_that_begin_at_the_same_time_share_one_folder(tmp_path, monkeypatch):
+def begin_at_the_same_time(tmp_path, monkeypatch, **options):
     """Another process makes the folder between the look at it and its own attempt."""
     rename, first = os.rename, []
 
     def rename_after_another(source, target):
         if not first and str(target).endswith(".partial"):
             first.append(target)
-            encode(tmp_path, share=Share(1, 2))
+            encode(tmp_path, share=Share(1, 2), **options)
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", rename_after_another)
+
+
+def half_precision():
+    encoder = Hashes()
+    encoder.about = {"dtype": "bfloat16"}
+    return encoder
+
+
+OTHER_WORK = [
+    ({"encoder": half_precision()}, r"another dtype \(dtype bfloat16; now float32\)"),
+    ({"shard_rows": 7}, r"began it with --shard-rows 7; got 5; give all processes the same$"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), OTHER_WORK)
+def test_other_work_that_begins_at_the_same_time_is_never_mixed_in(
+    tmp_path, monkeypatch, options, words
+):
+    begin_at_the_same_time(tmp_path, monkeypatch, **options)
+    with pytest.raises(NNNormError, match=words):
+        encode(tmp_path, share=Share(2, 2))
+    assert os.listdir(tmp_path) == ["text_emb.partial"]
+
+
+@pytest.mark.parametrize(("options", "words"), OTHER_WORK)
+def test_other_work_that_begins_after_the_plan_is_never_mixed_in(tmp_path, options, words):
+    plan = plan_encoding(Hashes(), "texts", TEXTS, tmp_path, shard_rows=5, share=Share(2, 2))
+    encode(tmp_path, share=Share(1, 2), **options)
+    before = contents(tmp_path / "text_emb.partial")
+    with pytest.raises(NNNormError, match=words):
+        plan.run()
+    assert contents(tmp_path / "text_emb.partial") == before
+
+
+def test_other_work_that_ends_after_the_plan_is_not_taken_for_the_same(tmp_path):
+    plan = plan_encoding(Hashes(), "texts", TEXTS, tmp_path)
+    encode(tmp_path, half_precision())
+    with pytest.raises(NNNormError, match="another dtype"):
+        plan.run()
+
+
+def test_a_process_that_joins_with_other_shards_is_refused_before_it_begins(tmp_path):
+    encode(tmp_path, share=Share(1, 2))
+    with pytest.raises(NNNormError, match="began it with --shard-rows 5; got 7"):
+        plan_encoding(Hashes(), "texts", TEXTS, tmp_path, shard_rows=7, share=Share(2, 2))
+
+
+def test_processes_that_begin_at_the_same_time_share_one_folder(tmp_path, monkeypatch):
+    begin_at_the_same_time(tmp_path, monkeypatch)
     assert encode(tmp_path, share=Share(2, 2)).n_missing == 0
     assert os.listdir(tmp_path) == ["text_emb"]
     np.testing.assert_array_equal(nnnorm.open_embeddings(tmp_path), Hashes().encode_texts(TEXTS))

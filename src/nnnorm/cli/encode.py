@@ -157,8 +157,8 @@ def encode(
         written[plan.modality] = _run(plan, batch_size, n_before=len(written))
         if n_cut := written[plan.modality].get("n_texts_cut"):
             typer.echo(
-                f"Note: {n_cut} of {len(plan.items)} texts are longer than the {encoder.context} "
-                f"tokens that {encoder.name} reads; they were cut",
+                f"Note: {n_cut} of {len(plan.items)} texts are longer than the "
+                f"{encoder.longest_text} that {encoder.name} reads; they were cut",
                 err=True,
             )
     if as_json:

@@ -17,6 +17,7 @@ from nnnorm.encoders.encoder import check_texts
 from nnnorm.encoders.huggingface import HuggingFace
 from nnnorm.encoders.images import open_image
 from nnnorm.encoders.layers import to_numpy
+from nnnorm.encoders.weights import is_out_of_memory
 from nnnorm.errors import NNNormError, require
 from nnnorm.io import Progress
 
@@ -107,8 +108,8 @@ class BlipMatcher:
                         ),
                     ).last_hidden_state
                     found.append(to_numpy(model.itm_head(states[:, 0]))[:, 1])
-        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
-            if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
                 raise
             raise NNNormError(
                 f"{self.encoder.name} ran out of memory with {len(batches[0]['input_ids'])} pairs "

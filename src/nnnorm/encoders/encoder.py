@@ -77,7 +77,7 @@ class Encoder:
         check_texts(texts)
         if n_cut := self.count_cut(texts):
             warnings.warn(
-                f"{n_cut} of {len(texts)} texts are longer than the {self.context} tokens that "
+                f"{n_cut} of {len(texts)} texts are longer than the {self.longest_text} that "
                 f"{self.name} reads and were cut",
                 stacklevel=2,
             )
@@ -119,6 +119,11 @@ class Encoder:
                 f"{self.name} encodes {' and '.join(self.modalities)}, not {modality}; "
                 "choose another model"
             )
+
+    @property
+    def longest_text(self) -> str:
+        """The longest text that is read in full, in words."""
+        return f"{self.context} tokens"
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Count the texts that are longer than the context of the model."""

@@ -167,6 +167,18 @@ class HuggingFace(Encoder):
         found = self._tokenizer(written, truncation=False, verbose=False)
         return [len(ids) for ids in found["input_ids"]]
 
+    @property
+    def longest_text(self) -> str:
+        """The longest text that is read in full, in words."""
+        tokens = super().longest_text
+        return f"{_BLIP_WORDS} words or {tokens}" if self._cleans else tokens
+
+    def count_cut(self, texts: Sequence[str]) -> int:
+        """Count the texts with more tokens than the context, or too many words for BLIP."""
+        pairs = zip(self._written(texts), self._written(texts, max_words=None), strict=True)
+        kept = [text for text, (read, whole) in zip(texts, pairs, strict=True) if read == whole]
+        return len(texts) - len(kept) + super().count_cut(kept)
+
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
         """Tokenise, pad as in training, and run the text tower."""
         torch = require("torch", "encoders")

@@ -7,7 +7,6 @@ datasets are read in place (`containers.py`).
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,11 +164,11 @@ def _list_samples(tars: Sequence[Path], kind: str, column: str | None) -> Listin
     if kind != "texts" and column is not None:
         raise NNNormError(f"{tars[0]} is a tar file and has no column {column!r}; leave it out")
     items: list[Any] = []
-    keys: list[tuple[str, str]] = []
+    keys: list[tuple[Path, str]] = []
     failed: list[str] = []
     for tar in tars:
         for sample in read_samples(tar):
-            keys.append((tar.stem, sample.key))
+            keys.append((tar, sample.key))
             try:
                 items.append(
                     read_caption(sample, column) if kind == "texts" else _find_member(sample, kind)
@@ -178,9 +177,13 @@ def _list_samples(tars: Sequence[Path], kind: str, column: str | None) -> Listin
                 failed.append(f"{tar}: {error}")
     if failed:
         raise NNNormError(f"{failed[0]} ({len(failed)} of {len(keys)} samples can't be used)")
-    # A key may come again in another file, and ids must differ.
-    repeated = max(Counter(key for _, key in keys).values()) > 1
-    return Listing(items, [f"{stem}/{key}" if repeated else key for stem, key in keys])
+    # A key may come again in another file, and its name in another folder; ids must differ.
+    ids = [key for _, key in keys]
+    if len(set(ids)) < len(ids):
+        ids = [f"{tar.stem}/{key}" for tar, key in keys]
+    if len(set(ids)) < len(ids):
+        ids = [f"{tar.with_suffix('').as_posix()}/{key}" for tar, key in keys]
+    return Listing(items, ids)
 
 
 def _find_member(sample: Sample, kind: str) -> Stored:

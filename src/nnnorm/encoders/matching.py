@@ -6,7 +6,7 @@ pairs score −100. Queries shortlist the items most similar to them, and items 
 
     OUT/test-scores.npy         (n_gallery, n_queries)      the k best items of every query
     OUT/reference-scores.npy    (n_gallery, n_references)   the k best references of every item
-    OUT/matching.json           model, direction, shortlist
+    OUT/matching.json           model, direction, shortlist, digests of the inputs
     OUT/matching.partial/       in progress: embeddings, and the scores of finished images
 
 So the k best references of an item are really matched, and NNN's mean over at most k of them is not
@@ -30,7 +30,7 @@ from nnnorm.encoders.blip_matching import BlipMatcher
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.huggingface import HuggingFace
 from nnnorm.encoders.pipeline import prepare_ahead
-from nnnorm.encoders.shards import encode_to_folder
+from nnnorm.encoders.shards import digest_items, encode_to_folder
 from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings, Progress, make_folder, open_embeddings, write_whole
 from nnnorm.scoring import Products, top_k
@@ -183,6 +183,7 @@ def _describe(
     texts: Sequence[str],
     references: Sequence[Any] | None,
 ) -> dict[str, Any]:
+    past = _past_modality(direction)
     about = {
         **encoder.about,
         "direction": direction,
@@ -191,9 +192,17 @@ def _describe(
         "n_images": len(images),
         "n_texts": len(texts),
         "n_references": None if references is None else len(references),
+        "images_sha256": digest_items("images", images),
+        "texts_sha256": digest_items("texts", texts),
+        "references_sha256": None if references is None else digest_items(past, references),
     }
     restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
     return restored
+
+
+def _past_modality(direction: Direction) -> Modality:
+    """Return what references are: past queries."""
+    return "texts" if direction == "image" else "images"
 
 
 def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> Path | None:
@@ -205,12 +214,17 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> Path | N
                 f"cannot write {folder / TEST}: it exists; choose another output, or remove it"
             )
         found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-        changed = [key for key in about if key != "model" and found.get(key) != about[key]]
+        # With a hash of its weights, the model may have been moved.
+        moves = {"model"} if about.get("weights_sha256") is not None else set()
+        changed = [key for key in about if key not in moves and found.get(key) != about[key]]
         if changed:
+            key = changed[0]
+            what = key.removesuffix("_sha256")
+            words = f"another {key}" if what == key else f"other {what}"
             raise NNNormError(
-                f"cannot resume {folder / TEST}: it was made with another {changed[0]} "
-                f"({str(found.get(changed[0]))[:60]}; now {str(about[changed[0]])[:60]}); choose "
-                "another output, or remove it"
+                f"cannot resume {folder / TEST}: it was made with {words} "
+                f"({str(found.get(key))[:60]}; now {str(about[key])[:60]}); choose another output, "
+                "or remove it"
             )
         return None
     if work.exists() and not resume:
@@ -242,8 +256,7 @@ def _plan(
     queries, gallery = (read, seen) if direction == "image" else (seen, read)
     jobs = []
     if references is not None:
-        kind: Modality = "texts" if direction == "image" else "images"
-        bank = embed(kind, references, "references")
+        bank = embed(_past_modality(direction), references, "references")
         items, past, similarities = _shortlist(gallery, bank, shortlist)
         if direction == "image":
             jobs.append(_job(REFERENCES, images, references, items, past, similarities))
@@ -324,6 +337,8 @@ def _deliver(
     """Write the matrices from their parts."""
     text = json.dumps(about, indent=2, ensure_ascii=False) + "\n"
     write_whole(folder / _ABOUT, lambda file: file.write(text.encode("utf-8")))
+    if all(job.name != REFERENCES for job in jobs):  # else those of earlier work would stay
+        (folder / REFERENCES).unlink(missing_ok=True)
     for job in jobs:
         scores = np.concatenate(
             [np.load(_part_path(parts, job, place)) for place, _ in enumerate(job.parts())]

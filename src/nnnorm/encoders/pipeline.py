@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from nnnorm.encoders.images import quiet_pillow
+from nnnorm.encoders.weights import is_out_of_memory
 from nnnorm.errors import NNNormError, warn
 from nnnorm.scoring import count_threads
 
@@ -122,8 +123,8 @@ class BatchRunner:
             began = time.perf_counter()
             try:
                 rows = self._encoder.embed_prepared(self._modality, part)
-            except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
-                if not isinstance(error, MemoryError) and "out of memory" not in str(error):
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
                     raise
                 self._halve(len(part), error)
                 continue

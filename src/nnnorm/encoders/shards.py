@@ -187,8 +187,8 @@ def plan_encoding(
     for place in (folder, growing):
         if place.exists():
             # Other processes of the same work may have begun.
-            joins = share.n_shares > 1 and place is growing
-            about = _check_folder(place, about, resume or joins)
+            joins = share.n_shares > 1 and place is growing and not resume
+            about = _join_folder(place, about) if joins else _check_folder(place, about, resume)
             break
     plan = Plan(encoder, modality, items, folder, growing, about, ids, share)
     if not folder.exists():
@@ -213,9 +213,15 @@ class Plan:
         """Encode the missing shards, and give the folder its final name once all are there."""
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
+        # Another process may have made a folder since this work was planned.
         if self.folder.exists():
+            _check_folder(self.folder, self.about, resume=True)
             return Encoded(self.folder, self.about, len(self.items))
-        made = [] if self.growing.exists() else self._begin()
+        made: list[Path] = []
+        if self.growing.exists():
+            _join_folder(self.growing, self.about)
+        else:
+            made = self._begin()
         if self.share.n_shares == 1:
             self._remove_strays()
         began = time.perf_counter()
@@ -318,7 +324,7 @@ class Plan:
                 if self.share.n_shares == 1 or not (self.growing / _ABOUT).is_file():
                     raise
                 shutil.rmtree(starting)  # another process of the same work was quicker
-                _check_folder(self.growing, self.about, resume=True)
+                _join_folder(self.growing, self.about)
         except BaseException:
             shutil.rmtree(starting, ignore_errors=True)
             _remove_empty(made)
@@ -345,11 +351,26 @@ def _describe(
     about: dict[str, Any] = {"model": encoder.name, "normalisation": "unit norm, by nnnorm"}
     about.update(encoder.about)
     about.update(modality=modality, dim=encoder.dim, n_rows=len(items), shard_rows=shard_rows)
-    digest = hashlib.sha256()
     if modality == "texts":
         check_texts(items)
         about["n_texts_cut"] = encoder.count_cut(items)
         about["context"] = encoder.context
+    about["items_sha256"] = digest_items(modality, items)
+    about["nnnorm"] = __version__
+    # Converted as JSON does, so that it can be compared.
+    restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
+    return restored
+
+
+def digest_items(modality: Modality, items: Sequence[Any]) -> str:
+    """Return a SHA-256 of the texts, or of the names and sizes of the files.
+
+    Examples
+    --------
+    >>> digest_items("texts", ["a cat"]) == digest_items("texts", ["a dog"])
+    False
+    """
+    digest = hashlib.sha256()
     for item in items:
         line = str(item)
         if isinstance(item, Stored):
@@ -357,11 +378,7 @@ def _describe(
         elif modality != "texts":  # a changed file of the same name is another input
             line += f" {Path(item).stat().st_size}" if Path(item).is_file() else " missing"
         digest.update(json.dumps(line).encode() + b"\n")
-    about["items_sha256"] = digest.hexdigest()
-    about["nnnorm"] = __version__
-    # Converted as JSON does, so that it can be compared.
-    restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
-    return restored
+    return digest.hexdigest()
 
 
 def _check_items(modality: Modality, items: Sequence[Any]) -> None:
@@ -403,6 +420,17 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> dict[str
                 f"cannot resume {folder}: it was made with {words} ({key} {theirs}; now "
                 f"{ours}); choose another output, or remove it"
             )
+    return found
+
+
+def _join_folder(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the about.json of work that another process began, if it has the same shards."""
+    found = _check_folder(folder, about, resume=True)
+    if found["shard_rows"] != about["shard_rows"]:
+        raise NNNormError(
+            f"cannot share {folder}: another process began it with --shard-rows "
+            f"{found['shard_rows']}; got {about['shard_rows']}; give all processes the same"
+        )
     return found
 
 

@@ -88,6 +88,20 @@ def free_memory(device: str) -> None:
         getattr(require("torch", "encoders"), kind).empty_cache()
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out; torch raises a RuntimeError for it.
+
+    Examples
+    --------
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    True
+    >>> is_out_of_memory(RuntimeError("shapes do not fit"))
+    False
+    """
+    words = r"out of memory|(can't|cannot) allocate memory|not enough memory"
+    return isinstance(error, MemoryError) or re.search(words, str(error), re.I) is not None
+
+
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read a state dict from ``.pth``, ``.pt``, ``.bin`` or ``.safetensors``, as tensors only.
 
