@@ -20,6 +20,7 @@ from nnnorm.explore import (
     record,
     unpack,
 )
+from nnnorm.explore.pictures import Thumbnails
 from nnnorm.study import open_truth
 from tests.explore.conftest import ATTACK
 
@@ -231,6 +232,36 @@ def test_a_picture_is_made_once_and_then_kept(client, session):
     assert first.content.startswith(b"\x89PNG")
     assert "max-age" in first.headers["cache-control"]
     assert session.thumbnails.get(3) is session.thumbnails.get(3)
+
+
+class RepairedPictures:
+    """Every picture can't be read at first, with an error of Pillow's for damaged metadata."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def draw(self, item):
+        if item not in self.seen:
+            self.seen.add(item)
+            raise SyntaxError("not a TIFF file (header b'' not valid)")
+        return b"\x89PNG"
+
+
+def test_a_damaged_picture_is_a_placeholder_until_it_is_put_right(caplog):
+    thumbnails = Thumbnails(RepairedPictures())
+    with caplog.at_level(logging.WARNING, logger="nnnorm.explore"):
+        assert not thumbnails.get(3).is_whole
+    assert "no picture of item 3: not a TIFF file" in caplog.text
+    assert thumbnails.get(3).is_whole
+
+
+def test_damaged_metadata_of_a_picture_is_no_error(tmp_path):
+    from PIL import Image
+
+    for number, damage in enumerate((b"garbage", b"II*\x00\x08\x00\x00\x00\x01")):
+        Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.jpg", exif=b"Exif\x00\x00" + damage)
+    thumbnails = Thumbnails(FolderPictures(tmp_path, ["0.jpg", "1.jpg"]))
+    assert {thumbnails.get(item).media_type for item in (0, 1)} <= {"image/jpeg", "image/svg+xml"}
 
 
 def test_without_pictures_there_is_nothing_to_show(material):
