@@ -1,8 +1,11 @@
 """The HTTP interface: safe by default, wrong parameters answered by one sentence, never a 500."""
 
+import copy
 import json
 import logging
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
@@ -20,6 +23,7 @@ from nnnorm.explore import (
     record,
     unpack,
 )
+from nnnorm.explore.keeping import Later
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.study import open_truth
 from tests.explore.conftest import ATTACK
@@ -295,6 +299,25 @@ def test_the_table_for_embedding_atlas_has_places_and_counts(client, session, tm
         table.column_names
     )
     assert table.column("times_first_before").to_pylist() == session.count_first(None).tolist()
+
+
+def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
+    pytest.importorskip("pyarrow")
+    waiting, is_placed = copy.copy(session), threading.Event()
+    waiting.map = Later(lambda: is_placed.wait(30) and session.map.wait())
+    with (
+        TestClient(make_app(waiting), base_url="http://localhost") as opened,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        n_tables = max(2, os.cpu_count() or 1)
+        tables = [threads.submit(opened.get, "/api/export/table") for _ in range(min(n_tables, 7))]
+        try:
+            wait(tables, timeout=0.3)
+            assert threads.submit(opened.get, "/api/hubs").result(timeout=10).status_code == 200
+            assert not any(table.done() for table in tables)
+        finally:
+            is_placed.set()
+        assert {table.result().status_code for table in tables} == {200}
 
 
 def test_the_commands_of_a_setting_make_its_bias(client):

@@ -1,5 +1,6 @@
 """What the page shows is what the package's own functions say."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from nnnorm import NNN, NNNormError
 from nnnorm.explore import Material, Session, pack, unpack
 from nnnorm.explore.candidates import Candidates
 from nnnorm.explore.projection import project
+from nnnorm.explore.recording import make_table
 from nnnorm.explore.session import draw_some
 from nnnorm.explore.views import Views
 from nnnorm.study import count_occurrences, expect_occurrences
@@ -105,6 +107,9 @@ def test_where_nothing_was_scanned_no_item_is_fine(tied):
     assert set(views.hubs(method)[0]["verdicts"]) <= {"not scanned"}
     assert views.hub(method, 0)[0]["verdict"] == "not scanned"
     assert views.scan()["is_scanned"] is False
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(io.BytesIO(make_table(tied, method)))
+    assert set(table.column("verdict").to_pylist()) == {"not scanned"}
 
 
 def test_hubs_are_those_of_diagnose(session, views):
