@@ -192,6 +192,7 @@ def test_a_filter_is_chosen(open_page, address):
 def test_a_hub_is_opened(open_page, address, session):
     page = open_page(f"{address}#hubs")
     page.wait_for_selector("#detail .group")
+    assert page.locator("tbody tr:nth-child(1).chosen").count() == 1
     hub = page.get_attribute("tbody tr:nth-child(2) button", "data-hub")
     page.click("tbody tr:nth-child(2) button")
     until(page, f"location.hash.includes('hub={hub}')")

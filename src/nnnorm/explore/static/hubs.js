@@ -34,9 +34,9 @@ export function hubsView(root) {
     drawHubTiles(tiles, found);
     drawHistogram(chart, found);
     words.textContent = `${count(found.n_queries)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(found.n_items)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
+    if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     drawTable(rows, found);
     drawNever(never, found);
-    if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     await drawDetail(detail);
     if (!found.scan_is_ready && !isScanned) {
       isScanned = true;
