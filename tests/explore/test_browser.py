@@ -137,6 +137,30 @@ def test_a_slider_changes_the_ranks_at_once_and_the_address_keeps_it(open_page, 
     assert page.locator("#knob-alpha").count() == 0
 
 
+def test_a_slider_that_is_dragged_writes_its_last_place_to_the_address(open_page, address):
+    page = open_page(f"{address}#search?query=11")
+    page.wait_for_selector("#after li")
+    until(page, "document.querySelector('#commands').textContent")
+    n_written = page.evaluate(
+        """async () => {
+          let n = 0;
+          history.replaceState = () => { n += 1; throw new DOMException("", "SecurityError"); };
+          const slider = document.querySelector("#knob-alpha");
+          for (let place = 0; place < 60; place++) {
+            slider.value = 0.025 * place;
+            slider.dispatchEvent(new Event("input"));
+          }
+          await new Promise((resolve) => setTimeout(resolve, 400));
+          delete history.replaceState;
+          return n;
+        }"""
+    )
+    assert n_written == 1
+    until(page, "document.querySelector('#commands').textContent.includes('--alpha 1.475')")
+    page.click("#tab-hubs")
+    until(page, "location.hash.includes('alpha=1.475')")
+
+
 def test_a_result_is_clicked_and_searched_with(open_page, address):
     page = open_page(f"{address}#search?query=11")
     page.wait_for_selector("#after li")
@@ -168,10 +192,12 @@ def test_a_filter_is_chosen(open_page, address):
 def test_a_hub_is_opened(open_page, address, session):
     page = open_page(f"{address}#hubs")
     page.wait_for_selector("#detail .group")
+    assert page.locator("tbody tr:nth-child(1).chosen").count() == 1
     hub = page.get_attribute("tbody tr:nth-child(2) button", "data-hub")
     page.click("tbody tr:nth-child(2) button")
     until(page, f"location.hash.includes('hub={hub}')")
     page.wait_for_selector(f"tr.chosen [data-hub='{hub}']")
+    assert page.evaluate("document.activeElement.dataset.hub") == hub
     name = session.material.describe_item(int(hub))
     until(page, "document.querySelector('#detail h2').textContent === argument", name)
     assert page.locator("svg.chart > path").count() == 5
@@ -292,4 +318,13 @@ def test_an_exported_page_works_from_disk(open_page, session, tmp_path):
     ):
         page.click(f"#tab-{view}")
         page.wait_for_selector(ready)
+    assert page.text_content("#status") == ""
+    page.click("#tab-quality")
+    page.click('.heat [data-key="16 0.375"]')  # between two recorded settings
+    until(page, "/alpha=0.(25|5)&/.test(location.hash)")
+    assert page.text_content("#status") == ""
+    page.click("#tab-hubs")
+    page.wait_for_selector("#detail .group")
+    after = page.text_content("tr.chosen td:nth-child(3)")
+    assert f"for {after} after." in page.text_content("#detail")
     assert page.text_content("#status") == ""

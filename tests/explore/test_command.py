@@ -1,7 +1,11 @@
 """`nnnorm explore` from files, and the page that it writes to a folder."""
 
+import base64
 import json
 import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +14,10 @@ from typer.testing import CliRunner
 
 import nnnorm
 from nnnorm.cli import app
-from nnnorm.explore import Session, open_material, record
+from nnnorm.explore import Session, open_material, record, unpack
 from nnnorm.explore.recording import MODULES, join_modules
 from nnnorm.explore.server import STATIC
+from nnnorm.explore.views import Views
 
 N_ITEMS, N_QUERIES = 40, 10
 
@@ -102,6 +107,64 @@ def test_files_that_do_not_fit_are_refused(files, more, message):
         open_material(**inputs(files, **more))
 
 
+def test_cells_without_a_value_are_no_choice_of_a_filter(files, tmp_path):
+    rows = ["kind,same", *(f"{('', 'a', 'b')[n % 3]},x" for n in range(N_ITEMS))]
+    (tmp_path / "items.csv").write_text("\n".join(rows))
+    found = open_material(**inputs(files), metadata=tmp_path / "items.csv")
+    assert found.filters() == {"kind": ["a", "b"]}
+
+
+class OneAtATime:
+    """An encoder that, as fast tokenizers do, fails when two threads use it."""
+
+    def __init__(self):
+        self.n_calls, self.lock = 0, threading.Lock()
+
+    def check_modality(self, modality):
+        assert modality == "texts"
+
+    def encode_texts(self, texts):
+        assert self.lock.acquire(blocking=False), "Already borrowed"
+        try:
+            self.n_calls += 1
+            time.sleep(0.01)
+            return nnnorm.load_shapes().queries[:1]
+        finally:
+            self.lock.release()
+
+
+def test_an_encoder_is_used_by_one_thread_at_a_time_and_once_per_text(files, monkeypatch):
+    encoder = OneAtATime()
+    monkeypatch.setattr("nnnorm.explore.material.load_encoder", lambda model: encoder)
+    encode = open_material(**inputs(files), encoder="model").encode
+    with ThreadPoolExecutor(4) as threads:
+        rows = list(threads.map(encode, "abcd"))
+    assert {row.shape for row in rows} == {(1, nnnorm.load_shapes().queries.shape[1])}
+    encode("a")
+    assert encoder.n_calls == 4
+
+
+def test_an_encoder_of_unit_rows_needs_past_queries_of_unit_norm(files, tmp_path, monkeypatch):
+    monkeypatch.setattr("nnnorm.explore.material.load_encoder", lambda model: OneAtATime())
+    np.save(tmp_path / "past.npy", 3 * np.load(files / "references.npy"))
+    given = {**inputs(files), "references": tmp_path / "past.npy", "encoder": "model"}
+    with pytest.raises(nnnorm.NNNormError, match=r"norms from 3 to 3, .* add --normalize"):
+        open_material(**given)
+    assert open_material(**given, normalize=True).encode is not None
+
+
+def test_recent_queries_are_normalized_as_the_others_are(files, tmp_path):
+    nnnorm.Corrector.fit(np.load(files / "gallery.npy"), np.load(files / "references.npy")).save(
+        tmp_path / "corrector.safetensors"
+    )
+    np.save(tmp_path / "recent.npy", 3 * np.load(files / "queries.npy"))
+    found = open_material(
+        **inputs(files), corrector=tmp_path / "corrector.safetensors",
+        recent=tmp_path / "recent.npy", normalize=True,
+    )  # fmt: skip
+    assert found.recent.norm_range == pytest.approx((1, 1), abs=1e-5)
+
+
 def test_pictures_that_are_too_few_ask_for_a_column(files, tmp_path):
     (tmp_path / "one.png").write_bytes((files / "pictures" / "0.png").read_bytes())
     with pytest.raises(nnnorm.NNNormError, match="has 1 pictures, but the gallery has 40 items"):
@@ -160,14 +223,42 @@ def test_listening_for_others_needs_a_flag_and_is_warned_of(files, host, monkeyp
     opened.close()
 
 
-def test_markup_in_a_caption_can_not_end_the_script_of_a_recorded_page(material, tmp_path):
+@pytest.fixture(scope="module")
+def exported(material, tmp_path_factory):
+    """A session with few queries, and the script of its recorded page."""
     few = replace(
-        material, queries=material.queries.subset(np.arange(3)), truth=None, pictures=None,
+        material, queries=material.queries.subset(np.arange(60)), truth=None, pictures=None,
     )  # fmt: skip
-    record(Session(few), tmp_path / "out")
-    recorded = (tmp_path / "out" / "recorded.js").read_text()
+    folder = tmp_path_factory.mktemp("exported")
+    record(session := Session(few), folder)
+    return session, (folder / "recorded.js").read_text()
+
+
+def test_markup_in_a_caption_can_not_end_the_script_of_a_recorded_page(exported):
+    _, recorded = exported
     assert "<script>" in recorded
     assert "</script" not in recorded
+
+
+def test_an_export_has_the_numbers_of_a_hub_for_every_setting(exported):
+    session, text = exported
+    views = Views(session)
+    answers = json.loads(text.partition(" = ")[2].rstrip(";\n"))["answers"]
+    hub = int(views.hubs(session.open_method("nnn", {}))[1]["hubs"][0])
+    k = session.automatic.params["reference_k"]
+    center = bool(session.automatic.params.get("center"))
+    seen = set()
+    for alpha in (0, 1.5):
+        asked = f"alpha={alpha:g}&center={str(center).lower()}&item={hub}&method=nnn"
+        about, arrays = unpack(base64.b64decode(answers[f"hub?{asked}&reference_k={k}"]))
+        method = session.open_method("nnn", {"reference_k": k, "alpha": alpha, "center": center})
+        expected, more = views.hub(method, hub)
+        assert about["n_after"] == expected["n_after"]
+        assert arrays["now"].tolist() == more["now"].tolist()
+        seen.add(about["n_after"])
+    assert len(seen) == 2
+    same, _ = unpack(base64.b64decode(answers[f"hub?item={hub}"]))
+    assert "n_after" not in same
 
 
 def test_a_folder_with_other_files_is_not_written_to(session, tmp_path):

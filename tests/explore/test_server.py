@@ -1,8 +1,11 @@
 """The HTTP interface: safe by default, wrong parameters answered by one sentence, never a 500."""
 
+import copy
 import json
 import logging
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import pytest
@@ -20,6 +23,8 @@ from nnnorm.explore import (
     record,
     unpack,
 )
+from nnnorm.explore.keeping import Later
+from nnnorm.explore.pictures import Thumbnails
 from nnnorm.study import open_truth
 from tests.explore.conftest import ATTACK
 
@@ -233,6 +238,36 @@ def test_a_picture_is_made_once_and_then_kept(client, session):
     assert session.thumbnails.get(3) is session.thumbnails.get(3)
 
 
+class RepairedPictures:
+    """Every picture can't be read at first, with an error of Pillow's for damaged metadata."""
+
+    def __init__(self):
+        self.seen = set()
+
+    def draw(self, item):
+        if item not in self.seen:
+            self.seen.add(item)
+            raise SyntaxError("not a TIFF file (header b'' not valid)")
+        return b"\x89PNG"
+
+
+def test_a_damaged_picture_is_a_placeholder_until_it_is_put_right(caplog):
+    thumbnails = Thumbnails(RepairedPictures())
+    with caplog.at_level(logging.WARNING, logger="nnnorm.explore"):
+        assert not thumbnails.get(3).is_whole
+    assert "no picture of item 3: not a TIFF file" in caplog.text
+    assert thumbnails.get(3).is_whole
+
+
+def test_damaged_metadata_of_a_picture_is_no_error(tmp_path):
+    from PIL import Image
+
+    for number, damage in enumerate((b"garbage", b"II*\x00\x08\x00\x00\x00\x01")):
+        Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.jpg", exif=b"Exif\x00\x00" + damage)
+    thumbnails = Thumbnails(FolderPictures(tmp_path, ["0.jpg", "1.jpg"]))
+    assert {thumbnails.get(item).media_type for item in (0, 1)} <= {"image/jpeg", "image/svg+xml"}
+
+
 def test_without_pictures_there_is_nothing_to_show(material):
     session = Session(replace(material, pictures=None))
     with TestClient(make_app(session), base_url="http://localhost") as opened:
@@ -264,6 +299,25 @@ def test_the_table_for_embedding_atlas_has_places_and_counts(client, session, tm
         table.column_names
     )
     assert table.column("times_first_before").to_pylist() == session.count_first(None).tolist()
+
+
+def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
+    pytest.importorskip("pyarrow")
+    waiting, is_placed = copy.copy(session), threading.Event()
+    waiting.map = Later(lambda: is_placed.wait(30) and session.map.wait())
+    with (
+        TestClient(make_app(waiting), base_url="http://localhost") as opened,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        n_tables = max(2, os.cpu_count() or 1)
+        tables = [threads.submit(opened.get, "/api/export/table") for _ in range(min(n_tables, 7))]
+        try:
+            wait(tables, timeout=0.3)
+            assert threads.submit(opened.get, "/api/hubs").result(timeout=10).status_code == 200
+            assert not any(table.done() for table in tables)
+        finally:
+            is_placed.set()
+        assert {table.result().status_code for table in tables} == {200}
 
 
 def test_the_commands_of_a_setting_make_its_bias(client):

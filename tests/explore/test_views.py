@@ -1,15 +1,17 @@
 """What the page shows is what the package's own functions say."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import NNNormError
-from nnnorm.explore import Session, pack, unpack
+from nnnorm import NNN, NNNormError
+from nnnorm.explore import Material, Session, pack, unpack
 from nnnorm.explore.candidates import Candidates
 from nnnorm.explore.projection import project
+from nnnorm.explore.recording import make_table
 from nnnorm.explore.session import draw_some
 from nnnorm.explore.views import Views
 from nnnorm.study import count_occurrences, expect_occurrences
@@ -23,6 +25,18 @@ SETTINGS = [
     ("is", {"beta": 20.0}),
     ("qbnorm", {"beta": 20.0}),
 ]
+
+
+@pytest.fixture(scope="module")
+def tied():
+    """Six items in three pairs of copies, which are too few for a scan."""
+    rng = np.random.default_rng(0)
+    axes = np.eye(4)[[0, 1, 2, 0, 1, 2]]  # products with these have no rounding, so copies are tied
+    gallery, queries, bank = (
+        nnnorm.open_embeddings(rows, normalize=True)
+        for rows in (axes, rng.normal(size=(4, 4)), rng.normal(size=(9, 4)))
+    )
+    return Session(Material(gallery, queries, bank, bank))
 
 
 def fitted(session, name, params):
@@ -68,6 +82,36 @@ def test_a_filter_leaves_only_the_items_that_have_the_value(session, views):
     assert {cells[item] for item in arrays["before"]} == {"navy"}
 
 
+def test_a_right_item_that_is_filtered_out_has_no_place(session, views):
+    method, cells = session.open_method("nnn", {}), session.material.metadata["background"]
+    own = cells[session.material.right_items(7)[0]]
+    other = next(cell for cell in cells if cell != own)
+    assert views.search(method, query=7, where={"background": own})[0]["right"] == [1]
+    about, arrays = views.search(method, query=7, where={"background": other})
+    assert about["right"] == []
+    assert arrays["right_ranks"].size == 0
+
+
+def test_equal_scores_have_different_places(tied):
+    method = tied.open_method("nnn", {})
+    _, arrays = Views(tied).search(method, item=0, k=6)
+    before, after = arrays["before"].tolist(), arrays["after"].tolist()
+    assert arrays["before_scores"][0] == arrays["before_scores"][1]
+    assert arrays["before_now"].tolist() == [after.index(item) + 1 for item in before]
+    assert arrays["after_was"].tolist() == [before.index(item) + 1 for item in after]
+
+
+def test_where_nothing_was_scanned_no_item_is_fine(tied):
+    assert tied.scan.result() is None
+    views, method = Views(tied), tied.open_method("nnn", {})
+    assert set(views.hubs(method)[0]["verdicts"]) <= {"not scanned"}
+    assert views.hub(method, 0)[0]["verdict"] == "not scanned"
+    assert views.scan()["is_scanned"] is False
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(io.BytesIO(make_table(tied, method)))
+    assert set(table.column("verdict").to_pylist()) == {"not scanned"}
+
+
 def test_hubs_are_those_of_diagnose(session, views):
     method, bias = fitted(session, "nnn", {})
     about, arrays = views.hubs(method)
@@ -91,6 +135,29 @@ def test_a_hub_lists_its_wrong_queries_by_intent(session, views):
     wrong = [q for q in np.flatnonzero(first == hub) if hub not in session.material.right_items(q)]
     assert sorted(listed) == wrong
     assert about["n_wrong"] == len(wrong)
+
+
+def test_the_queries_of_a_hub_are_right_now_or_wrong_elsewhere(session, views):
+    method, bias = fitted(session, "nnn", {})
+    hub = int(views.hubs(method)[1]["hubs"][0])
+    about, arrays = views.hub(method, hub)
+    listed = [entry["query"] for group in about["groups"] for entry in group]
+    material = session.material
+    now = nnnorm.search(material.queries, material.gallery, bias, k=1).indices[listed, 0].tolist()
+    is_right = [one in material.right_items(query) for query, one in zip(listed, now, strict=True)]
+    assert arrays["now"].tolist() == now
+    assert arrays["now_is_right"].tolist() == is_right
+    assert about["n_freed"] == len(listed) - now.count(hub)
+    assert 0 < sum(is_right) < about["n_freed"]
+
+
+def test_a_filter_leaves_the_lists_of_hubs_with_their_numbers(session, views):
+    about, arrays = views.hubs(session.open_method("nnn", {}), {"background": "navy"})
+    is_navy = np.array([cell == "navy" for cell in session.material.metadata["background"]])
+    never = [(session.count_first(some) == 0) & is_navy for some in (None, NNN())]
+    assert [about["n_never_before"], about["n_never"]] == [some.sum() for some in never]
+    assert about["n_never_before"] - about["n_back"] + about["n_gone"] == about["n_never"]
+    assert is_navy[arrays["never"]].all()
 
 
 def test_quality_is_that_of_evaluate(session, views):
@@ -180,6 +247,14 @@ def test_drift_is_shown_where_a_corrector_is_given(material):
     away = nnnorm.open_embeddings(-material.queries.rows(0, 200))
     views = Views(Session(replace(material, corrector=corrector, recent=away)))
     assert views.bank()[0]["drift"]["verdict"] == "refit now"
+
+
+def test_a_drift_that_can_not_be_measured_leaves_the_bank_in_view(material):
+    corrector = nnnorm.Corrector.fit(material.gallery, material.references)
+    one = material.queries.subset(np.zeros(5, dtype=np.int64))
+    about, _ = Views(Session(replace(material, corrector=corrector, recent=one))).bank()
+    assert "queries" in about["drift"]["error"]
+    assert about["n_references"] == 2000
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@
 items of an index. Both give a `Material`, which is checked once and never changed.
 """
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +40,8 @@ _PICTURE_COLUMNS = ("image", "file", "path", "filename", "image_path")
 # A column with more values than this is not offered as a filter.
 _MOST_VALUES = 40
 _LONGEST_CAPTION = 2000
+# Norms this close to 1 are those of unit rows, also in half precision.
+_UNIT_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +116,8 @@ class Material:
         """Return the columns of the metadata to filter by, with their values in order."""
         found = {}
         for name, cells in self.metadata.items():
-            values = sorted(set(cells))
-            if 1 < len(values) <= _MOST_VALUES and name not in _PICTURE_COLUMNS:
+            values = sorted(set(cells) - {""})
+            if len(set(cells)) > 1 and len(values) <= _MOST_VALUES and name not in _PICTURE_COLUMNS:
                 found[name] = values
         return found
 
@@ -253,7 +257,9 @@ def open_material(
         warn_of_foreign_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
-        latest = asked if recent is None else open_embeddings(recent, name="recent")
+        latest = asked
+        if recent is not None:
+            latest = open_embeddings(recent, name="recent", normalize=normalize)
     notes = tuple(
         dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, NNNormWarning))
     )
@@ -273,7 +279,7 @@ def open_material(
         ),
         metadata=columns,
         pictures=_open_pictures(images, columns, len(items)),
-        encode=_open_encoder(encoder, items.dim),
+        encode=_open_encoder(encoder, past),
         corrector=loaded,
         recent=None if loaded is None else latest,
         options={
@@ -365,18 +371,28 @@ def _open_pictures(
     return FolderPictures(folder, [path.relative_to(folder) for path in found])
 
 
-def _open_encoder(model: str | None, dim: int) -> Callable[[str], FloatArray] | None:
+def _open_encoder(model: str | None, past: Embeddings) -> Callable[[str], FloatArray] | None:
     if model is None:
         return None
+    smallest, largest = past.norm_range
+    if max(1 - smallest, largest - 1) > _UNIT_TOLERANCE:
+        raise NNNormError(
+            "an encoder gives queries of norm 1, but the past queries have norms from "
+            f"{smallest:.3g} to {largest:.3g}, so that their bias would not fit typed queries; add "
+            "--normalize"
+        )
     encoder = load_encoder(model)
     encoder.check_modality("texts")
+    lock = threading.Lock()  # requests come in threads, and a tokenizer serves one at a time
 
+    @lru_cache(maxsize=256)
     def encode(text: str) -> FloatArray:
-        rows = np.asarray(encoder.encode_texts([text]), dtype=np.float32)
-        if rows.shape[1] != dim:
+        with lock:
+            rows = np.asarray(encoder.encode_texts([text]), dtype=np.float32)
+        if rows.shape[1] != past.dim:
             raise NNNormError(
-                f"the encoder gives {rows.shape[1]} dimensions, but the gallery has {dim}; name "
-                "the model that encoded the gallery"
+                f"the encoder gives {rows.shape[1]} dimensions, but the gallery has {past.dim}; "
+                "name the model that encoded the gallery"
             )
         return rows
 

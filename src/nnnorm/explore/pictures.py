@@ -113,7 +113,7 @@ class Thumbnails:
                 return self._kept[item]
         made = self._make(item)
         with self._lock:
-            if item not in self._kept:
+            if made.is_whole and item not in self._kept:  # a broken one may be put right
                 self._kept[item] = made
                 self._n_bytes += len(made.data)
             while self._n_bytes > _MOST_BYTES:
@@ -124,8 +124,8 @@ class Thumbnails:
     def _make(self, item: int) -> Thumbnail:
         try:
             data = self._pictures.draw(item)
-        except (NNNormError, OSError, ValueError) as error:
-            _LOG.warning("no picture of item %d: %s", item, error)
+        except Exception as error:  # Pillow raises many kinds for damaged files
+            _LOG.warning("no picture of item %d: %s", item, error or type(error).__name__)
             return Thumbnail(_PLACEHOLDER, "image/svg+xml", False)
         is_png = data.startswith(b"\x89PNG")
         return Thumbnail(data, "image/png" if is_png else "image/jpeg", True)

@@ -23,7 +23,7 @@ import numpy as np
 from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.packing import pack
 from nnnorm.explore.session import Session, draw_some
-from nnnorm.explore.views import Views
+from nnnorm.explore.views import NOT_SCANNED, Views
 from nnnorm.io import Progress, make_folder, write_whole
 from nnnorm.methods import Method
 
@@ -154,6 +154,7 @@ def _record_answers(
         {"query": int(row), "text": session.material.describe_query(int(row))} for row in rows
     ]
     settings = list(_settings(session))
+    hubs = views.hubs(settings[0][1])[1]["hubs"][:_N_HUBS].tolist()
     about.update(can_encode=False, filters={}, examples=[])
     about["methods"] = [_recorded_method(session, about["methods"][0])]
     keep("about", {}, about)
@@ -162,6 +163,8 @@ def _record_answers(
         keep(path, {}, dict(found))
     keep("map", {}, *views.map())
     keep("bank", {}, *views.bank())
+    for item in hubs:
+        keep("hub", {"item": item}, *views.hub_before(item))
     for number, (params, method) in enumerate(settings):
         keep("hubs", params, *views.hubs(method))
         with suppress(NNNormError):  # too few queries for an interval
@@ -169,11 +172,10 @@ def _record_answers(
         keep("map/values", params, *views.map_values(method))
         for row in rows:
             keep("search", {**params, "query": int(row)}, *views.search(method, query=int(row)))
+        for item in hubs:  # the page joins this to what is the same for all settings
+            keep("hub", {**params, "item": item}, *views.hub_after(method, item))
         if progress is not None:
             progress(number + 1, len(settings))
-    automatic = settings[0][1]
-    for item in views.hubs(automatic)[1]["hubs"][:_N_HUBS]:
-        keep("hub", {"item": int(item)}, *views.hub(automatic, int(item)))
     return answers, items
 
 
@@ -273,7 +275,7 @@ def make_table(session: Session, method: Method) -> bytes:
     material = session.material
     items, places = session.map.wait()
     found = session.scan.result()
-    verdicts = ["fine"] * len(session.gallery) if found is None else found.verdicts
+    verdicts = [NOT_SCANNED] * len(session.gallery) if found is None else found.verdicts
     columns: dict[str, Any] = {
         "id": [material.name_item(int(item)) for item in items],
         "text": [material.describe_item(int(item)) for item in items],

@@ -334,6 +334,8 @@ def _add_routes(app: Any, fastapi: Any, views: Views) -> None:
 
     def save_table(method: Chosen) -> Any:
         """The items of the map as parquet, for Embedding Atlas."""
+        session.map.wait()  # not within `working`, where others would wait as well
+        session.scan.result()
         with working:
             return _attachment(responses, make_table(session, method), "items.parquet")
 

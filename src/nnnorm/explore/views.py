@@ -23,7 +23,6 @@ from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k
 from nnnorm.study import (
     clusters_of,
-    count_above,
     evaluate_ranking,
     expect_occurrences,
     interval_of_difference,
@@ -31,7 +30,6 @@ from nnnorm.study import (
     list_hubs,
     measure_drift,
     measure_hubness,
-    open_truth,
     robust_z,
 )
 from nnnorm.suspects import Suspect
@@ -41,6 +39,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 Which = Literal["any", "won", "lost"]
 View: TypeAlias = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
 N_HUBS = 30
+# The verdict on items where the inputs are too small for `scan`.
+NOT_SCANNED = "not scanned"
 _N_SHOWN = 12
 _N_WRONG = 200
 # Items this close, as a cosine, are shown as near copies.
@@ -148,6 +148,8 @@ class Views:
         material = session.material
         row, asked, right = _open_query(session, query, text, item)
         mask = session.mask(where or {})
+        if mask is not None:
+            right = [one for one in right if mask[one]]
         n_items = len(material.gallery) if mask is None else int(mask.sum())
         k = min(k, n_items)
         scores = [_masked(session.score(row, some), mask) for some in (None, method)]
@@ -187,12 +189,13 @@ class Views:
         answer = session.rank(method)
         bias = session.bias_of(method)
         most = int(max(some.max() for some in counts))
-        is_never, is_back = counts[1] == 0, (counts[0] == 0) & (counts[1] > 0)
-        is_gone = is_never & (counts[0] > 0)
+        was_never, is_never = (some == 0 for some in counts)
         if mask is not None:
-            is_never, is_back, is_gone = (some & mask for some in (is_never, is_back, is_gone))
+            was_never, is_never = was_never & mask, is_never & mask
+        is_back = was_never & (counts[1] > 0)
         never, back = (_draw(session, some) for some in (is_never, is_back))
         hubs = _list_hubs(session, bias, mask)
+        is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
         suspects = _suspects(session)
         wrong = [-1.0 if hub.wrong_share is None else hub.wrong_share for hub in hubs]
         rows = np.array([hub.item for hub in hubs], dtype=np.int64)
@@ -203,13 +206,12 @@ class Views:
             "n_uncertain": answer.n_uncertain,
             "before": measure_hubness(counts[0]).to_dict(),
             "after": measure_hubness(counts[1]).to_dict(),
+            "n_never_before": int(was_never.sum()),
             "n_never": int(is_never.sum()),
             "n_back": int(is_back.sum()),
-            "n_gone": int(is_gone.sum()),
-            "scan_is_ready": session.scan.is_ready,
-            "verdicts": [
-                suspects[item].verdict if item in suspects else "fine" for item in rows.tolist()
-            ],
+            "n_gone": int((is_never & ~was_never).sum()),
+            "scan_is_ready": is_ready,
+            "verdicts": [_verdict(suspects, item) for item in rows.tolist()],
             "items": _items(session, [*rows, *never, *back]),
         }
         return about, {
@@ -230,54 +232,60 @@ class Views:
         """Show the queries that an item answered first, wrongly where that is known, by intent."""
         session = self.session
         _check_below("item", item, len(session.gallery))
-        first = [session.rank(some).ranking.indices[:, 0] for some in (None, method)]
-        taken = np.flatnonzero(first[0] == item)
-        is_wrong = np.array([item not in _right(session, row) for row in taken], dtype=np.bool_)
-        wrong = taken[is_wrong] if session.truth is not None else taken
-        shown = wrong
-        if len(wrong) > _N_WRONG:
-            rng = np.random.default_rng(session.seed)
-            shown = np.sort(rng.choice(wrong, _N_WRONG, replace=False))
-        groups = _group(session, shown)
-        copies = _copies_of(session, item)
-        suspect = _suspects(session).get(item)
-        bias = session.bias_of(method)
+        about, arrays = self.hub_before(item)
+        now, more = self.hub_after(method, item)
+        return {**about, **now}, {**arrays, **more}
+
+    def hub_before(self, item: int) -> View:
+        """Show the part of `hub` that is the same for all settings."""
+        session = self.session
+        taken, wrong, groups = _taken(session, item)
+        copies = session.views.get(("copies", item), lambda: _copies_of(session, item))
+        is_ready = session.scan.is_ready
+        suspects = _suspects(session)
+        suspect = None if suspects is None else suspects.get(item)
         about = {
             "item": item,
-            "setting": _setting(session, method),
             "n_before": len(taken),
-            "n_after": int((first[1] == item).sum()),
-            "n_wrong": int(is_wrong.sum()) if session.truth is not None else None,
-            "n_freed": int((first[1][wrong] != item).sum()),
-            "n_shown": len(shown),
-            "bias": float(bias.correction[item]),
-            "bias_z": float(robust_z(bias.values)[item]),
-            "verdict": "fine" if suspect is None else suspect.verdict,
+            "n_wrong": None if session.truth is None else len(wrong),
+            "n_shown": sum(map(len, groups)),
+            "verdict": _verdict(suspects, item),
             "reasons": [] if suspect is None else list(suspect.reasons),
-            "scan_is_ready": session.scan.is_ready,
+            "scan_is_ready": is_ready,
             "groups": [
                 [
                     {
                         "query": int(session.chosen[row]),
                         "text": session.material.describe_query(int(session.chosen[row])),
-                        "now": int(first[1][row]),
-                        "right": _right(session, row)[:1],
                     }
                     for row in group
                 ]
                 for group in groups
             ],
-            "items": _items(
-                session,
-                [
-                    item,
-                    *copies,
-                    *first[1][shown],
-                    *(r for row in shown for r in _right(session, row)),
-                ],
-            ),
+            "items": _items(session, [item, *copies]),
         }
         return about, {"copies": copies}
+
+    def hub_after(self, method: Method, item: int) -> View:
+        """Show the part of `hub` that a setting changes.
+
+        The arrays have one entry per query, in the order of the groups: the item that comes first
+        now, and whether it is right.
+        """
+        session = self.session
+        _, wrong, groups = _taken(session, item)
+        first = session.rank(method).ranking.indices[:, 0]
+        bias = session.bias_of(method)
+        rows = np.concatenate([wrong[:0], *groups])
+        about = {
+            "setting": _setting(session, method),
+            "n_after": int((first == item).sum()),
+            "n_freed": int((first[wrong] != item).sum()),
+            "bias": float(bias.correction[item]),
+            "bias_z": float(robust_z(bias.values)[item]),
+        }
+        is_right = [int(first[row]) in _right(session, row) for row in rows]
+        return about, {"now": first[rows], "now_is_right": np.array(is_right, dtype=np.bool_)}
 
     def copies(self) -> dict[str, Any]:
         """Show groups of items that are nearly the same."""
@@ -291,9 +299,10 @@ class Views:
             return {"ready": False}
         found = session.scan.result()
         if found is None:
-            return {"ready": True, "suspects": []}
+            return {"ready": True, "is_scanned": False, "suspects": []}
         return {
             "ready": True,
+            "is_scanned": True,
             **found.to_dict(),
             "items": _items(session, [one.item for one in found.suspects]),
         }
@@ -471,10 +480,14 @@ def _matrix(scores: FloatArray) -> Matrix:
 
 
 def _ranks(scores: FloatArray, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Places of some items, from 1; `items` are in order."""
-    truth = open_truth([items.tolist()], n_queries=1, n_gallery=len(scores))
-    above, _ = count_above(scores[None, :], truth, 0)
-    return above + 1
+    """Places of some items, from 1; as in `top_k`, ties go to the lower number."""
+    places = [
+        1
+        + np.count_nonzero(scores > scores[item])
+        + np.count_nonzero(scores[:item] == scores[item])
+        for item in items
+    ]
+    return np.array(places, dtype=np.int64)
 
 
 # --- hubs ----------------------------------------------------------------------------------------
@@ -488,6 +501,26 @@ def _list_hubs(session: Session, bias: Bias, mask: npt.NDArray[np.bool_] | None)
     return [hub for hub in hubs if mask is None or mask[hub.item]][:N_HUBS]
 
 
+def _taken(
+    session: Session, item: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
+    """Queries that an item answers first, uncorrected; the wrong ones; some of these by intent."""
+
+    def find() -> tuple[Any, Any, list[Any]]:
+        taken = np.flatnonzero(session.rank(None).ranking.indices[:, 0] == item)
+        wrong = taken
+        if session.truth is not None:
+            is_wrong = [item not in _right(session, row) for row in taken]
+            wrong = taken[np.array(is_wrong, dtype=np.bool_)]
+        shown = wrong
+        if len(wrong) > _N_WRONG:
+            rng = np.random.default_rng(session.seed)
+            shown = np.sort(rng.choice(wrong, _N_WRONG, replace=False))
+        return taken, wrong, _group(session, shown)
+
+    return session.views.get(("taken", item), find)
+
+
 def _draw(session: Session, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """Some of the items of a mask, drawn at random."""
     items = np.flatnonzero(mask)
@@ -495,10 +528,16 @@ def _draw(session: Session, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64
     return items if len(items) <= _N_SHOWN else np.sort(rng.choice(items, _N_SHOWN, replace=False))
 
 
-def _suspects(session: Session) -> dict[int, Suspect]:
-    """Items that are not fine, by number; none while the scan goes on."""
+def _suspects(session: Session) -> dict[int, Suspect] | None:
+    """Items that are not fine, by number; None while the scan goes on, or where it is refused."""
     found = session.scan.result() if session.scan.is_ready else None
-    return {} if found is None else {suspect.item: suspect for suspect in found.suspects}
+    return None if found is None else {suspect.item: suspect for suspect in found.suspects}
+
+
+def _verdict(suspects: Mapping[int, Suspect] | None, item: int) -> str:
+    if suspects is None:
+        return NOT_SCANNED
+    return suspects[item].verdict if item in suspects else "fine"
 
 
 def _right(session: Session, row: Any) -> list[int]:
@@ -612,7 +651,10 @@ def _describe_bank(session: Session) -> View:
     z = foreign_z(material.references, asked)
     drift = None
     if material.corrector is not None and material.recent is not None:
-        drift = measure_drift(material.corrector, material.recent).to_dict()
+        try:
+            drift = measure_drift(material.corrector, material.recent).to_dict()
+        except NNNormError as error:  # the rest of the view does not need it
+            drift = {"error": str(error)}
     n_rows = used.n_rows if isinstance(used, Intents) else len(used)
     about = {
         "n_references": n_rows,

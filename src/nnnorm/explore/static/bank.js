@@ -35,6 +35,7 @@ function drawForeign(found) {
 
 function drawDrift(drift) {
   if (!drift) return make("section", { class: "panel stack" }, make("h2", {}, "Drift"), make("p", { class: "soft" }, "Start with --corrector FILE, and --recent FILE if the queries are not recent ones, to see whether the bank is still like today's queries."));
+  if (drift.error) return make("section", { class: "panel stack" }, make("h2", {}, "Drift: not measured"), make("p", {}, drift.error));
   return make("section", { class: "panel stack" }, make("h2", {}, `Drift: ${drift.verdict}`),
     drift.reasons.length ? make("ul", {}, drift.reasons.map((reason) => make("li", {}, reason))) : make("p", {}, "The bank of the corrector is still like these queries."),
     make("p", { class: "soft small" }, `z ${drift.z.toFixed(1)}, shift of the mean ${drift.mean_shift.toFixed(2)}, agreement ${drift.agreement === null ? "not known" : drift.agreement.toFixed(2)}; hubs take ${percent(drift.hub_share)} of the hits, ${percent(drift.hub_share_uncorrected)} without a correction${drift.hub_share_refitted === null ? "" : `, ${percent(drift.hub_share_refitted)} after a refit`}.`));

@@ -1,5 +1,5 @@
 // The setting: method, its sliders, filters, and what can be taken out.
-import { state, about, change, make, setting, address, isRecorded, saveText, say } from "./core.js";
+import { state, about, change, keepFocus, make, setting, address, isRecorded, saveText, say } from "./core.js";
 
 let shown = null;
 
@@ -26,6 +26,12 @@ function allValues() {
 
 function nearest(values, value) {
   return values.reduce((best, one) => (Math.abs(one - value) < Math.abs(best - value) ? one : best));
+}
+
+// The nearest setting that the controls have; an exported page has the recorded ones only.
+export function snap(params) {
+  const values = Object.fromEntries(knobsOf("nnn").filter((knob) => knob.kind === "steps").map((knob) => [knob.name, knob.values]));
+  return Object.fromEntries(Object.entries(params).map(([name, value]) => [name, values[name] ? nearest(values[name], value) : value]));
 }
 
 function turn(name, value) {
@@ -71,16 +77,19 @@ function drawKnob(knob) {
 function drawFilters() {
   const menu = make("details", { class: "menu" }, make("summary", { class: "button", id: "filters" }, "Filter"),
     make("div", { class: "sheet narrow" }, Object.entries(about.filters).map(([name, values]) => drawFilter(name, values))));
-  closeOutside(menu);
+  closeOnEscape(menu);
   return menu;
 }
 
-function closeOutside(menu) {
+function closeOnEscape(menu) {
   menu.addEventListener("keydown", (event) => {
     if (event.key === "Escape") { menu.open = false; menu.querySelector("summary").focus(); }
   });
-  document.addEventListener("click", (event) => { if (!menu.contains(event.target)) menu.open = false; });
 }
+
+document.addEventListener("click", (event) => {
+  for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+});
 
 function drawFilter(name, values) {
   const id = `filter-${name}`;
@@ -89,7 +98,7 @@ function drawFilter(name, values) {
     if (event.target.value) where[name] = event.target.value;
     else delete where[name];
     change({ where });
-  } }, make("option", { value: "" }, "any"), values.map((value) => make("option", { value }, value || "(empty)")));
+  } }, make("option", { value: "" }, "any"), values.map((value) => make("option", { value }, value)));
   return make("div", { class: "knob" }, make("label", { for: id }, name), choice);
 }
 
@@ -112,7 +121,7 @@ function drawMenu() {
       make("div", { class: "row" }, copy, links,
         make("button", { class: "button", type: "button", onclick: () => saveText("setting.json", JSON.stringify(shown, null, 2)) }, "Setting as JSON")),
       isRecorded ? null : make("p", { class: "soft small" }, "The quarantine list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
-  closeOutside(menu);
+  closeOnEscape(menu);
   return menu;
 }
 
@@ -145,7 +154,7 @@ export function updateControls() {
   const root = document.getElementById("controls");
   if (drawnMethod !== state.method) {
     drawnMethod = state.method;
-    drawControls(root);
+    keepFocus(root, () => drawControls(root));
   } else refresh(root);
 }
 

@@ -50,13 +50,31 @@ function writeAddress() {
   return `#${state.view}${rest ? `?${rest}` : ""}`;
 }
 
+// Browsers refuse more than some hundred changes of the address in half a minute: a slider that is
+// dragged writes its last place only, and the page goes on where a change is refused.
+const SETTLED_MS = 120;
+let settling = null;
+
+function putAddress(how) {
+  clearTimeout(settling);
+  settling = null;
+  try {
+    history[how](null, "", writeAddress());
+  } catch { /* the next change is written again */ }
+}
+
 export function change(patch, isStep = false) {
+  if (isStep && settling !== null) putAddress("replaceState");
   Object.assign(state, patch);
-  const address = writeAddress();
-  if (isStep) history.pushState(null, "", address);
-  else history.replaceState(null, "", address);
+  if (isStep) putAddress("pushState");
+  else {
+    clearTimeout(settling);
+    settling = setTimeout(() => putAddress("replaceState"), SETTLED_MS);
+  }
   listeners.forEach((listener) => listener(patch));
 }
+
+window.addEventListener("popstate", () => { clearTimeout(settling); settling = null; });
 
 export function listen(listener) {
   listeners.push(listener);
@@ -95,10 +113,13 @@ export async function ask(path, params = {}) {
 }
 
 function askRecord(path, params) {
-  const only = params.item === undefined ? {} : { item: params.item };
-  const keys = [address(path, params), address(path, only), `${path}?`];
-  const key = keys.find((one) => recorded.answers[one] !== undefined);
   if (path === "items") return { items: recorded.items };
+  if (path === "hub") return { ...readRecord([address(path, { item: params.item })]), ...readRecord([address(path, params)]) };
+  return readRecord([address(path, params), `${path}?`]);
+}
+
+function readRecord(keys) {
+  const key = keys.find((one) => recorded.answers[one] !== undefined);
   if (key === undefined) {
     throw new Error("this is not in the recorded page; start nnnorm explore to see it");
   }
@@ -166,6 +187,17 @@ export function make(tag, props = {}, ...children) {
   return element;
 }
 
+// Draw anew inside of an element; what had the focus there has it again.
+export function keepFocus(root, draw) {
+  const held = root.contains(document.activeElement) ? document.activeElement : null;
+  const name = held && ["id", "data-hub", "data-query", "data-key"].find((one) => held.hasAttribute(one));
+  const value = name && held.getAttribute(name);
+  draw();
+  if (name && !root.contains(document.activeElement)) {
+    root.querySelector(`[${name}="${CSS.escape(value)}"]`)?.focus({ preventScroll: true });
+  }
+}
+
 export function count(number) {
   return Math.round(number).toLocaleString("en");
 }
@@ -194,7 +226,7 @@ export function picture(known, item) {
 export function thumb(known, item, press, title = "") {
   const inside = picture(known, item) || make("span", { class: "text" }, nameOf(known, item));
   const label = `${nameOf(known, item)}${title ? `, ${title}` : ""}`;
-  return make("li", {}, make("button", { "aria-label": label, title: label, onclick: press }, inside));
+  return make("li", {}, make("button", { "aria-label": label, title: label, "data-key": item, onclick: press }, inside));
 }
 
 export function waiting(text) {

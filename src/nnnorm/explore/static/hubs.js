@@ -1,5 +1,5 @@
 // Items that come first too often, and those that are never found.
-import { state, about, change, ask, askUntilReady, make, setting, whereList, live, nameOf, picture, thumb, count, percent, waiting, svgChart } from "./core.js";
+import { state, about, change, ask, askUntilReady, make, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, percent, waiting, svgChart } from "./core.js";
 import { learn } from "./controls.js";
 
 export function hubsView(root) {
@@ -34,9 +34,9 @@ export function hubsView(root) {
     drawHubTiles(tiles, found);
     drawHistogram(chart, found);
     words.textContent = `${count(found.n_queries)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(found.n_items)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic.`;
+    if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     drawTable(rows, found);
     drawNever(never, found);
-    if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     await drawDetail(detail);
     if (!found.scan_is_ready && !isScanned) {
       isScanned = true;
@@ -47,12 +47,12 @@ export function hubsView(root) {
   return { update, leave: () => { isHere = false; } };
 }
 
-function drawHubTiles(root, { before, after, n_items, n_back, n_gone }) {
+function drawHubTiles(root, { before, after, n_never_before, n_never, n_back, n_gone }) {
   const tile = (name, was, now, hint) => make("div", { class: "tile", title: hint }, make("p", { class: "soft small" }, name),
     make("p", { class: "big" }, make("span", { class: "was" }, was), make("span", { class: "was", "aria-hidden": "true" }, "→"), make("span", { class: "now" }, now)));
   root.replaceChildren(
     tile("the worst hub comes first", `${count(before.max)} times`, `${count(after.max)}`, `a fair share is ${before.mean.toFixed(1)}`),
-    tile("never first", count(before.antihub_share * n_items), count(after.antihub_share * n_items), "items that come first for no query"),
+    tile("never first", count(n_never_before), count(n_never), `items that come first for no query${whereList().length ? ", of those that the filter leaves" : ""}`),
     tile("firsts taken by hubs", percent(before.hub_occurrence, 0), percent(after.hub_occurrence, 0), "by items with twice their fair share"),
     tile("inequality (Gini)", before.gini.toFixed(2), after.gini.toFixed(2), "0: all items alike, 1: one takes all"),
     make("div", { class: "tile", title: "first for no query before, for some query now" }, make("p", { class: "soft small" }, "came back"),
@@ -83,7 +83,7 @@ function drawHistogram(root, found) {
 }
 
 function drawTable(rows, found) {
-  rows.replaceChildren(...Array.from(found.hubs, (item, place) => make("tr", { class: item === state.hub ? "chosen" : null },
+  keepFocus(rows, () => rows.replaceChildren(...Array.from(found.hubs, (item, place) => make("tr", { class: item === state.hub ? "chosen" : null },
     make("td", {}, make("button", { class: "open", type: "button", "data-hub": item, "aria-pressed": String(item === state.hub), onclick: () => change({ hub: item }) },
       picture(found.items, item), make("span", {}, nameOf(found.items, item)))),
     make("td", {}, count(found.hub_before[place])),
@@ -91,27 +91,35 @@ function drawTable(rows, found) {
     make("td", { class: "extra" }, found.hub_wrong[place] < 0 ? "–" : percent(found.hub_wrong[place], 0)),
     make("td", { class: "extra" }, found.hub_bias[place].toFixed(3)),
     make("td", { class: "extra" }, found.hub_z[place].toFixed(1)),
-    make("td", {}, found.scan_is_ready ? make("span", { class: `pill ${found.verdicts[place]}` }, found.verdicts[place]) : make("span", { class: "soft" }, "…")))));
+    make("td", {}, found.scan_is_ready ? make("span", { class: `pill ${found.verdicts[place]}` }, found.verdicts[place]) : make("span", { class: "soft" }, "…"))))));
 }
 
 async function drawDetail(root) {
   if (state.hub === undefined) { root.replaceChildren(make("p", { class: "soft" }, "No item comes first too often.")); return; }
   const found = await ask("hub", { ...setting(), item: state.hub });
   const name = nameOf(found.items, state.hub);
+  found.groups.flat().forEach((entry, place) => Object.assign(entry, { now: found.now[place], isRight: Boolean(found.now_is_right[place]) }));
   const groups = found.groups.slice(0, 12);
   const facts = [`First for ${count(found.n_before)} queries before, for ${count(found.n_after)} after.`];
   if (found.n_wrong !== null) facts.push(`${count(found.n_wrong)} of the ${count(found.n_before)} answers were wrong; ${count(found.n_freed)} of these now go to another item.`);
-  root.replaceChildren(make("div", { class: "stack" },
+  keepFocus(root, () => root.replaceChildren(make("div", { class: "stack" },
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
       make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
     make("h3", {}, found.n_wrong === null ? "Queries that it answered first, by intent" : "Queries that it answered wrongly, by intent"),
-    groups.length ? make("div", { class: "groups scroll", tabindex: "0", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
+    groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
       group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent${group.length > 6 ? ", six of them" : ""}`) : null,
-      make("ul", {}, group.slice(0, 6).map(({ query, text, now }) => make("li", {},
-        make("button", { class: "link", type: "button", onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text),
-        make("span", { class: now === state.hub ? "small down" : "small up" }, now === state.hub ? "  still here" : "  ✓ gone elsewhere"))))))) : make("p", { class: "soft" }, "None."),
-    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, () => change({ hub: item }))))) : null));
+      make("ul", {}, group.slice(0, 6).map(({ query, text, now, isRight }) => make("li", {},
+        make("button", { class: "link", type: "button", "data-key": `query ${query}`, onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text),
+        nowOf(now, isRight))))))) : make("p", { class: "soft" }, "None."),
+    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, () => change({ hub: item }))))) : null)));
+}
+
+// Where a query went; only a right answer is a gain.
+function nowOf(now, isRight) {
+  if (now === state.hub) return make("span", { class: "small down" }, "  still here");
+  if (isRight) return make("span", { class: "small up" }, "  ✓ now right");
+  return make("span", { class: "small soft" }, about.has_truth ? "  now another wrong item" : "  now another item");
 }
 
 function drawNever(root, found) {

@@ -1,6 +1,6 @@
 // R@1, R@5 and R@10 with intervals, and R@1 over k and α.
-import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart } from "./core.js";
-import { learn } from "./controls.js";
+import { state, about, change, ask, askUntilReady, make, setting, live, count, percent, waiting, svgChart, isRecorded } from "./core.js";
+import { learn, snap } from "./controls.js";
 
 export function qualityView(root) {
   const tiles = make("div", { class: "tiles" });
@@ -10,7 +10,7 @@ export function qualityView(root) {
   let grid = null, isHere = true;
   root.append(make("div", { class: "stack" }, tiles,
     make("div", { class: "split" },
-      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 over k and α"), make("p", { class: "soft small" }, "click a cell to take its setting")), heat),
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 over k and α"), make("p", { class: "soft small" }, isRecorded ? "click a cell to take the nearest recorded setting" : "click a cell to take its setting")), heat),
       make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Queries with a right answer among the first"),
         make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"))), chart, words))));
 
@@ -90,7 +90,7 @@ function drawHeat(root, grid, now) {
         tabindex: key === (at || `${ks[0]} ${alphas[0]}`) ? "0" : "-1", "data-key": key,
         "aria-label": `k ${k}, α ${alpha}: R@1 ${percent(cell.recall_at_1)}${key === at ? ", the current setting" : ""}${cell === highest ? ", the highest" : ""}`,
         title: `k ${k}, α ${alpha}: ${percent(cell.recall_at_1)}`,
-        onclick: () => change({ method: "nnn", params: { reference_k: k, alpha, center } }) }, (100 * cell.recall_at_1).toFixed(1));
+        onclick: () => change({ method: "nnn", params: snap({ reference_k: k, alpha, center }) }) }, (100 * cell.recall_at_1).toFixed(1));
       return make("span", { role: "gridcell" , class: "row" }, button);
     })));
   }

@@ -1,5 +1,5 @@
 // One query, its first places before and after, side by side.
-import { state, about, change, ask, make, setting, whereList, live, nameOf, picture, count, isRecorded } from "./core.js";
+import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, isRecorded } from "./core.js";
 import { learn } from "./controls.js";
 
 export function searchView(root) {
@@ -16,7 +16,7 @@ export function searchView(root) {
     make("section", { class: "side after" }, make("h2", {}, "After", make("span", { class: "wide-only" }, " the correction")), after));
   const legend = make("p", { class: "legend" },
     about.has_truth ? make("span", { class: "key right" }, "the right answer") : null,
-    make("span", {}, "“hub ×34”: this item comes first for 34 of the queries"),
+    make("span", {}, "“hub ×34”: this item comes first for 34 of the queries before the correction"),
     make("span", {}, "click an item to search with it"));
   form.hidden = isRecorded;
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
@@ -41,7 +41,7 @@ export function searchView(root) {
       onclick: () => change({ query, text: undefined, item: undefined }, true),
     }, words));
     const others = make("button", { class: "chip", type: "button", id: "others", onclick: () => { seed += 1; offer(text); } }, "↻ others");
-    chips.replaceChildren(...(isRecorded ? [] : [choice]), make("span", { class: "soft small" }, label), ...buttons, ...(isRecorded ? [] : [others]));
+    keepFocus(chips, () => chips.replaceChildren(...(isRecorded ? [] : [choice]), make("span", { class: "soft small" }, label), ...buttons, ...(isRecorded ? [] : [others])));
     return found;
   }
 
@@ -56,8 +56,8 @@ export function searchView(root) {
     if (state.text !== undefined) input.value = state.text;
     for (const chip of chips.querySelectorAll("[data-query]")) chip.setAttribute("aria-pressed", String(Number(chip.dataset.query) === state.query));
     drawAsked(asked, found);
-    drawCards(before, found, found.before, found.before_first, (place) => moveOf(place + 1, found.before_now[place], "now"));
-    drawCards(after, found, found.after, found.after_first, (place) => moveOf(found.after_was[place], place + 1, "was"));
+    keepFocus(before, () => drawCards(before, found, found.before, found.before_first, (place) => moveOf(place + 1, found.before_now[place], "now")));
+    keepFocus(after, () => drawCards(after, found, found.after, found.after_first, (place) => moveOf(found.after_was[place], place + 1, "was")));
   });
   return { update };
 }
@@ -91,12 +91,12 @@ function drawCards(list, found, items, firsts, move) {
     const isRight = found.right.includes(item);
     const isHub = firsts[place] >= Math.max(3, 3 * fair);
     const shown = picture(found.items, item) || make("span", { class: "text" }, nameOf(found.items, item));
-    const button = make("button", { class: `item${isRight ? " right" : ""}`, type: "button",
+    const button = make("button", { class: `item${isRight ? " right" : ""}`, type: "button", "data-key": item,
       "aria-label": `place ${place + 1}: ${nameOf(found.items, item)}${isRight ? ", the right answer" : ""}`,
       title: nameOf(found.items, item),
       onclick: () => { if (!isRecorded) change({ item, query: undefined, text: undefined }, true); } },
       shown, make("span", { class: "foot-line" }, make("b", { class: "place" }, String(place + 1)), move(place),
-        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub" }, `hub ×${count(firsts[place])}`) : null));
+        isRight ? make("span", { class: "mark" }, "✓ right") : isHub ? make("span", { class: "mark hub", title: "times first before the correction" }, `hub ×${count(firsts[place])}`) : null));
     const card = old.get(item) || make("li", { "data-item": item });
     const image = card.querySelector("img");
     if (image && shown.tagName === "IMG") shown.replaceWith(image);  // no flicker
