@@ -36,14 +36,18 @@ settings.register_profile(
 settings.load_profile("steady")
 
 
-# They run the whole demo or a whole table, or load torch or another large library.
+# They run the whole demo, a whole table or a whole check, or load torch or another large library.
 SLOW_DOCTESTS = (
     "src/nnnorm/demo/",
     "src/nnnorm/encoders/",
     "src/nnnorm/integrations/",
+    "src/nnnorm/explore/",
     "src/nnnorm/report/audits.py",
     "src/nnnorm/report/plots.py",
     "src/nnnorm/reproduce/run.py",
+    "src/nnnorm/reproduce/sheets.py",
+    "src/nnnorm/study/checkup.py",
+    "src/nnnorm/study/drift.py",
 )
 
 

@@ -206,6 +206,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the .* rows of references are .* intents")
 @settings(max_examples=60)
 @given(

@@ -176,6 +176,7 @@ def first_items(scores):
     return np.argsort(-scores, axis=1, kind="stable")[:, :5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [None, 0.0, 1.3])
 @pytest.mark.parametrize("kind", ["unit", "normalized", "raw"])
 @pytest.mark.parametrize("name", METHODS)
@@ -204,6 +205,7 @@ def test_inner_product_cosine_and_l2_give_the_order_of_the_exact_search(made, na
         assert np.abs(gap[differ]).max(initial=0) < 1e-5 * scale**2
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), norm=st.sampled_from([1.0, 8.0]))
 def test_every_item_of_unit_norm_has_room_also_the_farthest(seed, norm):
     rng = np.random.default_rng(seed)
@@ -535,6 +537,7 @@ def test_a_refit_keeps_the_copies_that_the_fit_kept(made, tmp_path):
     assert len(dropped.references) < len(log)
 
 
+@pytest.mark.slow
 def test_a_refit_without_the_recent_queries_of_the_fit_is_warned_of(made):
     first = Corrector.fit(made.gallery, made.references, recent=made.queries)
     with pytest.warns(nnnorm.NNNormWarning, match="pass recent= to decide again"):

@@ -36,6 +36,7 @@ def test_z_is_the_naive_z_up_to_the_draws(rng, shift):
     assert foreign_z(bank, recent) == pytest.approx(expected, abs=1.2)
 
 
+@pytest.mark.slow
 def test_one_source_mixes_and_two_do_not(rng):
     for _ in range(10):
         bank, own, other = source(rng, 500), source(rng, 64), source(rng, 64, shift=-1.0)
@@ -98,6 +99,7 @@ def runs(problem):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tune", "compare", "ablate", "diagnose"])
 def test_a_foreign_bank_is_named_and_an_own_one_is_not(problem, name):
     *_, own, other = problem

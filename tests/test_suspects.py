@@ -110,6 +110,7 @@ def test_an_item_in_a_dense_place_is_judged_by_its_like(shapes, bank):
     assert by_neighbours < by_bias / 2
 
 
+@pytest.mark.slow
 def test_the_verdicts_do_not_depend_on_scale_order_or_memory(shapes, bank, hub):
     gallery = add(shapes.gallery, hub)
     found = nnnorm.scan(gallery, bank)

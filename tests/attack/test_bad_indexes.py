@@ -127,6 +127,7 @@ def test_a_second_file_with_a_wrong_type_inside_gets_one_sentence(engine, small,
         assert len(index) == 40  # null is what stands there without names and metadata
 
 
+@pytest.mark.slow
 @each_local
 def test_every_setting_and_every_entry_of_the_note_is_checked(engine, small, tmp_path):
     path = tmp_path / "photos.index"

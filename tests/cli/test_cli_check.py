@@ -95,6 +95,7 @@ def test_check_without_labels_and_with_few_says_what_is_missing(problem):
     assert "Too few labels: to tell 1 point from 0 takes about " in text
 
 
+@pytest.mark.slow
 def test_tune_prints_the_command_that_fits_what_it_chose(problem):
     text = run("tune", *FILES, *BANK, *TRUTH, "-o", "chosen.safetensors").stdout
     (command,) = printed_commands(text)
@@ -107,6 +108,7 @@ def test_tune_prints_the_command_that_fits_what_it_chose(problem):
     assert fitted.params["reference_k"] == tuned.best.params["reference_k"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["csls", "dn", "is", "qbnorm", "sinkhorn"])
 def test_the_command_fits_every_method_as_it_was_tuned(problem, method):
     options = [*FILES, *BANK, *TRUTH, "--method", method, "--select", "max"]

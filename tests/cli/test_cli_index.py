@@ -278,6 +278,7 @@ def test_items_come_and_go_by_commands(data, living):
         assert len(index) == len(data.gallery) - 1
 
 
+@pytest.mark.slow
 def test_suspicious_items_are_kept_out_by_a_command(data, living):
     """A row that is near to all past queries, and one of zeros."""
     hub = data.references.mean(axis=0)

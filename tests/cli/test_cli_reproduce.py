@@ -196,6 +196,7 @@ def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
     assert all(cell["figure"]["low"] <= cell["figure"]["value"] for cell in cells)
 
 
+@pytest.mark.slow
 def test_a_line_per_cell_has_the_interval_and_the_difference(root, tmp_path):
     asked = ["--table", "image-retrieval", "--embeddings", root, "--by-cell"]
     assert run("reproduce", *asked, "--markdown", tmp_path / "t.md").exit_code == 0
@@ -275,6 +276,7 @@ def test_the_runtime_table_says_what_it_ran_on(root, tmp_path):
     assert_fails(run(*asked, "--device", "tpu"), "'tpu' is not one of", code=2)
 
 
+@pytest.mark.slow
 def test_trends_are_a_table_of_their_own(root):
     (printed,) = run_json("reproduce", "--table", "trends", "--embeddings", root)
     trends = {trend["words"]: trend for trend in printed["trends"]}
@@ -338,6 +340,7 @@ def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_path):
     plots = pytest.importorskip("matplotlib") and importlib.import_module("nnnorm.report.plots")
     for models in (("clip",), ("clip", "clip-ft-coco")):

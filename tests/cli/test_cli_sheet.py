@@ -57,6 +57,7 @@ TASK = ["--gallery", "gallery.npy", "--queries", "queries.npy", "--no-normalize"
 SEARCH = ["search", *TASK, "-k", "3", "--sheet", "out.png"]
 
 
+@pytest.mark.slow
 def test_a_sheet_shows_pictures_before_and_after(files):
     result = run(*SEARCH, "--bias", "bias.safetensors", "--images", "pictures", "--json")
     assert result.exit_code == 0, result.output
@@ -83,6 +84,7 @@ def test_with_truth_the_queries_are_those_that_a_hub_had_answered(files):
     assert "Note: no query was answered by a hub before and is right after" in result.stderr
 
 
+@pytest.mark.slow
 def test_an_audit_frames_items_by_their_group(files):
     asked = ["audit", *TASK, "--groups", "groups.csv", "-k", "5", "--difference", "a,b"]
     result = run(*asked, "--bias", "bias.safetensors", "--sheet", "out.png", "--images", "pictures")

@@ -103,6 +103,7 @@ def test_tune_takes_several_methods(problem):
     assert {cell["method"] for cell in printed["grid"]} == {"none", "csls", "dn"}
 
 
+@pytest.mark.slow
 def test_compare_and_tune_cross_fit_where_no_validation_is_given(problem):
     compared = run_json("compare", *FILES, *BANK, "--method", "nnn")
     assert [row["method"] for row in compared["results"]] == ["none", "nnn"]
@@ -122,6 +123,7 @@ def test_compare_takes_validation_files_and_a_gallery_bank(problem):
     assert printed["results"][1]["method"] == "dualis"
 
 
+@pytest.mark.slow
 def test_ablate_tries_every_bank_at_every_size(problem, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     banks = ["--references", "own=references.npy", "--references", "other=gallery_references.npy"]

@@ -137,6 +137,7 @@ _WEIRD = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -58,6 +58,7 @@ def test_of_many_queries_the_table_shows_the_most_uneven(rng):
     assert shown == sorted(shown, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_plot_has_a_panel_per_k_and_a_dot_per_query(found):
     figure = plot_audit(found)
     assert [axes.get_xlabel() for axes in figure.axes] == ["bias@6", "bias@10"]

@@ -28,6 +28,7 @@ def document():
     return make_document([printed_table(table) for table in tables])
 
 
+@pytest.mark.slow
 def test_all_tables_of_the_paper_with_all_models_compile_and_fit_a_page(document, tmp_path):
     (tmp_path / "paper.tex").write_text(document, encoding="utf-8")
     assert_compiles(tmp_path / "paper.tex")

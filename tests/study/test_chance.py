@@ -26,6 +26,7 @@ def search(*, lean, seed, n_items=200, dim=16, noise=0.25):
     return (queries @ gallery.T).argmax(axis=1), truth, unit(queries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_truth", [True, False])
 def test_where_there_are_no_hubs_none_are_found_in_nineteen_of_twenty_cases(with_truth):
     found = []
@@ -37,6 +38,7 @@ def test_where_there_are_no_hubs_none_are_found_in_nineteen_of_twenty_cases(with
     assert set(found) <= {"none", "mild"}
 
 
+@pytest.mark.slow
 def test_hits_dealt_at_random_have_p_values_that_are_spread_evenly():
     rng = np.random.default_rng(0)
     p_values = [judge_hubs(rng.integers(0, 100, 400), 100).p_value for _ in range(200)]
@@ -98,6 +100,7 @@ def test_counts_more_even_than_chance_are_no_hubs():
     assert (hubs.severity, hubs.beyond_chance, hubs.p_value) == ("none", 0.0, 1.0)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 99), k=st.integers(1, 3))
 def test_the_names_of_items_and_the_order_of_queries_change_nothing(seed, k):
     rng = np.random.default_rng(seed)

@@ -83,6 +83,7 @@ def tell_alike(gallery, references, known):
     return found
 
 
+@pytest.mark.slow
 def test_check_evaluate_tune_and_compare_tell_one_story(hubs):
     assert tell_alike(hubs.gallery, hubs.references, hubs.known).verdict == "correct"
 
@@ -103,6 +104,7 @@ def test_check_evaluate_tune_and_compare_tell_one_story_on_flickr8k(flickr8k):
     assert (found.hubs.item, found.hubs.most) == (878, 41)
 
 
+@pytest.mark.slow
 def test_a_check_is_by_its_seed(hubs, labelled):
     other = check(hubs.gallery, hubs.references, **hubs.known, seed=1)
     assert other.automatic.gain.mean == labelled.automatic.gain.mean

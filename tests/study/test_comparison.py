@@ -367,6 +367,7 @@ def test_one_bank_needs_no_name(task, validation, bank):
     assert alone == named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["one-standard-error", "max"])
 def test_without_validation_each_fold_has_the_setting_that_the_others_choose(task, bank, select):
     folds = split_folds(task.truth, seed=4)

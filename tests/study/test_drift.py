@@ -32,6 +32,7 @@ def unit(rows):
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_queries", [64, 300])
 def test_queries_of_the_bank_s_own_source_are_fine(shapes, corrector, n_queries):
     drift = measure_drift(corrector, shapes.queries[::5][:n_queries])
@@ -42,6 +43,7 @@ def test_queries_of_the_bank_s_own_source_are_fine(shapes, corrector, n_queries)
     assert (drift.n_queries, drift.n_items) == (n_queries, 1000)
 
 
+@pytest.mark.slow
 def test_queries_of_another_source_ask_for_a_refit_now(corrector, other):
     drift = measure_drift(corrector, other[:300])
     assert (drift.verdict, drift.exit_code) == ("refit now", 4)
