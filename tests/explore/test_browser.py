@@ -53,7 +53,7 @@ def open_page(browser):
         )
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)  # of a machine that is busy
         base = url.partition("#")[0]
         here = base.rpartition("/")[0]
         page.on("console", lambda one: _is_fault(one) and faults.append(one.text))

@@ -305,7 +305,7 @@ def test_the_table_for_embedding_atlas_has_places_and_counts(client, session, tm
 def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
     pytest.importorskip("pyarrow")
     waiting, is_placed = copy.copy(session), threading.Event()
-    waiting.map = Later(lambda: is_placed.wait(30) and session.map.wait())
+    waiting.map = Later(lambda: is_placed.wait(240) and session.map.wait())
     with (
         TestClient(make_app(waiting), base_url="http://localhost") as opened,
         ThreadPoolExecutor(8) as threads,
@@ -314,7 +314,7 @@ def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
         tables = [threads.submit(opened.get, "/api/export/table") for _ in range(min(n_tables, 7))]
         try:
             wait(tables, timeout=0.3)
-            assert threads.submit(opened.get, "/api/hubs").result(timeout=10).status_code == 200
+            assert threads.submit(opened.get, "/api/hubs").result(timeout=120).status_code == 200
             assert not any(table.done() for table in tables)
         finally:
             is_placed.set()

@@ -418,7 +418,18 @@ def test_the_forest_has_one_row_per_method_best_first():
     ends = np.concatenate([ends_of(collection) for collection in axes.collections])
     np.testing.assert_allclose(ends[:, :, 0], [[100 * g.low, 100 * g.high] for g in expected])
     assert axes.yaxis_inverted()
-    assert title_of(figure) == "More queries with the right item first (no correction: 20.00 %)"
+    assert title_of(figure) == "Gain in R@1 over no correction (20.00 %)"
+
+
+def test_the_title_of_the_forest_stays_clear_of_the_recalls():
+    figure = plot_gains(make_comparison({"Inverted softmax": GAINS["nnn"]}))
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    boxes = {
+        text.get_text(): text.get_window_extent() for text in axes.findobj(matplotlib.text.Text)
+    }
+    title, head = boxes[title_of(figure)], boxes["R@1, %"]
+    assert title.x1 < head.x0 < head.x1 <= figure.bbox.x1 + 1
 
 
 def test_recalls_are_written_at_the_right_of_their_rows():

@@ -112,9 +112,9 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     yield _title("Now yours")
     yield _NEXT
     yield (
-        "Are there hubs? nnnorm diagnose shows them, without labels. Does the correction help? "
-        "nnnorm evaluate, tune and compare measure it, where the right items of some queries are "
-        "known."
+        "Are there hubs, does the correction help, and which setting? nnnorm check answers in one "
+        "report, better where the right items of some queries are known. nnnorm explore shows it "
+        "on a page; without files, it shows this demo's data."
     )
 
 

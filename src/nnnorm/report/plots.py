@@ -493,8 +493,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
     baseline = [100 * result.recall_at_1 for result in comparison.results if result.gain is None]
     label_axes(
         axes,
-        "More queries with the right item first"
-        + (f" (no correction: {baseline[0]:.2f} %)" if baseline else ""),
+        "Gain in R@1 over no correction" + (f" ({baseline[0]:.2f} %)" if baseline else ""),
         f"points of R@1 on {comparison.n_queries:,} queries, 95 % interval{unclear}",
         "",
     )
