@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
-
 from nnnorm import load_shapes, open_embeddings
 from nnnorm.explore import Session, demo_material, make_app
 from nnnorm.explore.pictures import ScenePictures

@@ -7,6 +7,8 @@ import pytest
 
 from nnnorm.explore import listen, make_app, record
 
+pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
+
 pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -19,6 +19,8 @@ from nnnorm.explore.recording import MODULES, join_modules
 from nnnorm.explore.server import STATIC
 from nnnorm.explore.views import Views
 
+pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
+
 N_ITEMS, N_QUERIES = 40, 10
 
 

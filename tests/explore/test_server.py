@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
 
 from nnnorm import Bias, NNNormError, load_shapes, open_embeddings
 from nnnorm.explore import (
@@ -27,6 +26,9 @@ from nnnorm.explore.keeping import Later
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.study import open_truth
 from tests.explore.conftest import ATTACK
+
+pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
+TestClient = pytest.importorskip("starlette.testclient").TestClient
 
 REFUSED = (403, 404, 422)
 
