@@ -37,6 +37,8 @@ N_ITEMS, DIM = 5000, 512
 SIZES = (1000, 10_000, 100_000, 500_000)
 SOLVERS = ("exact", "pruned", "auto")
 PEER = "nnn-retrieval"
+# Up to this many times the runs, as long as a median is this many times the fastest run.
+MOST_ROUNDS, SCATTER = 4, 1.05
 LARGE = 500_000  # from this many references on there is one k
 # Short work is more easily disturbed by the rest of the machine: more runs of it.
 MORE_RUNS = {1000: 20, 10_000: 7, 65_469: 5}
@@ -128,17 +130,28 @@ def jobs(gallery: Floats, references: Floats, k: int) -> dict[str, Callable[[], 
 
 
 def measure(gallery: Floats, references: Floats, k: int, n_runs: int) -> dict[str, Any]:
-    """Interleave runs of all jobs; also compare the means with those of the whole product."""
+    """Interleave runs of all jobs; also compare the means with those of the whole product.
+
+    Where the runs of any job scatter, other programs took part in them: further runs are added, and
+    the medians are over all.
+    """
     work = jobs(gallery, references, k)
     seconds: dict[str, list[float]] = {job: [] for job in work}
     means: dict[str, Any] = {}
-    for run in range(n_runs):
+    for run in range(MOST_ROUNDS * n_runs):
+        if run % n_runs == 0 and run and not is_scattered(seconds):
+            break
         for job in np.random.default_rng(run).permutation(list(work)).tolist():
             started = time.perf_counter()
             means[job] = work[job]()
             seconds[job].append(round(time.perf_counter() - started, 4))
     difference = max(float(np.abs(means[job] - means["exact"]).max()) for job in SOLVERS)
     return {"k": k, "seconds": seconds, "largest_difference": difference}
+
+
+def is_scattered(seconds: dict[str, list[float]]) -> bool:
+    """Whether the median run of a job took noticeably longer than its fastest."""
+    return any(statistics.median(times) > SCATTER * min(times) for times in seconds.values())
 
 
 def run(is_small: bool, n_runs: int, data: Path) -> list[dict[str, Any]]:
