@@ -121,6 +121,7 @@ def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, 
         both = unit(texts), unit(images)
         for direction, asks, asked in (("image", *both), ("text", *both[::-1])):
             yield from with_small(f"{name}-{direction}", halve_pairs(asks, asked, rng), rng)
+    others = rng.spawn(1)[0]  # draws nothing from `rng`, whose halves stay as they are
     for name in ("medquad", "cosqa", "apibench", "bli_it-en", "bli_zh-en"):
         judged = read_judged(data / name)
         queries, documents = unit(judged.queries), unit(judged.documents)
@@ -131,10 +132,10 @@ def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, 
         yield from with_small(name, parts, rng)
         if judged.source is None:
             parts = halve(documents, queries, judged.pairs[:, ::-1], rng)
-            yield f"{name}-reverse", "own", parts
+            yield from with_small(f"{name}-reverse", parts, others)
         else:
             some = judged.pairs[judged.source[judged.pairs[:, 0]] == 1]
-            yield f"{name}-tf", "own", halve(queries, documents, some, rng)
+            yield from with_small(f"{name}-tf", halve(queries, documents, some, rng), others)
 
 
 def whole_part(task: Task, bank: Floats, gallery_bank: Floats | None = None) -> Part:

@@ -1,5 +1,5 @@
 // Items that come first too often, and those that are never found.
-import { state, about, change, ask, askUntilReady, make, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, percent, waiting, svgChart } from "./core.js";
+import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, percent, waiting, svgChart } from "./core.js";
 import { learn } from "./controls.js";
 
 export function hubsView(root) {
@@ -110,9 +110,9 @@ async function drawDetail(root) {
     groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
       group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent${group.length > 6 ? ", six of them" : ""}`) : null,
       make("ul", {}, group.slice(0, 6).map(({ query, text, now, isRight }) => make("li", {},
-        make("button", { class: "link", type: "button", "data-key": `query ${query}`, onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text),
+        linkTo(query, text),
         nowOf(now, isRight))))))) : make("p", { class: "soft" }, "None."),
-    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, () => change({ hub: item }))))) : null)));
+    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, openHub(item))))) : null)));
 }
 
 // Where a query went; only a right answer is a gain.
@@ -122,18 +122,27 @@ function nowOf(now, isRight) {
   return make("span", { class: "small soft" }, about.has_truth ? "  now another wrong item" : "  now another item");
 }
 
+function linkTo(query, text) {
+  if (!canAsk("search", { ...setting(), query })) return text;
+  return make("button", { class: "link", type: "button", "data-key": `query ${query}`, onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text);
+}
+
+function openHub(item) {
+  return canAsk("hub", { item }) ? () => change({ hub: item }) : null;
+}
+
 function drawNever(root, found) {
-  const list = (items) => make("ul", { class: "thumbs" }, Array.from(items, (item) => thumb(found.items, item, () => change({ view: "search", item, query: undefined, text: undefined }, true))));
-  root.replaceChildren(
+  const list = (items) => make("ul", { class: "thumbs" }, Array.from(items, (item) => thumb(found.items, item, searchWith(item))));
+  keepFocus(root, () => root.replaceChildren(
     make("h2", {}, `${count(found.n_back)} items came back`),
     make("p", { class: "soft small" }, `First for no query before, for some query now${found.n_back > found.back.length ? "; a random few of them" : ""}. ${count(found.n_gone)} others left.`),
     found.back.length ? list(found.back) : make("p", { class: "soft" }, "None with this setting."),
     make("h2", {}, `${count(found.n_never)} are never first`),
-    make("p", { class: "soft small" }, found.never.length < found.n_never ? "A random few of them." : ""), found.never.length ? list(found.never) : make("p", { class: "soft" }, "None."));
+    make("p", { class: "soft small" }, found.never.length < found.n_never ? "A random few of them." : ""), found.never.length ? list(found.never) : make("p", { class: "soft" }, "None.")));
 }
 
 function drawCopies(root, found) {
   root.replaceChildren(make("h2", {}, "Near duplicates"),
     make("p", { class: "soft small" }, `${count(found.n_groups)} groups of items with a cosine of ${found.cosine} or more${found.n_looked_at < about.n_gallery ? ` among the ${count(found.n_looked_at)} items that come first most often` : ""}.`),
-    ...found.groups.map((group) => make("ul", { class: "thumbs" }, group.map((item) => thumb(found.items, item, () => change({ hub: item }))))));
+    ...found.groups.map((group) => make("ul", { class: "thumbs" }, group.map((item) => thumb(found.items, item, openHub(item))))));
 }

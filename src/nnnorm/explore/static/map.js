@@ -1,5 +1,5 @@
 // Items on a plane, coloured by how often they come first or by their bias; lasso to a list.
-import { state, about, change, ask, askUntilReady, make, setting, whereList, live, nameOf, picture, pictureOf, count, thumb, waiting, saveText } from "./core.js";
+import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, thumb, waiting, saveText } from "./core.js";
 import { learn } from "./controls.js";
 
 const MOST_PICTURES = 90;
@@ -112,13 +112,13 @@ export function mapView(root) {
     const ids = items.map((item) => places.ids[placeOf(item)]);
     const shown = items.slice(0, 60);
     if (shown.length) known = { ...known, ...(await ask("items", { items: shown.join(",") })).items };
-    list.replaceChildren(
-      make("div", { class: "between" }, make("h2", {}, `${count(items.length)} items selected`), items.length ? make("button", { class: "link", type: "button", onclick: () => select([]) }, "clear") : null),
+    keepFocus(list, () => list.replaceChildren(
+      make("div", { class: "between" }, make("h2", {}, `${count(items.length)} items selected`), items.length ? make("button", { class: "link", type: "button", onclick: () => select([]).then(() => inView.focus()) }, "clear") : null),
       items.length ? make("div", { class: "line" },
         make("button", { class: "button", type: "button", id: "save-ids", onclick: () => saveText("selection.txt", ids.join("\n") + "\n") }, "Ids as text"),
         make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "as JSON")) : make("p", { class: "soft" }, "Draw a line around some items with the lasso, or select what is in view."),
       make("p", { class: "soft small" }, items.length ? `For nnnorm index delete --ids. Most often first${items.length > shown.length ? `; ${shown.length} of them` : ""}:` : ""),
-      make("ul", { class: "thumbs scroll", tabindex: "0", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, () => change({ view: "search", item, query: undefined, text: undefined }, true), `first ${firsts(item)} times`))));
+      make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `first ${firsts(item)} times`)))));
   }
 
   let rowOf = new Map();

@@ -72,6 +72,9 @@ function drawAsked(root, found) {
     const words = now === was ? `the right answer stays at place ${count(now)}` : `the right answer moves from place ${count(was)} to ${count(now)}`;
     parts.push(make("span", { class: `verdict ${kindOf}`, id: "verdict" }, words));
   }
+  if (found.n_filtered_out) {
+    parts.push(make("span", { class: "verdict", id: "filtered-out" }, found.right.length ? `${count(found.n_filtered_out)} of ${count(found.n_filtered_out + found.right.length)} right answers are filtered out` : "the right answer is filtered out"));
+  }
   root.replaceChildren(...parts.filter(Boolean));
 }
 
