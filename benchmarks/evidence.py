@@ -317,13 +317,18 @@ def show(gain: list[float]) -> str:
 
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
-    """One row per search with a bank of its own: NNN's own rule and its interval, tuned beside."""
+    """One row per search: NNN's own rule with its interval, and what few past queries give."""
     from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),
         key=lambda row: -row["gains"]["nnn"][0],
     )
+    few = {
+        row["set"]: row["gains"]["nnn"][0]
+        for row in results["rows"]
+        if row["bank"] == f"{SMALL} queries"
+    }
     figure.set_size_inches(8.6, 5.6)
     axes = figure.subplots()
     style_axes(axes, grid="x")
@@ -333,7 +338,7 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
         face = "white" if colour == GREY else colour
         axes.hlines(place, low, high, color=colour, linewidth=2)
         axes.plot(mean, place, "o", color=colour, markerfacecolor=face, markersize=7)
-        axes.plot(row["gains"]["nnn tuned"][0], place, "|", color=GREY, markersize=11)
+        axes.plot(few[row["set"]], place, "D", color=GREY, markersize=4, zorder=3)
     axes.axvline(0, color="#222222", linewidth=1, zorder=1.5)
     axes.set_yticks(range(len(rows)), [TITLES[row["set"]] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -341,7 +346,7 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
     label_axes(
         axes,
         "What NNN gains with past queries, no labels, nothing tuned",
-        "points of R@1, 95 % interval; hollow: includes 0; grey bar: tuned on labels",
+        f"points of R@1, 95 % interval; hollow: includes 0; diamond: {SMALL} past queries only",
         "",
     )
 

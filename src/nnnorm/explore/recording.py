@@ -201,8 +201,8 @@ def _settings(session: Session) -> Iterator[tuple[dict[str, Any], Method]]:
     if session.material.served is not None:
         yield {"method": SERVED}, session.open_method(SERVED, {})
         for weight in _weights(session):
-            shown = {"method": SERVED, "weight": f"{weight:g}"}
-            yield shown, session.open_method(SERVED, {"weight": weight})
+            method = session.open_method(SERVED, {"weight": weight})
+            yield {"method": SERVED, "weight": f"{weight:g}"}, method
     yield {"method": "nnn"}, session.open_method("nnn", {})
     center = bool(session.automatic.params.get("center"))
     for k in _ks(session):

@@ -214,6 +214,11 @@ export function keepFocus(root, draw) {
   }
 }
 
+// Whether the views are one column, as page.css has it.
+export function isNarrow() {
+  return matchMedia("(max-width: 1000px)").matches;
+}
+
 export function count(number) {
   return Math.round(number).toLocaleString("en");
 }
