@@ -26,6 +26,7 @@ from unittest import mock
 import faiss
 import numpy as np
 import numpy.typing as npt
+from pictures import save_both
 from real_sets import (
     DATA,
     RESULTS,
@@ -545,8 +546,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         "seconds, building included (band: within a tenth of a point)",
         "change in R@1 against exact, points",
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plots.save_figure(figure, path)
+    save_both(figure, path, dpi=150)
 
 
 def to_json(results: dict[str, Any]) -> str:

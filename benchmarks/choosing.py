@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pictures import save_both
 from real_sets import (
     DATA,
     RESULTS,
@@ -329,8 +330,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         x=0.01, ha="left", fontsize=11, fontweight="bold",
     )  # fmt: skip
     figure.supxlabel("labelled queries to tune on (band: middle 80 % of splits)", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    plots.save_figure(figure, path)
+    save_both(figure, path, dpi=150)
 
 
 def to_json(results: dict[str, Any]) -> str:

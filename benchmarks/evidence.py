@@ -121,6 +121,7 @@ def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, 
         both = unit(texts), unit(images)
         for direction, asks, asked in (("image", *both), ("text", *both[::-1])):
             yield from with_small(f"{name}-{direction}", halve_pairs(asks, asked, rng), rng)
+    others = rng.spawn(1)[0]  # draws nothing from `rng`, whose halves stay as they are
     for name in ("medquad", "cosqa", "apibench", "bli_it-en", "bli_zh-en"):
         judged = read_judged(data / name)
         queries, documents = unit(judged.queries), unit(judged.documents)
@@ -131,10 +132,10 @@ def make_sets(data: Path, rng: np.random.Generator) -> Iterator[tuple[str, str, 
         yield from with_small(name, parts, rng)
         if judged.source is None:
             parts = halve(documents, queries, judged.pairs[:, ::-1], rng)
-            yield f"{name}-reverse", "own", parts
+            yield from with_small(f"{name}-reverse", parts, others)
         else:
             some = judged.pairs[judged.source[judged.pairs[:, 0]] == 1]
-            yield f"{name}-tf", "own", halve(queries, documents, some, rng)
+            yield from with_small(f"{name}-tf", halve(queries, documents, some, rng), others)
 
 
 def whole_part(task: Task, bank: Floats, gallery_bank: Floats | None = None) -> Part:
@@ -316,13 +317,18 @@ def show(gain: list[float]) -> str:
 
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
-    """One row per search with a bank of its own: NNN's own rule and its interval, tuned beside."""
+    """One row per search: NNN's own rule with its interval, and what few past queries give."""
     from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),
         key=lambda row: -row["gains"]["nnn"][0],
     )
+    few = {
+        row["set"]: row["gains"]["nnn"][0]
+        for row in results["rows"]
+        if row["bank"] == f"{SMALL} queries"
+    }
     figure.set_size_inches(8.6, 5.6)
     axes = figure.subplots()
     style_axes(axes, grid="x")
@@ -332,7 +338,7 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
         face = "white" if colour == GREY else colour
         axes.hlines(place, low, high, color=colour, linewidth=2)
         axes.plot(mean, place, "o", color=colour, markerfacecolor=face, markersize=7)
-        axes.plot(row["gains"]["nnn tuned"][0], place, "|", color=GREY, markersize=11)
+        axes.plot(few[row["set"]], place, "D", color=GREY, markersize=4, zorder=3)
     axes.axvline(0, color="#222222", linewidth=1, zorder=1.5)
     axes.set_yticks(range(len(rows)), [TITLES[row["set"]] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -340,7 +346,7 @@ def draw_forest(results: dict[str, Any], figure: Any) -> None:
     label_axes(
         axes,
         "What NNN gains with past queries, no labels, nothing tuned",
-        "points of R@1, 95 % interval; hollow: includes 0; grey bar: tuned on labels",
+        f"points of R@1, 95 % interval; hollow: includes 0; diamond: {SMALL} past queries only",
         "",
     )
 

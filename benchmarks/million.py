@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from memory import Peak
+from pictures import save_both
 from real_sets import RESULTS, machine, table
 
 import nnnorm
@@ -149,8 +150,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"One fit of {results['n_items']:,} items", loc="left")
     FigureCanvasAgg(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    save_both(figure, path)
 
 
 def main() -> int:

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pictures import save_both
 
 import nnnorm
 from nnnorm.io.files import check_writable, write_whole
@@ -317,8 +318,7 @@ def _save_plot(
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     draw(results, figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100, metadata={"Software": None})
+    save_both(figure, path)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

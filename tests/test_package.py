@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import nnnorm
+from nnnorm.cli import app, load_commands
+from nnnorm.cli.app import COMMANDS
 
 SOURCE = Path(nnnorm.__file__).parent
 ROOT = Path(__file__).parents[1]
@@ -68,6 +70,47 @@ def test_help_loads_no_optional_library():
     code = "sys.argv = ['nnnorm', '--help']\nfrom nnnorm.cli import main\n"
     code += "try: main()\nexcept SystemExit: pass"
     assert not modules_after(code) & (HEAVY - {"typer", "rich"})
+
+
+FIRST_WORDS = """
+import io, sys
+class Stdout(io.StringIO):
+    def write(self, text):
+        rooms = [m for m in sys.modules if m.startswith("nnnorm.") and ".cli" not in m]
+        print(*{m.partition(".")[0] for m in sys.modules} - {"nnnorm"}, *rooms, file=sys.__stdout__)
+        raise SystemExit
+sys.argv = ["nnnorm", COMMAND]
+sys.stdout = Stdout()
+from nnnorm.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("command", ["demo", "--help"])
+def test_the_first_line_is_printed_before_anything_slow_is_imported(command):
+    code = FIRST_WORDS.replace("COMMAND", repr(command))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "typer" in loaded
+    assert not loaded & (HEAVY | {"numpy", "safetensors"}) - {"typer"}
+    assert {name for name in loaded if name.startswith("nnnorm.")} == {
+        "nnnorm.errors",
+        "nnnorm.version",
+    }
+
+
+def test_every_command_is_in_the_table_with_its_module_and_a_line_that_fits():
+    load_commands()
+    commands = [
+        (one.name or one.callback.__name__, one.callback) for one in app.registered_commands
+    ]
+    found = {name.replace("_", "-"): function.__module__ for name, function in commands}
+    found |= {
+        group.name: group.typer_instance.registered_commands[0].callback.__module__
+        for group in app.registered_groups
+    }
+    assert found == {name: f"nnnorm.cli.{module}" for name, (module, _) in COMMANDS.items()}
+    assert max(len(line) for _, line in COMMANDS.values()) <= 80 - len("  reproduce  ")
 
 
 ROOMS = ("io", "scoring", "means", "copies", "signals", "suspects", "popularity", "bias", "bank")

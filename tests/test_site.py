@@ -9,7 +9,7 @@ import pytest
 from typer.main import get_command
 
 import nnnorm
-from nnnorm.cli import app
+from nnnorm.cli import app, load_commands
 
 pytest.importorskip("material", reason="the site needs `pip install '.[docs]'`")
 pytest.importorskip("mkdocstrings_handlers", reason="the site needs `pip install '.[docs]'`")
@@ -77,6 +77,7 @@ def check_links(path, page, pages):
 def check_commands(page):
     """Every command is there, with all its options and what they mean."""
     described = " ".join(page.text.split())
+    load_commands()
     for name, command in get_command(app).commands.items():
         assert f"nnnorm-{name}" in page.ids
         for parameter in [] if hasattr(command, "commands") else command.params:

@@ -2,8 +2,9 @@
 
 README.md is the first page. Links are written for the repository, relative to their own file; here
 they are turned into links of the site, and one to a file that is no page (a source file) becomes
-plain text. A page that mkdocs.yml does not list is added to the reference, or to the engines. The
-code of the notebook and what it printed are shown as Markdown.
+plain text. Of a picture that has a variant for dark pages beside it (`name-dark.png`) both are
+shown, each in its scheme. A page that mkdocs.yml does not list is added to the reference, or to the
+engines. The code of the notebook and what it printed are shown as Markdown.
 """
 
 import json
@@ -78,7 +79,12 @@ def _site_link(link, uri, files):
     ):
         return label if (ROOT / asked).exists() else link[0]  # what is nowhere stays, to be found
     start = posixpath.dirname(uri) or "."
-    return f"{mark}[{label}]({posixpath.relpath(found, start)}{hash_}{anchor})"
+    shown = f"{mark}[{label}]({posixpath.relpath(found, start)}"
+    stem, _, suffix = found.rpartition(".")
+    if mark and not anchor and files.get_file_from_path(dark := f"{stem}-dark.{suffix}"):
+        dark = f"{mark}[{label}]({posixpath.relpath(dark, start)}"
+        return f"{shown}#only-light){dark}#only-dark)"
+    return f"{shown}{hash_}{anchor})"
 
 
 def show_notebook(text):

@@ -10,7 +10,7 @@ from mkdocs.structure.files import File
 from typer.main import get_command
 
 import nnnorm
-from nnnorm.cli import app
+from nnnorm.cli import app, load_commands
 
 # Public names by what they are for; names that are in no line come last.
 TOPICS = {
@@ -43,6 +43,7 @@ def write_names():
 
 def write_commands():
     """Write a page with the help of every command."""
+    load_commands()
     parts = ["# Command line", "The same as `nnnorm COMMAND --help`, on one page."]
     for name, command in walk(get_command(app), "nnnorm"):
         context = command.make_context(name, [], resilient_parsing=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Union, get_args, get_origin
 
-from nnnorm.cli import app
+from nnnorm.cli import app, load_commands
 from tests.attack.materials import ENGINES, SERVERS, url_of
 
 _EVERY = (*ENGINES, *SERVERS)
@@ -223,6 +223,7 @@ class Command:
 
 def walk_commands():
     """All commands of the package but those of `LEFT_OUT`, by name."""
+    load_commands()
     found = {name: function for name, function in _leaves(app, ()) if name not in LEFT_OUT}
     return {name: _make(name, function) for name, function in found.items()}
 

@@ -118,8 +118,9 @@ def _load_command():
     import nnnorm.datasets
     import nnnorm.index
     import nnnorm.study  # noqa: F401
-    from nnnorm.cli import app
+    from nnnorm.cli import app, load_commands
 
+    load_commands()
     command = get_command(app)
     for arguments in (["info"], ["fit", "--help"]):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):

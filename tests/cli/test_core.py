@@ -84,7 +84,7 @@ def test_only_a_corrected_search_is_called_so(files):
     assert "Best items (index, score)" in search().stdout
 
 
-@pytest.mark.parametrize("module", ["nnnorm.cli.core", "nnnorm.cli.reproduce"])
+@pytest.mark.parametrize("module", ["nnnorm.cli.app", "nnnorm.cli.core", "nnnorm.bank"])
 def test_ctrl_c_during_the_imports_is_one_sentence(module):
     code = (
         "import sys\n"
@@ -92,7 +92,9 @@ def test_ctrl_c_during_the_imports_is_one_sentence(module):
         "    def find_spec(self, name, *_):\n"
         f"        if name == {module!r}: raise KeyboardInterrupt\n"
         "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['nnnorm', 'fit']\n"
         "from nnnorm.cli import main\n"
+        "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "Error: interrupted\n")

@@ -182,13 +182,18 @@ def test_markup_in_captions_stays_text(open_page, address):
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_filter_is_chosen(open_page, address):
+def test_a_filter_is_chosen_and_may_hide_the_right_item(open_page, address, session):
     page = open_page(f"{address}#search?query=11")
     page.wait_for_selector("#after li")
+    assert page.locator("#filtered-out").count() == 0
+    right = session.material.metadata["background"][session.material.right_items(11)[0]]
+    other = next(value for value in session.filters["background"] if value != right)
     page.click("#filters")
-    page.select_option("#filter-background", "navy")
+    page.select_option("#filter-background", other)
     until(page, "location.hash.includes('background')")
-    until(page, "document.querySelector('#filters').textContent.includes('navy')")
+    until(page, "document.querySelector('#filters').textContent.includes(argument)", other)
+    page.wait_for_selector("#filtered-out")
+    assert page.text_content("#filtered-out") == "the right answer is filtered out"
 
 
 def test_a_hub_is_opened(open_page, address, session):
@@ -203,6 +208,11 @@ def test_a_hub_is_opened(open_page, address, session):
     name = session.material.describe_item(int(hub))
     until(page, "document.querySelector('#detail h2').textContent === argument", name)
     assert page.locator("svg.chart > path").count() == 5
+    item = page.get_attribute(".thumbs button >> nth=-1", "data-key")  # never first
+    page.focus(f".thumbs [data-key='{item}']")
+    page.evaluate("document.querySelector('tbody tr:nth-child(3) button').click()")
+    until(page, "document.querySelector('#detail h2').textContent !== argument", name)
+    assert page.evaluate("document.activeElement.dataset.key") == item  # as before it was redrawn
     page.click("#detail .link >> nth=0")
     page.wait_for_selector("#after li")
 
@@ -326,6 +336,14 @@ def test_an_exported_page_works_from_disk(open_page, session, tmp_path):
     until(page, "/alpha=0.(25|5)&/.test(location.hash)")
     assert page.text_content("#status") == ""
     page.click("#tab-hubs")
+    page.wait_for_selector("#detail .group")
+    page.click("tbody tr:last-child button")  # every hub of the table is recorded
+    page.wait_for_selector("tbody tr:last-child.chosen")
+    assert page.text_content("#status") == ""
+    for press in page.locator("#view .thumbs button, #detail .link").all()[:5]:
+        press.click()  # what is not recorded is no button
+        assert page.text_content("#status") == ""
+        page.click("#tab-hubs")
     page.wait_for_selector("#detail .group")
     after = page.text_content("tr.chosen td:nth-child(3)")
     assert f"for {after} after." in page.text_content("#detail")

@@ -77,21 +77,60 @@ def test_files_become_material(files):
     assert found.options["gallery"] == str(files / "gallery.npy")
 
 
-def test_the_items_of_an_index_become_material(files):
+@pytest.fixture(scope="module")
+def served(files):
+    """An index with the bias of another bank than the one that is looked at, and its material."""
     pytest.importorskip("faiss")
     gallery = np.load(files / "gallery.npy")
-    bias = nnnorm.NNN(8, 0.5).fit(gallery, np.load(files / "references.npy"))
+    bias = nnnorm.NNN(8, 0.7).fit(gallery, nnnorm.load_shapes().references[300:600])
     url = f"faiss:{files / 'index.faiss'}"
-    opened = nnnorm.build_index(
-        url, gallery, bias, metadata=[{"kind": "ab"[n % 2]} for n in range(N_ITEMS)]
-    )
-    opened.save()
-    opened.close()
-    found = open_material(
+    metadata = [{"kind": "ab"[n % 2]} for n in range(N_ITEMS)]
+    with nnnorm.build_index(url, gallery, bias, metadata=metadata) as one:
+        one.save()
+    return open_material(
         index=url, queries=files / "queries.npy", references=files / "references.npy"
     )
-    np.testing.assert_allclose(found.gallery.rows(0, N_ITEMS), gallery, atol=1e-5)
-    assert found.filters() == {"kind": ["a", "b"]}
+
+
+def test_the_items_of_an_index_become_material(files, served):
+    gallery = np.load(files / "gallery.npy")
+    np.testing.assert_allclose(served.gallery.rows(0, N_ITEMS), gallery, atol=1e-5)
+    assert served.filters() == {"kind": ["a", "b"]}
+
+
+def test_an_index_is_seen_as_it_serves(files, served):
+    views = Views(session := Session(served))
+    opens_with = views.about()["methods"][0]
+    assert (opens_with["name"], opens_with["knobs"][0]["default"]) == ("index", 0.7)
+    assert views.about()["served"].endswith("serves NNN, k = 8, weight 0.7")
+    with nnnorm.open_index(served.options["index"]) as index:
+        for weight in (None, 0.25):
+            answers = index.search(files / "queries.npy", k=12, weight=weight).ids
+            method = session.open_method("index", {"weight": weight})
+            about, found = views.search(method, query=3)
+            assert found["after"].tolist() == answers[3].tolist()
+            firsts = np.bincount(answers[:, 0], minlength=N_ITEMS)
+            assert session.count_first(method).tolist() == firsts.tolist()
+            given = "" if weight is None else " --weight 0.25"
+            assert about["setting"]["commands"][0].endswith(f"queries.npy{given}")
+    assert found["before"].tolist() != found["after"].tolist()
+
+
+def test_queries_of_an_index_of_unit_rows_are_divided_by_their_norms(files, tmp_path):
+    pytest.importorskip("faiss")
+    gallery, references = (2 * np.load(files / f"{name}.npy") for name in ("gallery", "references"))
+    bias = nnnorm.NNN(8, 0.7).fit(gallery, references, normalize=True)
+    with nnnorm.build_index(f"faiss:{tmp_path / 'unit'}", gallery, bias, normalize=True) as one:
+        one.save()
+    np.save(tmp_path / "queries.npy", 5 * np.load(files / "queries.npy"))
+    np.save(tmp_path / "references.npy", references)
+    found = open_material(
+        index=f"faiss:{tmp_path / 'unit'}",
+        queries=tmp_path / "queries.npy",
+        references=tmp_path / "references.npy",
+    )
+    for rows in (found.queries, found.references, found.gallery):
+        np.testing.assert_allclose(rows.norm_range, 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +298,9 @@ def test_an_export_has_the_numbers_of_a_hub_for_every_setting(exported):
         assert arrays["now"].tolist() == more["now"].tolist()
         seen.add(about["n_after"])
     assert len(seen) == 2
+    listed = views.hubs(session.open_method("nnn", {}))[1]["hubs"].tolist()
+    assert len(listed) > 12
+    assert {f"hub?item={item}" for item in listed} <= set(answers)
     same, _ = unpack(base64.b64decode(answers[f"hub?item={hub}"]))
     assert "n_after" not in same
 

@@ -86,9 +86,10 @@ def test_a_right_item_that_is_filtered_out_has_no_place(session, views):
     method, cells = session.open_method("nnn", {}), session.material.metadata["background"]
     own = cells[session.material.right_items(7)[0]]
     other = next(cell for cell in cells if cell != own)
-    assert views.search(method, query=7, where={"background": own})[0]["right"] == [1]
+    shown = views.search(method, query=7, where={"background": own})[0]
+    assert (shown["right"], shown["n_filtered_out"]) == ([1], 0)
     about, arrays = views.search(method, query=7, where={"background": other})
-    assert about["right"] == []
+    assert (about["right"], about["n_filtered_out"]) == ([], 1)
     assert arrays["right_ranks"].size == 0
 
 

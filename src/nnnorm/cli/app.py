@@ -1,7 +1,9 @@
 """What the commands share: the app itself, options, errors, progress and printing.
 
 A user's mistake is one sentence and exit code 1, wrong usage exit code 2; a traceback needs
-`--debug`. Results go to stdout, progress and notes to stderr.
+`--debug`. Results go to stdout, progress and notes to stderr. `COMMANDS` says which module has
+which command; it is imported when the command is asked for. Rooms are imported inside functions
+here, so that the help, and the first words of a command, are there at once.
 """
 
 import codecs
@@ -17,16 +19,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 from typer import Option
 from typer.core import TyperGroup
 from typer.models import OptionInfo
 
-from nnnorm.bank import Bank
-from nnnorm.copies import Duplicates
 from nnnorm.errors import (
     MissingExtraError,
     NNNormError,
@@ -35,21 +36,12 @@ from nnnorm.errors import (
     keep_interrupts,
     require,
 )
-from nnnorm.io import (
-    Embeddings,
-    Metric,
-    Progress,
-    check_writable,
-    make_folder,
-    open_embeddings,
-    read_json,
-    read_npy,
-    write_png,
-    write_whole,
-)
-from nnnorm.methods import METHOD_NAMES, find_method
-from nnnorm.ranking import Ranking
-from nnnorm.report import make_document
+from nnnorm.version import __version__
+
+if TYPE_CHECKING:
+    from nnnorm.bank import Bank
+    from nnnorm.io import Embeddings, Progress
+    from nnnorm.ranking import Ranking
 
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
 # which is not exported by every version of Typer.
@@ -73,6 +65,37 @@ def _show_odd_names(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error("nnnorm", _show_odd_names)
 
 
+# Every command, its module, and its line of the help, in the order in which people need them.
+COMMANDS = {
+    "demo": ("demo", "See it work on data that ships with the package."),
+    "check": ("study", "Do I have hubs, does a correction help, what next?"),
+    "fit": ("core", "Compute the bias of every item from past queries."),
+    "search": ("core", "Search a gallery exactly, corrected by a bias."),
+    "explore": ("explore", "Look at hubs, results and settings on a local page."),
+    "index": ("index", "Run the corrected search inside an existing engine."),
+    "bank": ("bank", "Keep a bank of past queries: every intent once."),
+    "extend": ("corrector", "Compute the bias of new items."),
+    "drift": ("corrector", "Tell whether the bank is still like today's queries."),
+    "scan": ("scan", "Find items that look planted or broken."),
+    "evaluate": ("study", "Measure R@1, R@5, R@10 before and after a correction."),
+    "diagnose": ("study", "Show the items that come back too often."),
+    "tune": ("study", "Choose a setting on queries with known answers."),
+    "compare": ("study", "Tune every method, and report all on test queries."),
+    "ablate": ("study", "Measure NNN with smaller and other banks."),
+    "audit": ("audit", "Count how often each group of items is retrieved."),
+    "encode": ("encode", "Turn images, texts or sounds into embeddings."),
+    "dataset": ("reproduce", "Write a data set's captions, pairs and splits as lists."),
+    "reproduce": ("reproduce", "Measure the paper's tables again."),
+    "info": ("core", "Show versions and the active BLAS, or what a file holds."),
+}
+
+
+def load_commands(name: str = "") -> None:
+    """Import the module of a command, or those of all where there is none of that name."""
+    for module, _ in [COMMANDS[name]] if name in COMMANDS else COMMANDS.values():
+        import_module(f"nnnorm.cli.{module}")
+
+
 class HelpfulGroup(TyperGroup):
     """Answers a group of commands without a command with its help."""
 
@@ -85,7 +108,20 @@ class HelpfulGroup(TyperGroup):
 
 
 class _Group(HelpfulGroup):
-    """Turns every error into one sentence on stderr and exit code 1."""
+    """Imports a command when it is asked for; turns errors into one sentence and exit code 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name not in self.commands:
+            load_commands(name)
+            self.commands = typer.main.get_group(app).commands
+        return super().get_command(ctx, name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def invoke(self, ctx: Any) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -145,6 +181,13 @@ app = typer.Typer(
 )
 
 
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 def _remember_debug(ctx: typer.Context, value: bool) -> bool:
     if value:
         ctx.find_root().obj = "debug"
@@ -157,14 +200,6 @@ Gallery = Annotated[Path, Option(help=f"Items that are searched: {SOURCE}.")]
 Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
 References = Annotated[
     Path, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
-]
-_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
-GalleryReferences = Annotated[
-    Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
-]
-DuplicatesOption = Annotated[
-    Duplicates,
-    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
 ]
 OwnRows = Annotated[
     bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
@@ -200,7 +235,8 @@ class Inputs:
 
     normalize: Normalize = None
     metric: Annotated[
-        Metric, Option(help="With cosine, rows must have unit norm (or use --normalize).")
+        Literal["ip", "cosine"],
+        Option(help="With cosine, rows must have unit norm (or use --normalize)."),
     ] = "ip"
 
     def repeat(self) -> str:
@@ -208,12 +244,16 @@ class Inputs:
         chosen = {None: "", True: " --normalize", False: " --no-normalize"}[self.normalize]
         return chosen + (f" --metric {self.metric}" if self.metric != "ip" else "")
 
-    def open(self, path: Path, name: str) -> Embeddings:
+    def open(self, path: Path, name: str) -> "Embeddings":
         """Open embeddings of the command line."""
+        from nnnorm.io import open_embeddings
+
         return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
 
-    def open_references(self, path: Path, name: str = "references") -> Embeddings | Bank:
+    def open_references(self, path: Path, name: str = "references") -> "Embeddings | Bank":
         """Open past queries, or load a bank of them."""
+        from nnnorm.bank import Bank
+
         return Bank.load(path) if path.suffix == ".safetensors" else self.open(path, name)
 
 
@@ -237,6 +277,8 @@ class Report:
 
     def check(self) -> None:
         """Check before the work that its results can be written."""
+        from nnnorm.io import check_writable, make_folder
+
         for path in (self.markdown, self.latex):
             if path is not None:
                 check_writable(path)
@@ -246,10 +288,14 @@ class Report:
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
         """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
+        from nnnorm.io import write_png, write_whole
+
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
             write_whole(self.markdown, lambda file: file.write(text.encode()))
         if self.latex is not None:
+            from nnnorm.report import make_document
+
             document = make_document(tables)
             write_whole(self.latex, lambda file: file.write(document.encode()))
         if self.plots is not None:
@@ -353,6 +399,8 @@ def print_command(parts: Sequence[str]) -> None:
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None], *more: str) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
+    from nnnorm.io import check_writable
+
     target = check_writable(output)
     if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
         raise NNNormError(f"{output} is one of the inputs and would be lost; choose another name")
@@ -364,6 +412,8 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
     if path is None:
         return None
+    from nnnorm.io import read_json, read_npy
+
     kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
     expected = f".npy of {kind}, a .json list, or text with one {one} per line"
     if not path.is_file():
@@ -397,7 +447,7 @@ def number_or_auto(option: str, text: str | None, kind: type) -> Any:
 
 
 @contextmanager
-def show_progress(label: str) -> Iterator[Progress | None]:
+def show_progress(label: str) -> Iterator["Progress | None"]:
     """A bar on stderr while that is a terminal, else nothing."""
     if not sys.stderr.isatty():
         yield None
@@ -484,7 +534,7 @@ def print_facts(title: str, facts: Mapping[str, Any]) -> None:
     console.print(table)
 
 
-def print_ranking(ranking: Ranking, output: Path | None, *, corrected: bool = True) -> None:
+def print_ranking(ranking: "Ranking", output: Path | None, *, corrected: bool = True) -> None:
     """Print the first places of the first queries."""
     from rich import box
     from rich.console import Console

@@ -1,7 +1,6 @@
-"""The main job on the command line: `fit`, `search`, `info` and `demo`."""
+"""The main job on the command line: `fit`, `search` and `info`."""
 
 import shlex
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +14,7 @@ from nnnorm.cli.app import (
     BiasFile,
     Budget,
     Debug,
-    DuplicatesOption,
     Gallery,
-    GalleryReferences,
     IdsFile,
     Inputs,
     Json,
@@ -25,21 +22,18 @@ from nnnorm.cli.app import (
     Queries,
     References,
     Weight,
-    app,
     check_output,
     command,
     number_or_auto,
     print_facts,
     print_json,
     print_ranking,
-    print_story,
     read_ids,
     show_progress,
-    show_steps,
 )
 from nnnorm.cli.bank import describe_bank
 from nnnorm.cli.sheet import Sheet, draw_search
-from nnnorm.copies import describe_intents, describe_size
+from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 from nnnorm.foreign import FOREIGN_Z
@@ -59,6 +53,14 @@ from nnnorm.scoring import count_threads
 from nnnorm.study import read_truth
 from nnnorm.version import __version__
 
+_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
+GalleryReferences = Annotated[
+    Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
+]
+DuplicatesOption = Annotated[
+    Duplicates,
+    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
+]
 _WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
 
 
@@ -282,38 +284,6 @@ def info(
         print_json(about)
     else:
         print_facts(title, facts)
-
-
-@command("demo --output demo-output")
-def demo(
-    output: Annotated[
-        Path, Option("--output", "-o", metavar="FOLDER", help="For the bias, pictures and plots.")
-    ] = Path("demo-output"),
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Run the main job on data that ships with the package: hubs, before and after."""
-    if not as_json:  # at once: the imports take a moment
-        typer.echo("Hubs in a search for pictures, and what becomes of them.\n")
-        sys.stdout.flush()
-    from nnnorm.demo import introduce_demo, run_demo, tell_demo
-
-    if not as_json:
-        print_story([introduce_demo()])
-    with show_steps() as step:
-        done = run_demo(output, step=step)
-    if as_json:
-        print_json(done.to_dict())
-        return
-
-    print_story(tell_demo(done))
-
-
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        typer.echo(__version__)
-        raise typer.Exit
 
 
 # --- output ------------------------------------------------------------------------------------

@@ -19,10 +19,8 @@ from nnnorm.cli.app import (
     BiasFile,
     Budget,
     Debug,
-    DuplicatesOption,
     Figures,
     Gallery,
-    GalleryReferences,
     IdsFile,
     Inputs,
     Json,
@@ -41,6 +39,7 @@ from nnnorm.cli.app import (
     show_progress,
     write_command,
 )
+from nnnorm.cli.core import DuplicatesOption, GalleryReferences
 from nnnorm.corrector import Corrector, check_method
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings

@@ -21,6 +21,7 @@ from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
+from nnnorm.explore.served import Served
 from nnnorm.index import open_index
 from nnnorm.io import (
     TABLE_SUFFIXES,
@@ -65,6 +66,8 @@ class Material:
     corrector : Corrector or None
     recent : Embeddings or None
         Recent queries, to tell a drift by.
+    served : Served or None
+        What an index serves, where one was given.
     options : mapping of str to str
         Options of the command line that name these inputs.
     examples : sequence of str
@@ -87,6 +90,7 @@ class Material:
     encode: Callable[[str], FloatArray] | None = None
     corrector: Corrector | None = None
     recent: Embeddings | None = None
+    served: Served | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[str] = ()
     notes: tuple[str, ...] = ()
@@ -234,10 +238,13 @@ def open_material(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NNNormWarning)
         columns: dict[str, list[str]] = {}
+        served = None
         if gallery is not None:
             items = open_embeddings(gallery, name="gallery", normalize=normalize)
         else:
-            items, ids, columns = _read_index(str(index), normalize)
+            items, ids, columns, served, is_unit = _read_index(str(index), normalize)
+            # Queries of an index of unit rows are divided by their norms there as well.
+            normalize = True if is_unit and normalize is None else normalize
         names = items.ids if ids is None else check_ids(ids, len(items), name="gallery")
         asked = open_embeddings(queries, name="queries", normalize=normalize)
         loaded = None if corrector is None else Corrector.load(corrector)
@@ -282,6 +289,7 @@ def open_material(
         encode=_open_encoder(encoder, past),
         corrector=loaded,
         recent=None if loaded is None else latest,
+        served=served,
         options={
             **{name: str(value) for name, value in given.items() if value is not None},
             **({} if normalize is None else {"normalize": "yes" if normalize else "no"}),
@@ -292,17 +300,28 @@ def open_material(
 
 def _read_index(
     url: str, normalize: bool | None
-) -> tuple[Embeddings, npt.NDArray[Any], dict[str, list[str]]]:
-    """The items of an index as they were given: rows, ids, and metadata by column."""
+) -> tuple[Embeddings, npt.NDArray[Any], dict[str, list[str]], Served, bool]:
+    """The items of an index: rows, ids, metadata by column, what it serves, and if rows are unit.
+
+    Rows and metadata are as they were given.
+    """
     with open_index(url) as opened:
-        batches = list(opened.scan())
+        batches, recipe = list(opened.scan()), opened.recipe
     if not batches:
         raise NNNormError(f"{url} holds no items; add some, or give --gallery")
     rows = np.concatenate([batch.vectors for batch in batches])
     entries = [entry for batch in batches for entry in batch.metadata_list()]
     columns = _columns(entries)
     ids = np.concatenate([batch.ids for batch in batches])
-    return open_embeddings(rows, name="gallery", normalize=normalize), ids, columns
+    # A collection without values serves the uncorrected search.
+    values = [
+        np.zeros(len(batch), np.float32) if batch.values is None else batch.values
+        for batch in batches
+    ]
+    stored = np.concatenate(values)
+    served = Served(url, recipe.method, recipe.reference_k, stored, recipe.weight)
+    items = open_embeddings(rows, name="gallery", normalize=normalize)
+    return items, ids, columns, served, recipe.unit
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.packing import pack
+from nnnorm.explore.served import SERVED
 from nnnorm.explore.session import Session, draw_some
 from nnnorm.explore.views import NOT_SCANNED, Views
 from nnnorm.io import Progress, make_folder, write_whole
@@ -31,7 +32,6 @@ _STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
 MODULES = ("core", "controls", "search", "hubs", "quality", "map", "bank", "main")
 _N_QUERIES = 24
-_N_HUBS = 12
 _ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 _MOST_KS = 6
 _MOST_PICTURES = 2000
@@ -154,9 +154,13 @@ def _record_answers(
         {"query": int(row), "text": session.material.describe_query(int(row))} for row in rows
     ]
     settings = list(_settings(session))
-    hubs = views.hubs(settings[0][1])[1]["hubs"][:_N_HUBS].tolist()
+    hubs = views.hubs(settings[0][1])[1]["hubs"].tolist()  # the same with every setting
     about.update(can_encode=False, filters={}, examples=[])
-    about["methods"] = [_recorded_method(session, about["methods"][0])]
+    about["methods"] = [
+        _recorded_method(session, method)
+        for method in about["methods"]
+        if method["name"] in (SERVED, "nnn")
+    ]
     keep("about", {}, about)
     keep("queries", {}, {"n_found": len(queries), "queries": queries})
     for path, found in (("copies", views.copies()), ("scan", views.scan()), ("grid", views.grid())):
@@ -187,8 +191,18 @@ def _ks(session: Session) -> list[int]:
     return sorted({*powers, int(session.automatic.params["reference_k"])})
 
 
+def _weights(session: Session) -> list[float]:
+    served = session.material.served
+    return [] if served is None else sorted({*_ALPHAS, round(served.weight, 4)})
+
+
 def _settings(session: Session) -> Iterator[tuple[dict[str, Any], Method]]:
-    """The settings of the exported page: the automatic one, then a grid."""
+    """The settings of the exported page: what an index serves, the automatic one, then a grid."""
+    if session.material.served is not None:
+        yield {"method": SERVED}, session.open_method(SERVED, {})
+        for weight in _weights(session):
+            method = session.open_method(SERVED, {"weight": weight})
+            yield {"method": SERVED, "weight": f"{weight:g}"}, method
     yield {"method": "nnn"}, session.open_method("nnn", {})
     center = bool(session.automatic.params.get("center"))
     for k in _ks(session):
@@ -199,7 +213,7 @@ def _settings(session: Session) -> Iterator[tuple[dict[str, Any], Method]]:
 
 
 def _recorded_method(session: Session, method: dict[str, Any]) -> dict[str, Any]:
-    """NNN with controls that have the recorded values only."""
+    """A method with controls that have the recorded values only."""
     knobs = []
     for knob in method["knobs"]:
         if knob["name"] == "reference_k":
@@ -207,6 +221,8 @@ def _recorded_method(session: Session, method: dict[str, Any]) -> dict[str, Any]
         elif knob["name"] == "alpha":
             nearest = min(_ALPHAS, key=lambda alpha: abs(alpha - knob["default"]))
             knobs.append({**knob, "kind": "steps", "values": _ALPHAS, "default": nearest})
+        elif knob["name"] == "weight":
+            knobs.append({**knob, "kind": "steps", "values": _weights(session)})
         else:
             knobs.append({**knob, "kind": "fixed"})
     return {**method, "knobs": knobs}

@@ -24,6 +24,7 @@ from nnnorm.explore.keeping import Kept, Later
 from nnnorm.explore.material import Material
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
+from nnnorm.explore.served import SERVED
 from nnnorm.io import Embeddings, Progress, open_embeddings
 from nnnorm.methods import (
     CSLS,
@@ -156,10 +157,12 @@ class Session:
         few, many, usual = (
             min(self.reference_ks, key=lambda one: abs(one - k)) for k in (4, 128, 32)
         )
-        methods = [
+        methods: list[Method] = [
             NNN(k, MOST_ALPHA, center=center) for k in (few, many) for center in (False, True)
         ]
         methods.append(NNN(usual, MOST_ALPHA / 2, center=True))
+        if self.material.served is not None:
+            methods.append(self.material.served)
         return [self._served(method.make_bias(self.statistics)) for method in methods]
 
     def _served(self, bias: Bias) -> Bias:
@@ -167,8 +170,16 @@ class Session:
         same = self.gallery is self.material.gallery
         return bias if same else replace(bias, fingerprints={})
 
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The methods of the picker, beginning with the one that a page opens with."""
+        return OFFERED if self.material.served is None else (SERVED, *OFFERED)
+
     def knobs(self, name: str) -> list[Knob]:
         """Return the controls of a method."""
+        if name == SERVED and (served := self.material.served) is not None:
+            highest = max(MOST_ALPHA, 2 * served.weight)
+            return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
         kind = find_method(name)[0]
         found = []
         for param, label in kind.symbols.items():
@@ -188,8 +199,8 @@ class Session:
 
     def open_method(self, name: str, params: Mapping[str, Any]) -> Method:
         """Make a method of the picker; NNN without parameters is the automatic one."""
-        if name not in OFFERED:
-            raise NNNormError(f"method must be one of {', '.join(OFFERED)}; got {name!r}")
+        if name not in self.offered:
+            raise NNNormError(f"method must be one of {', '.join(self.offered)}; got {name!r}")
         given = {param: value for param, value in params.items() if value is not None}
         known = {knob.name: knob for knob in self.knobs(name)}
         for param, value in given.items():
@@ -208,6 +219,8 @@ class Session:
                 )
         if name == "nnn" and not given:
             return NNN()
+        if name == SERVED and self.material.served is not None:
+            return replace(self.material.served, **given)
         defaults = {knob.name: knob.default for knob in known.values()}
         return make_method(name, **{**defaults, **given})
 
@@ -251,8 +264,8 @@ class Session:
         return self.chosen[~was & now], self.chosen[was & ~now]
 
     def choose_example(self) -> int:
-        """Return a query that shows what the automatic setting does: one that a hub had taken."""
-        method = self.open_method("nnn", {})
+        """Return a query that shows what the first method does: one that a hub had taken."""
+        method = self.open_method(self.offered[0], {})
         won, _ = self.find_won(method)
         if len(won) == 0:
             return int(self.chosen[0])

@@ -15,10 +15,11 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.copies import SAME_INTENT, Intents, as_units, describe_size, find_intents
 from nnnorm.errors import NNNormError
-from nnnorm.explore.session import OFFERED, Session
+from nnnorm.explore.served import Served
+from nnnorm.explore.session import Session
 from nnnorm.foreign import FOREIGN_Z, foreign_z
 from nnnorm.io import ScoreMatrix
-from nnnorm.methods import Method, describe_setting, label_method
+from nnnorm.methods import Method, describe_setting
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k
 from nnnorm.study import (
@@ -91,6 +92,7 @@ class Views:
             "has_pictures": material.pictures is not None,
             "can_encode": material.encode is not None,
             "is_demo": not material.options,
+            "served": None if material.served is None else material.served.describe(),
             "examples": list(material.examples),
             "example": session.choose_example(),
             "filters": session.filters,
@@ -98,10 +100,10 @@ class Views:
             "methods": [
                 {
                     "name": name,
-                    "label": label_method(name),
+                    "label": session.open_method(name, {}).variant.label,
                     "knobs": [vars(knob) for knob in session.knobs(name)],
                 }
-                for name in OFFERED
+                for name in session.offered
             ],
             "automatic": _automatic(session),
         }
@@ -148,6 +150,7 @@ class Views:
         material = session.material
         row, asked, right = _open_query(session, query, text, item)
         mask = session.mask(where or {})
+        n_right = len(right)
         if mask is not None:
             right = [one for one in right if mask[one]]
         n_items = len(material.gallery) if mask is None else int(mask.sum())
@@ -161,6 +164,7 @@ class Views:
         about = {
             "query": asked,
             "right": right,
+            "n_filtered_out": n_right - len(right),
             "n_items": n_items,
             "setting": _setting(session, method),
             "items": _items(session, shown),
@@ -386,9 +390,11 @@ def _setting(session: Session, method: Method) -> dict[str, Any]:
     params = session.settled(method)
     return {
         "method": method.name,
-        "label": label_method(method.name),
+        "label": method.variant.label,
         "params": params,
-        "text": describe_setting(method.name, params, ", ", " = "),
+        "text": method.describe()
+        if isinstance(method, Served)
+        else describe_setting(method.name, params, ", ", " = "),
         "commands": _commands(session, method),
     }
 
@@ -401,6 +407,10 @@ def _automatic(session: Session) -> dict[str, Any]:
 
 def _commands(session: Session, method: Method) -> list[str]:
     options = session.material.options
+    if isinstance(method, Served):
+        url, queries = shlex.quote(method.url), shlex.quote(options["queries"])
+        changed = "" if method == session.material.served else f" --weight {method.weight:g}"
+        return [f"nnnorm index search --index {url} --queries {queries}{changed}"]
     chosen = f"--method {method.name}"
     for name, value in method.params.items():
         flag = name.replace("_", "-")

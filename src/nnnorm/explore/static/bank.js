@@ -30,7 +30,7 @@ function drawForeign(found) {
   return make("section", { class: "panel stack" }, make("h2", {}, isForeign ? "The bank looks foreign" : "The bank is like the queries"),
     make("div", { class: "gauge", role: "img", "aria-label": `z is ${z.toFixed(1)}; above ${limit} a bank is foreign` }, make("i", { "--v": place.toFixed(3) })),
     make("div", { class: "between small soft" }, make("span", {}, "mixes as one source"), make("span", {}, `limit ${limit}`), make("span", {}, "another source")),
-    make("p", {}, `z = ${z.toFixed(1)}. `, isForeign ? "Rows of the bank and of the queries do not mix: the correction may do harm. Give past queries of the kind that is searched." : "Rows of the bank and of the queries mix as those of one source do, so the correction is for these queries."));
+    make("p", {}, `z = ${z.toFixed(1).replace("-", "−")}. `, isForeign ? "Rows of the bank and of the queries do not mix: the correction may do harm. Give past queries of the kind that is searched." : "Rows of the bank and of the queries mix as those of one source do, so the correction is for these queries."));
 }
 
 function drawDrift(drift) {

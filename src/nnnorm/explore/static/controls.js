@@ -1,6 +1,13 @@
 // The setting: method, its sliders, filters, and what can be taken out.
 import { state, about, change, keepFocus, make, setting, address, isRecorded, saveText, say } from "./core.js";
 
+const HINTS = {
+  reference_k: "how many past queries the bias of an item is the mean of: those that score best with it",
+  alpha: "how much of the bias is taken from the scores; 0 is no correction",
+  weight: "how much of the bias is taken from the scores; 0 is no correction",
+  beta: "how sharply the best past queries count more than the others",
+  center: "the mean of the gallery is taken from the items first",
+};
 let shown = null;
 
 export function knobsOf(name) {
@@ -63,7 +70,7 @@ function drawKnob(knob) {
   if (knob.kind === "switch" || knob.kind === "fixed") {
     const box = make("input", { type: "checkbox", id, onchange: (event) => turn(knob.name, event.target.checked) });
     box.disabled = knob.kind === "fixed";
-    return make("div", { class: "knob" }, box, make("label", { for: id, title: "the mean of the gallery is taken from the items first" }, knob.label));
+    return make("div", { class: "knob" }, box, make("label", { for: id, title: HINTS[knob.name] }, knob.label));
   }
   const isSteps = knob.kind === "steps";
   const [min, max, step] = isSteps ? [0, knob.values.length - 1, 1] : knob.values;
@@ -71,7 +78,7 @@ function drawKnob(knob) {
     const number = Number(event.target.value);
     turn(knob.name, isSteps ? knob.values[number] : number);
   } });
-  return make("div", { class: "knob" }, make("label", { for: id }, knob.label), slider, make("output", { for: id }));
+  return make("div", { class: "knob" }, make("label", { for: id, title: HINTS[knob.name] }, knob.label), slider, make("output", { for: id }));
 }
 
 function drawFilters() {

@@ -16,7 +16,7 @@ export function readAddress() {
   const [view, rest] = location.hash.replace(/^#/, "").split("?");
   const given = new URLSearchParams(rest || "");
   state.view = VIEWS.includes(view) ? view : "search";
-  state.method = given.get("method") || "nnn";
+  state.method = given.get("method") || firstMethod();
   state.params = {};
   for (const name of PARAMS) {
     if (given.has(name)) {
@@ -37,12 +37,17 @@ export function readAddress() {
   }
 }
 
+// The method that a page opens with: what an index serves, or NNN.
+export function firstMethod() {
+  return about.methods ? about.methods[0].name : "nnn";
+}
+
 function writeAddress() {
   const given = new URLSearchParams();
   for (const name of ["query", "text", "item", "hub"]) {
     if (state[name] !== undefined) given.set(name, state[name]);
   }
-  if (state.method !== "nnn" || Object.keys(state.params).length) given.set("method", state.method);
+  if (state.method !== firstMethod() || Object.keys(state.params).length) given.set("method", state.method);
   for (const [name, value] of Object.entries(state.params)) given.set(name, value);
   for (const [name, value] of Object.entries(state.where)) given.append("where", `${name}=${value}`);
   if (state.colour && state.colour !== "before") given.set("colour", state.colour);
@@ -110,6 +115,11 @@ export async function ask(path, params = {}) {
   const type = response.headers.get("content-type") || "";
   if (type.startsWith("application/json")) return response.json();
   return unpack(await response.arrayBuffer());
+}
+
+// Whether there is an answer: an exported page has the recorded ones only.
+export function canAsk(path, params) {
+  return !recorded || recorded.answers[address(path, params)] !== undefined;
 }
 
 function askRecord(path, params) {
@@ -187,6 +197,12 @@ export function make(tag, props = {}, ...children) {
   return element;
 }
 
+// What a press on an item does: search with it, where the page can.
+export function searchWith(item) {
+  if (!canAsk("search", { ...setting(), item })) return null;
+  return () => change({ view: "search", item, query: undefined, text: undefined }, true);
+}
+
 // Draw anew inside of an element; what had the focus there has it again.
 export function keepFocus(root, draw) {
   const held = root.contains(document.activeElement) ? document.activeElement : null;
@@ -196,6 +212,11 @@ export function keepFocus(root, draw) {
   if (name && !root.contains(document.activeElement)) {
     root.querySelector(`[${name}="${CSS.escape(value)}"]`)?.focus({ preventScroll: true });
   }
+}
+
+// Whether the views are one column, as page.css has it.
+export function isNarrow() {
+  return matchMedia("(max-width: 1000px)").matches;
 }
 
 export function count(number) {
@@ -222,10 +243,11 @@ export function picture(known, item) {
   return make("img", { src: source, alt: "", title: nameOf(known, item), loading: "lazy" });
 }
 
-// A button with a picture, or with the caption where there is none.
+// A button with a picture, or with the caption where there is none; without a press no button.
 export function thumb(known, item, press, title = "") {
   const inside = picture(known, item) || make("span", { class: "text" }, nameOf(known, item));
   const label = `${nameOf(known, item)}${title ? `, ${title}` : ""}`;
+  if (!press) return make("li", { title: label }, inside);
   return make("li", {}, make("button", { "aria-label": label, title: label, "data-key": item, onclick: press }, inside));
 }
 

@@ -1,5 +1,5 @@
 // Items that come first too often, and those that are never found.
-import { state, about, change, ask, askUntilReady, make, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, percent, waiting, svgChart } from "./core.js";
+import { state, about, change, ask, askUntilReady, canAsk, make, searchWith, setting, whereList, live, keepFocus, nameOf, picture, thumb, count, percent, waiting, isNarrow, svgChart } from "./core.js";
 import { learn } from "./controls.js";
 
 export function hubsView(root) {
@@ -10,9 +10,9 @@ export function hubsView(root) {
   const never = make("div", { class: "stack" });
   const copies = make("div", { class: "stack" }, waiting("Looking for near copies"));
   const words = make("p", { class: "soft small" });
-  const head = make("tr", {}, ...["item", "before", "after", "wrong", "bias", "z", "verdict"].map((name, place) => make("th", {
+  const head = make("tr", {}, ...["item", "before", "after", "wrong", "bias", "z", "scan"].map((name, place) => make("th", {
     scope: "col", class: ["bias", "z", "wrong"].includes(name) ? "extra" : null,
-    title: { before: "times first, uncorrected", after: "times first, corrected", wrong: "share of these firsts that are wrong", bias: "what is taken from its scores", z: "robust z-score of its bias", verdict: "of nnnorm scan" }[name],
+    title: { before: "times first, uncorrected", after: "times first, corrected", wrong: "share of these firsts that are wrong", bias: "what is taken from its scores", z: "robust z-score of its bias", scan: "whether nnnorm scan takes it for planted or broken" }[name],
   }, place ? name : "item")));
   root.append(make("div", { class: "stack" },
     tiles,
@@ -23,9 +23,8 @@ export function hubsView(root) {
             make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"), make("span", { class: "key null" }, "if queries chose at random"))),
           chart, words),
         make("section", { class: "panel" }, make("h2", {}, "The worst hubs"),
-          make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The worst hubs" }, make("table", { class: "table" }, make("thead", {}, head), rows))),
-        make("section", { class: "panel" }, copies)),
-      make("div", { class: "stack" }, detail, make("section", { class: "panel" }, never)))));
+          make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The worst hubs" }, make("table", { class: "table" }, make("thead", {}, head), rows)))),
+      make("div", { class: "stack" }, detail, make("section", { class: "panel" }, never), make("section", { class: "panel" }, copies)))));
   let isHere = true, isScanned = false;
 
   const update = live(async () => {
@@ -84,7 +83,10 @@ function drawHistogram(root, found) {
 
 function drawTable(rows, found) {
   keepFocus(rows, () => rows.replaceChildren(...Array.from(found.hubs, (item, place) => make("tr", { class: item === state.hub ? "chosen" : null },
-    make("td", {}, make("button", { class: "open", type: "button", "data-hub": item, "aria-pressed": String(item === state.hub), onclick: () => change({ hub: item }) },
+    make("td", {}, make("button", { class: "open", type: "button", "data-hub": item, "aria-pressed": String(item === state.hub), onclick: () => {
+      change({ hub: item });
+      if (isNarrow()) document.getElementById("detail").scrollIntoView();
+    } },
       picture(found.items, item), make("span", {}, nameOf(found.items, item)))),
     make("td", {}, count(found.hub_before[place])),
     make("td", {}, make("b", {}, count(found.hub_after[place]))),
@@ -105,14 +107,14 @@ async function drawDetail(root) {
   keepFocus(root, () => root.replaceChildren(make("div", { class: "stack" },
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
-      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
+      make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
     make("h3", {}, found.n_wrong === null ? "Queries that it answered first, by intent" : "Queries that it answered wrongly, by intent"),
     groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
       group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent${group.length > 6 ? ", six of them" : ""}`) : null,
       make("ul", {}, group.slice(0, 6).map(({ query, text, now, isRight }) => make("li", {},
-        make("button", { class: "link", type: "button", "data-key": `query ${query}`, onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text),
+        linkTo(query, text),
         nowOf(now, isRight))))))) : make("p", { class: "soft" }, "None."),
-    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, () => change({ hub: item }))))) : null)));
+    found.copies.length ? make("div", {}, make("h3", {}, "Its near copies"), make("ul", { class: "thumbs" }, Array.from(found.copies, (item) => thumb(found.items, item, openHub(item))))) : null)));
 }
 
 // Where a query went; only a right answer is a gain.
@@ -122,18 +124,27 @@ function nowOf(now, isRight) {
   return make("span", { class: "small soft" }, about.has_truth ? "  now another wrong item" : "  now another item");
 }
 
+function linkTo(query, text) {
+  if (!canAsk("search", { ...setting(), query })) return text;
+  return make("button", { class: "link", type: "button", "data-key": `query ${query}`, onclick: () => change({ view: "search", query, text: undefined, item: undefined }, true) }, text);
+}
+
+function openHub(item) {
+  return canAsk("hub", { item }) ? () => change({ hub: item }) : null;
+}
+
 function drawNever(root, found) {
-  const list = (items) => make("ul", { class: "thumbs" }, Array.from(items, (item) => thumb(found.items, item, () => change({ view: "search", item, query: undefined, text: undefined }, true))));
-  root.replaceChildren(
+  const list = (items) => make("ul", { class: "thumbs" }, Array.from(items, (item) => thumb(found.items, item, searchWith(item))));
+  keepFocus(root, () => root.replaceChildren(
     make("h2", {}, `${count(found.n_back)} items came back`),
     make("p", { class: "soft small" }, `First for no query before, for some query now${found.n_back > found.back.length ? "; a random few of them" : ""}. ${count(found.n_gone)} others left.`),
     found.back.length ? list(found.back) : make("p", { class: "soft" }, "None with this setting."),
     make("h2", {}, `${count(found.n_never)} are never first`),
-    make("p", { class: "soft small" }, found.never.length < found.n_never ? "A random few of them." : ""), found.never.length ? list(found.never) : make("p", { class: "soft" }, "None."));
+    make("p", { class: "soft small" }, found.never.length < found.n_never ? "A random few of them." : ""), found.never.length ? list(found.never) : make("p", { class: "soft" }, "None.")));
 }
 
 function drawCopies(root, found) {
   root.replaceChildren(make("h2", {}, "Near duplicates"),
-    make("p", { class: "soft small" }, `${count(found.n_groups)} groups of items with a cosine of ${found.cosine} or more${found.n_looked_at < about.n_gallery ? ` among the ${count(found.n_looked_at)} items that come first most often` : ""}.`),
-    ...found.groups.map((group) => make("ul", { class: "thumbs" }, group.map((item) => thumb(found.items, item, () => change({ hub: item }))))));
+    make("p", { class: "soft small" }, `${found.n_groups ? `${count(found.n_groups)} groups of items` : "No two items"} with a cosine of ${found.cosine} or more${found.n_looked_at < about.n_gallery ? ` among the ${count(found.n_looked_at)} items that come first most often` : ""}.`),
+    ...found.groups.map((group) => make("ul", { class: "thumbs" }, group.map((item) => thumb(found.items, item, openHub(item))))));
 }

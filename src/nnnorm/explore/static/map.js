@@ -1,5 +1,5 @@
 // Items on a plane, coloured by how often they come first or by their bias; lasso to a list.
-import { state, about, change, ask, askUntilReady, make, setting, whereList, live, nameOf, picture, pictureOf, count, thumb, waiting, saveText } from "./core.js";
+import { state, about, change, ask, askUntilReady, keepFocus, make, searchWith, setting, whereList, live, nameOf, picture, pictureOf, count, thumb, waiting, saveText } from "./core.js";
 import { learn } from "./controls.js";
 
 const MOST_PICTURES = 90;
@@ -13,7 +13,7 @@ export function mapView(root) {
   const lasso = make("button", { class: "button", id: "lasso", type: "button", "aria-pressed": "false", onclick: () => setLasso(!isLasso) }, "Lasso");
   const reset = make("button", { class: "button", type: "button", onclick: () => d3.select(canvas).transition().duration(300).call(zoom.transform, d3.zoomIdentity) }, "Whole map");
   const inView = make("button", { class: "button", type: "button", id: "in-view", onclick: () => select(visible()) }, "Select what is in view");
-  const ramp = make("span", { class: "soft small" });
+  const ramp = make("span", { class: "soft small line" });
   const list = make("section", { class: "panel stack", id: "selection", "aria-live": "polite" });
   const words = make("p", { class: "soft small" });
   const holder = make("div", {}, waiting("Placing the items on a plane"));
@@ -56,14 +56,14 @@ export function mapView(root) {
     const isCount = state.colour !== "bias";
     const [low, high] = isCount ? [0, Math.max(d3.max(values.before), d3.max(values.after))] : d3.extent(measure);
     const scale = (value) => (high > low ? (isCount ? Math.sqrt(value / high) : (value - low) / (high - low)) : 0);
-    const ink = d3.interpolateRgb(isCount ? tone("--before") : tone("--heat-low"), isCount ? tone("--hub") : tone("--heat-high"));
+    const ink = d3.interpolateRgb(isCount ? tone("--few") : tone("--heat-low"), isCount ? tone("--hub") : tone("--heat-high"));
     const base = Math.max(2, Math.min(4.2, 130 / Math.sqrt(places.x.length))) * Math.min(2.2, Math.sqrt(shape.k));
     const order = d3.range(places.x.length).sort((a, b) => measure[a] - measure[b]);
     for (const place of order) {
       const [x, y] = spot(place);
       if (x < -40 || y < -40 || x > width + 40 || y > height + 40) continue;
       const share = scale(measure[place]);
-      paint.globalAlpha = values.is_kept[place] ? (isCount ? 0.35 + 0.65 * share : 0.85) : 0.07;
+      paint.globalAlpha = values.is_kept[place] ? (isCount ? 0.6 + 0.4 * share : 0.85) : 0.07;
       paint.fillStyle = ink(isCount ? share * share : share);
       paint.beginPath();
       paint.arc(x, y, isCount ? base * (0.7 + 2.2 * share) : base, 0, 2 * Math.PI);
@@ -78,7 +78,7 @@ export function mapView(root) {
       paint.strokeStyle = tone("--after"); paint.lineWidth = 2; paint.setLineDash([6, 4]);
       paint.beginPath(); path.forEach(([x, y], n) => (n ? paint.lineTo(x, y) : paint.moveTo(x, y))); paint.closePath(); paint.stroke(); paint.setLineDash([]);
     }
-    ramp.textContent = isCount ? `0 to ${count(high)} times first: small and grey to large and orange` : `bias ${low.toFixed(3)} (pale) to ${high.toFixed(3)} (strong)`;
+    ramp.replaceChildren(isCount ? "0" : `bias ${low.toFixed(3)}`, make("span", { class: `ramp ${isCount ? "of-counts" : "of-bias"}` }), isCount ? `${count(high)} times first` : high.toFixed(3));
   }
 
   function drawPictures(paint, ink, scale, measure) {
@@ -112,13 +112,12 @@ export function mapView(root) {
     const ids = items.map((item) => places.ids[placeOf(item)]);
     const shown = items.slice(0, 60);
     if (shown.length) known = { ...known, ...(await ask("items", { items: shown.join(",") })).items };
-    list.replaceChildren(
-      make("div", { class: "between" }, make("h2", {}, `${count(items.length)} items selected`), items.length ? make("button", { class: "link", type: "button", onclick: () => select([]) }, "clear") : null),
+    keepFocus(list, () => list.replaceChildren(
+      make("div", { class: "between" }, make("h2", {}, items.length ? `${count(items.length)} items selected` : "Nothing selected"), items.length ? make("button", { class: "link", type: "button", onclick: () => select([]).then(() => inView.focus()) }, "clear") : null),
       items.length ? make("div", { class: "line" },
         make("button", { class: "button", type: "button", id: "save-ids", onclick: () => saveText("selection.txt", ids.join("\n") + "\n") }, "Ids as text"),
         make("button", { class: "button", type: "button", onclick: () => saveText("selection.json", JSON.stringify(ids)) }, "as JSON")) : make("p", { class: "soft" }, "Draw a line around some items with the lasso, or select what is in view."),
-      make("p", { class: "soft small" }, items.length ? `For nnnorm index delete --ids. Most often first${items.length > shown.length ? `; ${shown.length} of them` : ""}:` : ""),
-      make("ul", { class: "thumbs scroll", tabindex: "0", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, () => change({ view: "search", item, query: undefined, text: undefined }, true), `first ${firsts(item)} times`))));
+      ...(items.length ? [make("p", { class: "soft small" }, `For nnnorm index delete --ids. Most often first${items.length > shown.length ? `; ${shown.length} of them` : ""}:`), make("ul", { class: "thumbs scroll", tabindex: "0", "data-key": "selected", "aria-label": "Selected items" }, shown.map((item) => thumb(known, item, searchWith(item), `first ${firsts(item)} times`)))] : [])));
   }
 
   let rowOf = new Map();

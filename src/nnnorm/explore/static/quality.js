@@ -11,8 +11,7 @@ export function qualityView(root) {
   root.append(make("div", { class: "stack" }, tiles,
     make("div", { class: "split" },
       make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "R@1 over k and α"), make("p", { class: "soft small" }, isRecorded ? "click a cell to take the nearest recorded setting" : "click a cell to take its setting")), heat),
-      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Queries with a right answer among the first"),
-        make("p", { class: "legend" }, make("span", { class: "key" }, "before"), make("span", { class: "key after" }, "after"))), chart, words))));
+      make("section", { class: "panel stack" }, make("div", { class: "between" }, make("h2", {}, "Points gained"), make("p", { class: "soft small" }, "queries with a right answer among the first 1, 5, 10")), chart, words))));
 
   const update = live(async () => {
     const found = await ask("quality", setting());
@@ -44,23 +43,26 @@ function drawQualityTiles(root, found) {
 }
 
 function drawRecalls(root, recalls) {
-  const width = Math.min(520, root.clientWidth || 520), row = 64, margin = { left: 52, right: 46, top: 8, bottom: 26 };
+  const width = Math.min(520, root.clientWidth || 520), row = 52, margin = { left: 58, right: 54, top: 8, bottom: 26 };
   const height = margin.top + margin.bottom + row * recalls.length;
-  const svg = svgChart(width, height, recalls.map(({ k, before, after }) => `R@${k}: ${percent(before.mean)} before, ${percent(after.mean)} after`).join("; "));
-  const low = d3.min(recalls, ({ before, after }) => Math.min(before.low, after.low));
-  const high = d3.max(recalls, ({ before, after }) => Math.max(before.high, after.high));
-  const x = d3.scaleLinear([low, high], [margin.left, width - margin.right]).nice(5);
-  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(6, "%"));
-  recalls.forEach(({ k, before, after }, place) => {
-    const middle = margin.top + row * (place + 0.5);
+  const gains = recalls.map(({ k, gain }) => ({ k, mean: 100 * gain.mean, low: 100 * gain.low, high: 100 * gain.high }));
+  const svg = svgChart(width, height, gains.map(({ k, mean, low, high }) => `R@${k}: ${signed(mean)} points, from ${signed(low)} to ${signed(high)}`).join("; "));
+  const x = d3.scaleLinear([Math.min(0, d3.min(gains, ({ low }) => low)), Math.max(0, d3.max(gains, ({ high }) => high))], [margin.left, width - margin.right]).nice(5);
+  svg.append("g").attr("transform", `translate(0,${height - margin.bottom})`).call(d3.axisBottom(x).ticks(6).tickFormat(signed));
+  svg.append("line").attr("class", "line-zero").attr("x1", x(0)).attr("x2", x(0)).attr("y1", margin.top).attr("y2", height - margin.bottom);
+  gains.forEach(({ k, mean, low, high }, place) => {
+    const middle = margin.top + row * (place + 0.5), kind = low > 0 ? "after" : high < 0 ? "loss" : "before";
     svg.append("text").attr("class", "strong").attr("x", 4).attr("y", middle + 4).text(`R@${k}`);
-    [["before", before, -11], ["after", after, 11]].forEach(([name, { mean, low: from, high: to }, shift]) => {
-      svg.append("line").attr("class", `span-${name}`).attr("x1", x(from)).attr("x2", x(to)).attr("y1", middle + shift).attr("y2", middle + shift);
-      svg.append("circle").attr("class", `dot-${name}`).attr("r", 6).attr("cx", x(mean)).attr("cy", middle + shift);
-      svg.append("text").attr("x", x(to) + 7).attr("y", middle + shift + 4).text(percent(mean));
-    });
+    svg.append("line").attr("class", `span-${kind}`).attr("x1", x(low)).attr("x2", x(high)).attr("y1", middle).attr("y2", middle);
+    svg.append("circle").attr("class", `dot-${kind}`).attr("r", 7).attr("cx", x(mean)).attr("cy", middle);
+    svg.append("text").attr("class", "strong").attr("x", x(high) + 8).attr("y", middle + 4).text(signed(mean));
   });
   root.replaceChildren(svg.node());
+}
+
+function signed(value) {
+  const text = Math.abs(value).toFixed(1);
+  return text === "0.0" ? "0" : `${value < 0 ? "−" : "+"}${text}`;
 }
 
 function drawHeat(root, grid, now) {
@@ -69,7 +71,7 @@ function drawHeat(root, grid, now) {
   const cells = grid.cells.filter((cell) => Boolean(cell.center) === center);
   const ks = [...new Set(cells.map((cell) => cell.reference_k))].sort((a, b) => a - b);
   const alphas = [...new Set(cells.map((cell) => cell.alpha))].sort((a, b) => a - b);
-  const [low, high] = d3.extent(grid.cells, (cell) => cell.recall_at_1);
+  const [low, high] = d3.extent(cells, (cell) => cell.recall_at_1);
   const near = (values, value) => values.reduce((best, one) => (Math.abs(one - value) < Math.abs(best - value) ? one : best));
   const isNnn = now.method === "nnn";
   const at = isNnn ? `${near(ks, now.params.reference_k)} ${near(alphas, now.params.alpha)}` : "";

@@ -1,11 +1,11 @@
 // One query, its first places before and after, side by side.
-import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, isRecorded } from "./core.js";
+import { state, about, change, ask, make, setting, whereList, live, keepFocus, nameOf, picture, count, isNarrow, isRecorded } from "./core.js";
 import { learn } from "./controls.js";
 
 export function searchView(root) {
   const input = make("input", { type: "search", id: "ask", maxlength: "500", autocomplete: "off",
     "aria-label": about.can_encode ? "Type a query" : "Find a query by its words",
-    placeholder: about.can_encode ? `Type a query${about.examples.length ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
+    placeholder: about.can_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
   const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.can_encode ? "Search" : "Find"));
   const chips = make("div", { class: isRecorded ? "chips many" : "chips" });
   const asked = make("div", { class: "asked" });
@@ -34,14 +34,14 @@ export function searchView(root) {
     kinds.map(([value, text]) => make("option", { value }, `queries ${value === "any" || !about.has_truth ? text : `${text} by this setting`}`)));
   async function offer(text = "") {
     isOffered = true;
-    const found = await ask("queries", isRecorded ? {} : { ...setting(), which, seed, text, k: 7 });
+    const found = await ask("queries", isRecorded ? {} : { ...setting(), which, seed, text, k: 5 });
     const label = text || which !== "any" ? `${count(found.n_found)}:` : "";
-    const buttons = found.queries.slice(0, isRecorded ? 30 : 7).map(({ query, text: words }) => make("button", {
+    const buttons = found.queries.slice(0, isRecorded ? 30 : 5).map(({ query, text: words }) => make("button", {
       class: "chip", type: "button", "data-query": query, "aria-pressed": String(state.query === query),
-      onclick: () => change({ query, text: undefined, item: undefined }, true),
+      title: words, onclick: () => change({ query, text: undefined, item: undefined }, true),
     }, words));
     const others = make("button", { class: "chip", type: "button", id: "others", onclick: () => { seed += 1; offer(text); } }, "↻ others");
-    keepFocus(chips, () => chips.replaceChildren(...(isRecorded ? [] : [choice]), make("span", { class: "soft small" }, label), ...buttons, ...(isRecorded ? [] : [others])));
+    keepFocus(chips, () => chips.replaceChildren(...(isRecorded ? [] : [choice]), ...(isRecorded ? [] : [others]), ...(label ? [make("span", { class: "soft small" }, label)] : []), ...buttons));
     return found;
   }
 
@@ -71,6 +71,9 @@ function drawAsked(root, found) {
     const kindOf = now < was ? "good" : now > was ? "bad" : "";
     const words = now === was ? `the right answer stays at place ${count(now)}` : `the right answer moves from place ${count(was)} to ${count(now)}`;
     parts.push(make("span", { class: `verdict ${kindOf}`, id: "verdict" }, words));
+  }
+  if (found.n_filtered_out) {
+    parts.push(make("span", { class: "verdict", id: "filtered-out" }, found.right.length ? `${count(found.n_filtered_out)} of ${count(found.n_filtered_out + found.right.length)} right answers are filtered out` : "the right answer is filtered out"));
   }
   root.replaceChildren(...parts.filter(Boolean));
 }
