@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -257,7 +258,8 @@ class MilvusStore(AliasedStore):
                 "anns_field": schema.vector,
                 "limit": k,
                 "filter": filter or "",
-                "output_fields": self._fields(schema),
+                # With none, Milvus Lite returns all of them, vectors too.
+                "output_fields": self._fields(schema) or [schema.key],
                 "search_params": {"metric_type": schema.index["metric_type"], "params": params},
                 **_STRONG,
             }
@@ -267,14 +269,12 @@ class MilvusStore(AliasedStore):
 
     def _gather(self, hits: list[Any]) -> Found:
         schema = self._schema()
-        key, has_values = schema.key, bool(self._fields(schema))
-        rows: list[list[Hit]] = [
-            [
-                (hit[key], hit["distance"], hit["entity"].get(BIAS) if has_values else None)
-                for hit in row
-            ]
-            for row in hits
-        ]
+        rows: list[list[Hit]] = []
+        for row in hits:
+            # The first look at a hit decodes all fields of all hits, which takes longer than this.
+            has_values = bool(self._fields(schema))
+            values = [hit["entity"].get(BIAS) for hit in row] if has_values else repeat(None)
+            rows.append(list(zip(row.ids, row.distances, values, strict=False)))
         sign = -1 if self._metric(schema) == "l2" else 1
         return gather_hits(rows, lambda number: sign * number)
 

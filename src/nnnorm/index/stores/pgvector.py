@@ -83,11 +83,13 @@ class PgvectorOptions(TableOptions):
     host: str = option("", "Server, or the folder of its socket, where the URL does not name it.")
 
 
-# The table that has a name now, and the transaction that last commented on it. Each is a query of
-# its own, which the server answers once per search; as one with a join it takes longer to plan.
+# The transactions that last gave a table its name, and that last commented on it. A number of the
+# table would not do: two exchanges bring the same one back. Each is a query of its own, which the
+# server answers once per search; as one with a join it takes longer to plan.
 _MARK = (
-    "(SELECT to_regclass(%s)::oid::bigint), (SELECT xmin::text::bigint FROM pg_description WHERE "
-    "objoid = to_regclass(%s) AND objsubid = 0 AND classoid = 'pg_class'::regclass)"
+    "(SELECT xmin::text::bigint FROM pg_class WHERE oid = to_regclass(%s)), "
+    "(SELECT xmin::text::bigint FROM pg_description WHERE objoid = to_regclass(%s) AND "
+    "objsubid = 0 AND classoid = 'pg_class'::regclass)"
 )
 
 
@@ -368,7 +370,7 @@ class PgvectorStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        """The table that has this name now, and the transaction that last commented on it."""
+        """The transactions that last gave the table its name, and that last commented on it."""
         return self._run(f"SELECT {_MARK}", [self._table, self._table])[0]
 
     def version(self) -> object:
@@ -695,11 +697,11 @@ class PgvectorStore(TableStore):
         self, distance: str, queries: FloatArray, k: int, metric: StoreMetric, filter: Any
     ) -> Found:
         table = self._found(self._look())
-        statement = self._statement(table, distance, filter)
+        statement = self._statement(table, distance, k, filter)
         answers = []
         with self._searching(table, k):
             for query in queries:
-                values = [_literal(query), self._table, self._table, k]
+                values = self._values(query)
                 found = self._run(statement, values)
                 if filter is not None and len(found) < k and table.graph is not None:
                     # The graph gives up after 20,000 rows that the filter refuses.
@@ -720,7 +722,7 @@ class PgvectorStore(TableStore):
     ) -> Found:
         """The same through a connection of the caller, whose settings stay as they are."""
         table = self._found(self._look())
-        statement = self._statement(table, distance, filter)
+        statement = self._statement(table, distance, k, filter)
 
         async def fetch(values: list[Any]) -> list[tuple[Any, ...]]:
             found: list[tuple[Any, ...]] = await (
@@ -729,7 +731,7 @@ class PgvectorStore(TableStore):
             return found
 
         answers = []
-        asked = [[_literal(query), self._table, self._table, k] for query in queries]
+        asked = [self._values(query) for query in queries]
         with self._translating():
             if table.graph is None:
                 return _gather([await fetch(values) for values in asked], metric)
@@ -746,16 +748,24 @@ class PgvectorStore(TableStore):
                     answers.append(found)
         return _gather(answers, metric)
 
-    def _statement(self, table: _Table, distance: str, filter: Any) -> str:
-        """The search for one query: ids, distances, mark and bias of the nearest rows."""
+    def _statement(self, table: _Table, distance: str, k: int, filter: Any) -> str:
+        """The search for one query: ids, distances, bias and mark of the nearest rows.
+
+        The number of rows is written out: as a parameter it would make the server plan each search
+        anew. What is the same for all rows is added to the nearest ones only.
+        """
         asked = distance.format(vector=quote_name(table.vector), query=f"%s::{table.base}")
         where = "" if filter is None else f"WHERE {self._condition(filter)} "
+        bias = f", {BIAS}" if self.returns_values and table.has_bias else ""
         return (
-            f"SELECT {quote_name(table.id)}, {asked} AS distance, "
-            f"{BIAS if self.returns_values and table.has_bias else 'NULL::real'}, {_MARK} "
-            f"FROM {self._table} {where}"
-            "ORDER BY distance LIMIT %s"
+            f"SELECT found.*{'' if bias else ', NULL'}, {_MARK} FROM (SELECT "
+            f"{quote_name(table.id)}, {asked} AS distance{bias} FROM {self._table} {where}"
+            f"ORDER BY distance LIMIT {k:d}) found"
         )
+
+    def _values(self, query: FloatArray) -> list[str]:
+        """The parameters of `_statement`, in the order of its text: those of the mark first."""
+        return [self._table, self._table, _literal(query)]
 
     def _condition(self, filter: Any) -> str:
         composable = require("psycopg.sql", "pgvector").Composable
