@@ -96,7 +96,9 @@ def chroma_call(index: CorrectedIndex, place: str) -> Call:
 
 def milvus_call(index: CorrectedIndex, place: str) -> Call:
     client: Any = getattr(index.store, "client")  # noqa: B009
-    params = {"metric_type": index.recipe.metric.upper()}
+    params: dict[str, Any] = {"metric_type": index.recipe.metric.upper()}
+    if index.store.is_graph:
+        params["params"] = {"ef": 128}
     return lambda row: client.search(
         "photos", data=[row.tolist()], limit=K, search_params=params, consistency_level="Strong"
     )

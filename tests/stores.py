@@ -85,7 +85,7 @@ CASES = [
     Case("faiss ivf", faiss(kind="ivf", probes=40), "ip", recall=0.99),
     Case("faiss hnsw", faiss(kind="hnsw", ef=1024), "ip", recall=0.99),
     Case("faiss hnsw", faiss(kind="hnsw", ef=1024), "l2", recall=0.99),
-    Case("faiss sq", faiss(kind="sq"), "ip", recall=0.95, tolerance=0.02, later=4),
+    Case("faiss sq", faiss(kind="sq"), "ip", recall=0.95, tolerance=0.02, later=1),
     Case("faiss sq refined", faiss(kind="sq", refine=4), "ip", recall=0.99),
     Case("faiss pq", faiss(kind="pq", part=1), "ip", recall=0.9, tolerance=0.15, later=1),
     Case("faiss pq refined", faiss(kind="pq", refine=8), "ip", recall=0.99),

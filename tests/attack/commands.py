@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Union, get_args, get_origin
 
 from nnnorm.cli import app, load_commands
-from tests.attack.materials import ENGINES, SERVERS, url_of
+from tests.attack.materials import APPLICATION, ENGINES, LIVING, SERVERS, living_url_of, url_of
 
 _EVERY = (*ENGINES, *SERVERS)
 _TASK = "--gallery gallery.npy --queries queries.npy"
@@ -116,6 +116,31 @@ LINES = {
         "--gallery gallery.npy --corrector corrector.safetensors --to faiss:out --json",
         "--gallery gallery.npy --bias bias.safetensors --to duckdb:out?table=photos --json",
     ],
+    "index add": [
+        f"--index {living_url_of('faiss')} --gallery new.npy --corrector corrector.safetensors "
+        "--ids later-ids.npy --metadata later.jsonl --json",
+        f"--index {living_url_of('sqlite')} --gallery new.npy --bias later-bias.safetensors "
+        "--ids later-ids.json --metadata later.json --json",
+        f"--index {living_url_of('usearch')} --gallery later.parquet --admit "
+        "--corrector corrector.safetensors --json",
+        f"--index {living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
+        "--corrector corrector.safetensors",
+        f"--index {living_url_of('duckdb')} --gallery later.parquet "
+        "--corrector corrector.safetensors --json",
+    ],
+    "index delete": [
+        f"--index {living_url_of(engine)} --ids gone-ids.{kind} --json"
+        for engine, kind in zip(LIVING, ("npy", "json", "txt", "npy"), strict=True)
+    ]
+    + [f"--index {living_url_of('faiss')} --ids gone-ids.txt --ignore-missing --json"],
+    "index rollback": [
+        *(f"--index {living_url_of(engine)} --json" for engine in LIVING),
+        f"--index {living_url_of('faiss')} --undo --json",
+    ],
+    "index adopt": [
+        f"--index {APPLICATION} --corrector corrector.safetensors --json",
+        f"--index {APPLICATION} --bias bias.safetensors --ids numbers.npy --json",
+    ],
     "index refresh": [
         f"--index {url_of(engine)} --corrector corrector.safetensors --json"
         for engine in ("faiss", "usearch", "sqlite")
@@ -195,9 +220,8 @@ _ONLY_WITH_CHECKPOINTS = "tokenizer"
 # One needs an index of this corrector, and the indexes at hand are built with a bias; the other a
 # BLIP, whose lists are read as those of --texts and --images are.
 NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
-# They change the index, so that the same command on a clean file has another answer. Their inputs
-# are read by the other commands of an index.
-LEFT_OUT = ("index add", "index adopt", "index delete", "index rollback")
+# They change the index, so what it answers afterwards is a part of their answer.
+CHANGING = ("index add", "index adopt", "index delete", "index refresh", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "explore", "reproduce")
 
@@ -222,10 +246,9 @@ class Command:
 
 
 def walk_commands():
-    """All commands of the package but those of `LEFT_OUT`, by name."""
+    """All commands of the package, by name."""
     load_commands()
-    found = {name: function for name, function in _leaves(app, ()) if name not in LEFT_OUT}
-    return {name: _make(name, function) for name, function in found.items()}
+    return {name: _make(name, function) for name, function in _leaves(app, ())}
 
 
 def _leaves(group, path):

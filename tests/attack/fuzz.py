@@ -108,6 +108,7 @@ class Fuzzer:
             name
             for name in self.commands
             if (not only or name in only) and (slow or name not in commands.SLOW)
+            if self._lines(name)
         ]
         self.healthy = self.folder / "healthy"
         self._boxes = [Sandbox(wall=wall) for _ in range(jobs)]
@@ -156,6 +157,10 @@ class Fuzzer:
         for engine in (*materials.ENGINES, *materials.SERVERS):
             if materials.url_of(engine) in words:
                 box.call(module, "make_index", root, engine)
+            if materials.living_url_of(engine) in words:
+                box.call(module, "make_living", root, engine)
+        if materials.APPLICATION in words:
+            box.call(module, "make_application", root)
         if "encode" in self.names:
             box.call(module, "make_model", root)
         if "reproduce" in self.names:
@@ -247,6 +252,8 @@ class Fuzzer:
                 must = "either" if same else "refuse"
             elif must == "refuse" and path.suffix == ".nnnorm" and not path.exists():
                 must = "either"  # an index that another program made has no second file
+            if must in ("refuse", "judge") and attack.command in commands.CHANGING:
+                must = "same"  # it may be in the generation that the command does not read
         elif healthy.is_dir() and healthy.name in ("model", "model-sounds", "sounds", "pictures"):
             must = "either"
         elif damage.name is not None:
@@ -347,14 +354,46 @@ class Fuzzer:
         if changed := _leftovers(attack, before, after, good):
             return "leftovers", f"{changed[:5]} ({said})"
         if not good:
-            return self._check_refusal(attack, done, said)
+            kind, said = self._check_refusal(attack, done, said)
+            if kind == "clean" and self._was_changed(box, attack, folder):
+                return "leftovers", f"the index answers otherwise than before ({said})"
+            return kind, said
         if attack.damage.must == "refuse":
             return "silent", said
         if "--json" in attack.arguments and (wrong := _bad_json(done.out)):
             return "silent", wrong
+        if attack.damage.must == "same":
+            _, expected = self._baseline(box, attack.command, attack.arguments)
+            if self._answer(box, attack, done, folder) != expected:
+                return "silent", "the index answers otherwise than one that is not damaged"
         if attack.damage.must == "judge":
             return self._compare(box, attack, done, folder)
         return "accepted", said
+
+    def _answer(self, box, attack, done, folder):
+        """What a command said, and where it changed an index, what that answers then."""
+        if attack.command not in commands.CHANGING:
+            return _plain(done.out)
+        line = self._search_line(attack.arguments)
+        after = box.run(["index", "search", *line], folder, roomy=_is_roomy(attack))
+        return _plain(done.out) + after.out + after.err
+
+    def _was_changed(self, box, attack, folder):
+        """Whether a command that was refused has changed an index that was not damaged."""
+        if attack.command not in commands.CHANGING or attack.command == "index adopt":
+            return False  # a table that was not adopted yet is no index
+        if attack.way == "url" or attack.place == attack.arguments.index("--index") + 1:
+            return False
+        line = self._search_line(attack.arguments)
+        _, expected = self._baseline(box, "index search", line)
+        after = box.run(["index", "search", *line], folder, roomy=_is_roomy(attack))
+        return _plain(after.out) != expected
+
+    def _search_line(self, arguments):
+        """A search that finds all items of an index."""
+        url = arguments[arguments.index("--index") + 1]
+        queries = str(self.healthy / "queries.npy")
+        return ["--index", url, "--queries", queries, "-k", "50", "--json"]
 
     def _check_refusal(self, attack, done, said):
         if attack.command == "index verify" and done.code == 1 and "Error:" not in done.err:
@@ -374,6 +413,7 @@ class Fuzzer:
 
     def _compare(self, box, attack, done, folder):
         """Whether an input that was accepted is valid, and was read as others read it."""
+        answer = self._answer(box, attack, done, folder)
         original = self._find(attack.arguments[attack.place])
         name = attack.damage.what.partition(":")[0]
         relative = name
@@ -397,16 +437,27 @@ class Fuzzer:
                 if path.name.startswith("out"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             os.replace(twin, damaged)
+            if attack.command in commands.CHANGING:
+                self._restore_indexes(attack.arguments, folder)
             roomy = _is_roomy(attack)
             again = box.run(attack.command.split() + attack.arguments, folder, roomy=roomy)
             if again.code != done.code:
                 return "silent", f"a clean file of this content is refused: {_last_line(again.err)}"
-            expected = _plain(again.out)
+            expected = self._answer(box, attack, again, folder)
         else:
             return "accepted", "not judged"
-        if _plain(done.out) != expected:
+        if answer != expected:
             return "silent", "the answer is not that of a clean file of this content"
         return "accepted", f"valid, {word} content"
+
+    def _restore_indexes(self, arguments, folder):
+        """Put the indexes that a command changed back as they were."""
+        for word in filter(_is_url, arguments):
+            place = word.partition(":")[2].partition("?")[0]
+            for path in folder.glob(f"{place}*") if place.startswith("index-") else ():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            for path in self._find(word):
+                _copy(path, folder / path.name)
 
     def _baseline(self, box, name, line):
         """What a command answers to healthy inputs."""
@@ -420,10 +471,10 @@ class Fuzzer:
                     _copy(path, folder / path.name)
                 else:
                     (folder / path.name).symlink_to(path)
-            roomy = _is_roomy(Attack(0, name, list(line)))
-            done = box.run([*name.split(), *line], folder, roomy=roomy)
+            attack = Attack(0, name, list(line))
+            done = box.run([*name.split(), *line], folder, roomy=_is_roomy(attack))
+            known = done, self._answer(box, attack, done, folder)
             shutil.rmtree(folder)
-            known = done, _plain(done.out)
             with self._lock:
                 self._baselines[key] = known
         return known

@@ -10,6 +10,9 @@ import numpy as np
 DIM, N_GALLERY, N_QUERIES, N_REFERENCES = 8, 24, 12, 60
 ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb", "qdrant-edge")
 SERVERS = ("chroma", "milvus")
+# Engines of the indexes that are changed.
+LIVING = ("faiss", "usearch", "sqlite", "duckdb")
+APPLICATION = "duckdb:index-application?table=shop"
 
 
 def make_all(folder):
@@ -177,6 +180,29 @@ def make_records(root):
     )
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
+    make_later(root)
+
+
+def make_later(root):
+    """What `index add` and `index delete` take: bias, ids and metadata of new items, ids to go."""
+    import pyarrow
+    from pyarrow import parquet
+
+    import nnnorm
+
+    new = np.load(root / "new.npy")
+    corrector = nnnorm.Corrector.load(root / "corrector.safetensors")
+    corrector.bias_of(new).save(root / "later-bias.safetensors")
+    ids = list(range(500, 500 + len(new)))
+    table = pyarrow.table({"embedding": list(new), "id": ids})
+    parquet.write_table(table, root / "later.parquet")
+    described = [{"year": 2020 + n} for n in range(len(new))]
+    (root / "later.json").write_text(json.dumps(described))
+    (root / "later.jsonl").write_text("".join(json.dumps(one) + "\n" for one in described))
+    for name, some in (("later", ids), ("gone", [3, 7, 11])):
+        np.save(root / f"{name}-ids.npy", some)
+        (root / f"{name}-ids.json").write_text(json.dumps(some))
+        (root / f"{name}-ids.txt").write_text("".join(f"{one}\n" for one in some))
 
 
 def make_index(folder, engine):
@@ -187,10 +213,6 @@ def make_index(folder, engine):
     root = Path(folder)
     url = url_of(engine)
     place = url.partition(":")[2].partition("?")[0]
-    for name, n_rows in (("items", N_GALLERY), ("asked", N_QUERIES), ("past", N_REFERENCES)):
-        (root / f"{name}.txt").write_text("".join(f"a red circle {n}\n" for n in range(n_rows)))
-    pictures = [f"p{n % 4}.png,{'ab'[n % 2]}" for n in range(N_GALLERY)]
-    (root / "items.csv").write_text("\n".join(["image,kind", *pictures]) + "\n")
     described = [{"year": 1990 + n} for n in range(N_GALLERY)]
     build_index(
         url.replace(place, str(root / place), 1),
@@ -201,6 +223,32 @@ def make_index(folder, engine):
     return url
 
 
+def make_living(folder, engine):
+    """An index of a corrector, refreshed once, so that it can grow and be rolled back."""
+    import nnnorm
+    from nnnorm.index import build_index
+
+    root = Path(folder)
+    place = root / f"index-living-{engine}"
+    gallery, others = np.load(root / "gallery.npy"), np.load(root / "others.npy")
+    former = nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.75))
+    url = living_url_of(engine).replace(place.name, str(place), 1)
+    described = [{"year": 1990 + n} for n in range(N_GALLERY)]
+    with build_index(url, gallery, former, metadata=described) as index:
+        index.refresh(root / "corrector.safetensors")
+
+
+def make_application(folder):
+    """A table of DuckDB as an application has it, in a file of its own."""
+    import duckdb
+
+    root = Path(folder)
+    with duckdb.connect(root / "index-application") as connection:
+        connection.execute(f"CREATE TABLE shop (id BIGINT PRIMARY KEY, embedding FLOAT[{DIM}])")
+        rows = enumerate(np.load(root / "gallery.npy").tolist())
+        connection.executemany("INSERT INTO shop VALUES (?, ?)", list(map(list, rows)))
+
+
 def url_of(engine):
     """The URL of the index that `make_index` makes, relative to its folder."""
     table = "" if engine in ("faiss", "hnswlib", "usearch", "qdrant-edge") else "?table=photos"
@@ -208,6 +256,11 @@ def url_of(engine):
         table = "?collection=photos"
     suffix = ".db" if engine == "milvus" else ""
     return f"{engine}:index-{engine}{suffix}{table}"
+
+
+def living_url_of(engine):
+    """The URL of the index that `make_living` makes."""
+    return url_of(engine).replace(f"index-{engine}", f"index-living-{engine}")
 
 
 def make_model(folder):

@@ -4,6 +4,7 @@ This serves all engines; the file of an engine only stores and finds (`store.py`
 part of the query, so it can change with each search and never needs a new index.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -18,7 +19,16 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts, warn
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
 from nnnorm.index.generations import refresh, rollback
-from nnnorm.index.ranking import IndexRanking, add_metadata, rank, rerank
+from nnnorm.index.ranking import (
+    IndexRanking,
+    Step,
+    Steps,
+    add_metadata,
+    rank,
+    rerank,
+    run_steps,
+    run_steps_async,
+)
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.store import (
     BATCH,
@@ -29,6 +39,7 @@ from nnnorm.index.store import (
     Metadata,
     Store,
     Way,
+    check_async_client,
     check_ids,
     check_metadata,
     join_items,
@@ -117,6 +128,73 @@ class CorrectedIndex:
         IndexRanking
         """
         rows = self._open_queries(queries, normalize)
+        return run_steps(self._steps(rows, k, weight, filter, with_metadata, max_fetch))
+
+    @explain_arguments
+    async def search_async(
+        self,
+        queries: Source,
+        *,
+        k: int = 10,
+        weight: float | None = None,
+        filter: Any = None,
+        with_metadata: bool = False,
+        max_fetch: int = _MOST_FETCHED,
+        normalize: bool | None = None,
+        client: Any = None,
+    ) -> IndexRanking:
+        """Search as `search` does, without blocking the event loop.
+
+        Parameters
+        ----------
+        queries, k, weight, filter, with_metadata, max_fetch, normalize :
+            As in `search`.
+        client : optional
+            An asynchronous client of the engine, connected to the same collection, which is
+            awaited: psycopg's or LanceDB's ``AsyncConnection``, ``AsyncQdrantClient``,
+            ``AsyncMilvusClient``, or what Chroma's ``AsyncHttpClient`` returns. By default, and for
+            other engines, the search runs in a thread.
+
+        Returns
+        -------
+        IndexRanking
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import numpy as np
+        >>> from nnnorm import Bias
+        >>> bias = Bias(np.array([0.75, 0.25]), weight=0.5, method="nnn")
+        >>> index = build_index("faiss:", np.eye(2), bias)
+        >>> asyncio.run(index.search_async(np.float32([[0.8, 0.6]]), k=1)).ids.tolist()
+        [[1]]
+        """
+        if client is None:
+            return await asyncio.to_thread(
+                self.search,
+                queries,
+                k=k,
+                weight=weight,
+                filter=filter,
+                with_metadata=with_metadata,
+                max_fetch=max_fetch,
+                normalize=normalize,
+            )
+        check_async_client(self.store, client)
+        rows = await asyncio.to_thread(self._open_queries, queries, normalize)
+        steps = self._steps(rows, k, weight, filter, with_metadata, max_fetch)
+        return await run_steps_async(steps, self.store, client)
+
+    def _steps(
+        self,
+        rows: FloatArray,
+        k: int,
+        weight: float | None,
+        filter: Any,
+        with_metadata: bool,
+        max_fetch: int,
+    ) -> Steps[IndexRanking]:
+        """Search until an answer comes from one generation."""
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
         most = self.store.largest_k
@@ -128,10 +206,16 @@ class CorrectedIndex:
             )
         given = None if weight is None else check_weight(weight)
         for _ in range(_ATTEMPTS):
-            ranking, mark = self._search(rows, int(k), given, filter, max_fetch, with_metadata)
-            if (self.store.mark() if mark is None else mark) == self._mark:
+            # Before the recipe: another thread or task may read a new one of either meanwhile.
+            expected = self._mark
+            ranking, mark = yield from self._search(
+                rows, int(k), given, filter, max_fetch, with_metadata
+            )
+            if mark is None and expected is not None:
+                mark = yield Step(self.store.mark)
+            if mark == expected:
                 return ranking
-            self._read_note()  # the next generation is served since
+            yield Step(self._read_note)  # the next generation is served since
         raise NNNormError(
             f"{self.store.name} changed during each of {_ATTEMPTS} searches; search it again when "
             "fewer programs write to it"
@@ -145,7 +229,7 @@ class CorrectedIndex:
         filter: Any,
         max_fetch: int,
         with_metadata: bool,
-    ) -> tuple[IndexRanking, object]:
+    ) -> Steps[tuple[IndexRanking, object]]:
         """Search once, and return the mark of what was searched too; None where it is not known."""
         store, recipe = self.store, self.recipe
         used = recipe.weight if weight is None else weight
@@ -155,14 +239,14 @@ class CorrectedIndex:
         if recipe.way == "rerank":
             limit = max(k, min(max_fetch, store.largest_k or max_fetch))
             asked = {"weight": used, "limit": limit, "filter": filter, "mark": self._mark}
-            ranking = rerank(store, recipe, rows, k, **asked)
+            ranking = yield from rerank(store, recipe, rows, k, **asked)
         else:
             if recipe.way == "column":
-                found = store.search_column(rows, k, used, filter)
+                found = yield Step(store.search_column, (rows, k, used, filter))
                 scores = found.scores
             else:
                 vectors = recipe.ask(rows, used)
-                found = store.search(vectors, k, filter)
+                found = yield Step(store.search, (vectors, k, filter))
                 scores = recipe.read_scores(found.scores, vectors, used)
             ranking = rank(found.ids, scores, k)
             mark = None if with_metadata else found.mark  # metadata are read after the hits
@@ -172,7 +256,9 @@ class CorrectedIndex:
                     for ids, entries in zip(found.ids.tolist(), found.metadata, strict=True)
                     for own, entry in zip(ids, entries, strict=False)
                 }
-        return (add_metadata(store, ranking, known) if with_metadata else ranking), mark
+        if with_metadata:
+            ranking = yield from add_metadata(store, ranking, known)
+        return ranking, mark
 
     @explain_arguments
     def ask(

@@ -1,9 +1,14 @@
-"""What a search of an index returns, and the re-rank with its rule of certainty."""
+"""What a search of an index returns, and the re-rank with its rule of certainty.
 
-from collections.abc import Mapping
+A search is written as steps: calls of the store that it waits for. They are run one after the
+other (`run_steps`), or awaited (`run_steps_async`).
+"""
+
+import asyncio
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +17,69 @@ from nnnorm.errors import NNNormError, warn
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import FloatArray, Hit, Ids, Store, gather_hits
 from nnnorm.ranking import Ranking
+
+_T = TypeVar("_T")
+
+
+class Step(NamedTuple):
+    """A call that a search waits for."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+Steps: TypeAlias = Generator[Step, Any, _T]
+
+
+def run_steps(steps: Steps[_T]) -> _T:
+    """Run the steps of a search one after the other.
+
+    Examples
+    --------
+    >>> def add():
+    ...     three = yield Step(int, ("3",))
+    ...     return 4 + three
+    >>> run_steps(add())
+    7
+    """
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+        answer = step.call(*step.arguments)
+
+
+async def run_steps_async(steps: Steps[_T], store: Store, client: Any) -> _T:
+    """Run the steps of a search without blocking the event loop.
+
+    Searches of the store go through an asynchronous client, and what else there is to ask runs in
+    a thread.
+
+    Examples
+    --------
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> def add():
+    ...     three = yield Step(int, ("3",))
+    ...     return 4 + three
+    >>> asyncio.run(run_steps_async(add(), FaissStore(), None))
+    7
+    """
+    answer = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as done:
+            result: _T = done.value
+            return result
+        if step.call == store.search:
+            answer = await store.search_async(client, *step.arguments)
+        elif step.call == store.search_column:
+            answer = await store.search_column_async(client, *step.arguments)
+        else:
+            answer = await asyncio.to_thread(step.call, *step.arguments)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +155,7 @@ def rerank(
     limit: int,
     filter: Any = None,
     mark: object = None,
-) -> IndexRanking:
+) -> Steps[IndexRanking]:
     """Fetch by raw score, correct, and fetch more until no other item can be among the best.
 
     An item that was not fetched has at most the raw score of the last fetched one, and at least
@@ -102,7 +170,7 @@ def rerank(
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> index = build_index("faiss:", np.eye(2), bias, way="rerank")
     >>> asked = np.float32([[0.8, 0.6]])
-    >>> rerank(index.store, index.recipe, asked, 1, weight=0.75, limit=2).ids.tolist()
+    >>> run_steps(rerank(index.store, index.recipe, asked, 1, weight=0.75, limit=2)).ids.tolist()
     [[1]]
     """
     smallest = min(weight * recipe.lowest, weight * recipe.highest)
@@ -115,7 +183,7 @@ def rerank(
     is_stale = False
     while True:
         rows = np.flatnonzero(~complete)
-        found = store.search(queries[rows], fetch, filter)
+        found = yield Step(store.search, (queries[rows], fetch, filter))
         values = found.values
         if values is None:
             if found.ids.size:
@@ -139,7 +207,7 @@ def rerank(
         if complete.all():
             break
         if n_items is None:  # only where it is needed: some engines count slowly
-            facts = store.facts()
+            facts = yield Step(store.facts)
             n_items = 0 if facts is None else facts.n_items
         complete |= fetch >= n_items
         if complete.all() or fetch >= limit:
@@ -150,7 +218,7 @@ def rerank(
         for own, best in zip(ids, scores, strict=True)
     ]
     gathered = gather_hits(hits)
-    if is_stale and store.mark() == mark:  # else the search is repeated
+    if is_stale and (yield Step(store.mark)) == mark:  # else the search is repeated
         warn(
             f"the bias that {store.name} stores is not within the range that was noted when it was "
             "built, so another program changed it, and the re-rank is not certain; open the index "
@@ -168,7 +236,7 @@ def rerank(
 
 def add_metadata(
     store: Store, ranking: IndexRanking, known: Mapping[Any, dict[str, Any]]
-) -> IndexRanking:
+) -> Steps[IndexRanking]:
     """Add the metadata of the hits, asking the store for those that are not known yet.
 
     Examples
@@ -176,14 +244,15 @@ def add_metadata(
     >>> import numpy as np
     >>> ranking = rank(np.array([[7]]), np.float32([[0.5]]), 1)
     >>> from nnnorm.index.stores.faiss import FaissStore
-    >>> add_metadata(FaissStore(), ranking, {7: {"year": 1999}}).metadata
+    >>> run_steps(add_metadata(FaissStore(), ranking, {7: {"year": 1999}})).metadata
     [[{'year': 1999}]]
     """
     is_hit = np.isfinite(ranking.scores)
     found = dict(known)
     wanted = np.array([own for own in np.unique(ranking.ids[is_hit]).tolist() if own not in found])
     if len(wanted):
-        found.update(zip(wanted.tolist(), store.metadata_of(wanted), strict=True))
+        entries = yield Step(store.metadata_of, (wanted,))
+        found.update(zip(wanted.tolist(), entries, strict=True))
     rows = [
         [found[own] for own in ids[hits].tolist()]
         for ids, hits in zip(ranking.ids, is_hit, strict=True)

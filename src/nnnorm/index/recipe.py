@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -121,7 +121,7 @@ class Recipe:
     generation: int = 0
     version: str | None = None
 
-    @property
+    @cached_property
     def augmentation(self) -> Augmentation | None:
         """The extra coordinates, for ways that add some."""
         if self.way not in get_args(Target):

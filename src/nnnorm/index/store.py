@@ -181,6 +181,8 @@ class Store(Engine):
     """
 
     options_type: ClassVar[type[Options]] = Options
+    # Name of the class of the engine's asynchronous clients; empty where there are none.
+    async_client_type: ClassVar[str] = ""
     options: Options
     # Whether a search has to return the bias of the hits; an index knows when it need not.
     returns_values: bool = True
@@ -306,6 +308,21 @@ class Store(Engine):
         self, queries: FloatArray, k: int, weight: float, filter: Any = None
     ) -> Found:
         """Find the k best by ``s(q, r) − weight·value``, computed by the engine (way "column")."""
+        raise NotImplementedError
+
+    async def search_async(
+        self, client: Any, queries: FloatArray, k: int, filter: Any = None
+    ) -> Found:
+        """Search as `search` does, through an asynchronous client of the caller.
+
+        For engines with `async_client_type`.
+        """
+        raise NotImplementedError
+
+    async def search_column_async(
+        self, client: Any, queries: FloatArray, k: int, weight: float, filter: Any = None
+    ) -> Found:
+        """Search as `search_column` does, through an asynchronous client of the caller."""
         raise NotImplementedError
 
     @abstractmethod
@@ -584,6 +601,29 @@ def uuid_of(name: str) -> str:
     except ValueError:
         is_uuid = False
     return name if is_uuid else str(uuid5(NAMESPACE_URL, f"nnnorm:{name}"))
+
+
+def check_async_client(store: Store, client: Any) -> None:
+    """Raise unless a client is an asynchronous one of the engine of a store.
+
+    Examples
+    --------
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> check_async_client(FaissStore(), "client")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: faiss has no asynchronous clients; leave out client=, ...
+    """
+    wanted = store.async_client_type
+    if not wanted:
+        raise NNNormError(
+            f"{store.engine} has no asynchronous clients; leave out client=, so that the search "
+            "runs in a thread"
+        )
+    if wanted not in [kind.__name__ for kind in type(client).__mro__]:
+        raise NNNormError(
+            f"the client of an asynchronous search of {store.engine} must be an {wanted}; got "
+            f"{type(client).__name__}"
+        )
 
 
 def check_way(way: str, store: Engine | type[Engine]) -> Way:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from weakref import WeakKeyDictionary
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, links
@@ -60,7 +61,7 @@ class ChromaStore(DatabaseStore):
     """
 
     engine, product = "chroma", "Chroma"
-    client_type = "ClientAPI"
+    client_type, async_client_type = "ClientAPI", "AsyncClientAPI"
     filters = "a where of Chroma, as a mapping or in JSON"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     is_graph = True
@@ -70,6 +71,11 @@ class ChromaStore(DatabaseStore):
     options: ChromaOptions
     # Chroma's own collection as it was found first; an exchange of names leaves it as it is.
     _handle: Any = None
+
+    def __init__(self, place: Any = "", /, *args: Any, **options: Any) -> None:
+        super().__init__(place, *args, **options)
+        # The same collection, of asynchronous clients.
+        self._handles: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def facts(self) -> Facts | None:
         found = self._find()
@@ -151,20 +157,50 @@ class ChromaStore(DatabaseStore):
             self.found.delete(ids=list(map(str, ids.tolist())))
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        found = self.found
-        own, metric = self._own(found), self._metric(found)
+        found, answers = self.found, []
+        for asked in self._requests(queries, k, filter):
+            with self._translating():
+                answers.append(found.query(**asked))
+        return self._gather(answers)
+
+    async def search_async(
+        self, client: Any, queries: FloatArray, k: int, filter: Any = None
+    ) -> Found:
+        answers = []
+        with self._translating():
+            found = await self._find_async(client)
+            for asked in self._requests(queries, k, filter):
+                answers.append(await found.query(**asked))
+        return self._gather(answers)
+
+    async def _find_async(self, client: Any) -> Any:
+        """The collection of this generation, through an asynchronous client."""
+        missing = require("chromadb.errors", "chroma").NotFoundError
+        found = self._handles.get(client)
+        for end in ("", _UNSERVED, _PARKED):
+            if found is not None and found.id == self.found.id:
+                self._handles[client] = found
+                return found
+            with suppress(missing):
+                name = self.collection + end
+                found = await client.get_collection(name, embedding_function=None)
+        if found is None or found.id != self.found.id:
+            raise self._gone()
+        return found
+
+    def _requests(self, queries: FloatArray, k: int, filter: Any) -> Iterator[dict[str, Any]]:
+        """What the collection is asked, some queries at a time."""
         where = read_filter(filter, self.filters)
-        rows: list[list[Hit]] = []
         fields = ["distances", "metadatas"] if self.returns_values else ["distances"]
         step = max(1, self.largest_k // k)
         for start in range(0, len(queries), step):
-            with self._translating():
-                hits = found.query(
-                    query_embeddings=queries[start : start + step],
-                    n_results=k,
-                    where=where,
-                    include=fields,
-                )
+            some = queries[start : start + step]
+            yield {"query_embeddings": some, "n_results": k, "where": where, "include": fields}
+
+    def _gather(self, answers: list[Any]) -> Found:
+        own, metric = self._own(self.found), self._metric(self.found)
+        rows: list[list[Hit]] = []
+        for hits in answers:
             known = hits["metadatas"] or [[None] * len(ids) for ids in hits["ids"]]
             for columns in zip(hits["ids"], hits["distances"], known, strict=True):
                 rows.append(

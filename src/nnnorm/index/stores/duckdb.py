@@ -46,6 +46,7 @@ from nnnorm.index.stores.tables import (
     join_entry,
     to_arrow_table,
 )
+from nnnorm.io import check_regular
 
 _SCORES: dict[StoreMetric, str] = {
     "ip": "array_inner_product({column}, {query})",
@@ -410,6 +411,8 @@ class DuckdbStore(TableStore):
     # --- the connection ---
 
     def _connect(self) -> Any:
+        if self.address:
+            check_regular(self.address)
         return require("duckdb", "duckdb").connect(self.address or ":memory:")
 
     def _errors(self) -> tuple[type[Exception], ...]:

@@ -16,9 +16,9 @@ from nnnorm.index.options import ef, ef_construction, links, option
 from nnnorm.index.store import FloatArray, Place, Sample, StoreMetric, Way
 from nnnorm.index.stores.local import Labels, LocalOptions, LocalStore
 
-# Codes of 8 bits cover the range of the first items and this share of it on either side: later
-# items may lie outside, and are cut off there.
-_MARGIN = 0.1
+# Codes of 8 bits cover the range of the first items and this share of it on either side. Where
+# later items lie outside, the range grows by a larger share, so that this happens seldom.
+_MARGIN, _GROWTH = 0.1, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,33 @@ class FaissStore(LocalStore):
         return np.arange(self._index.ntotal)  # an index that others wrote without ids
 
     def _add(self, labels: Labels, vectors: FloatArray) -> None:
-        self._index.add_with_ids(self._pad(vectors), labels)
+        rows = self._pad(vectors)
+        if self._kind == "sq":
+            self._cover(rows)
+        self._index.add_with_ids(rows, labels)
+
+    def _cover(self, rows: FloatArray) -> None:
+        """Widen the range of the codes where new rows lie outside, which would cut them off.
+
+        The stored rows are encoded again. In coordinates whose range stays as it is, that gives the
+        same codes.
+        """
+        faiss = require("faiss", "faiss")
+        bare = self._bare(self._index)
+        low, span = faiss.vector_to_array(bare.sq.trained).reshape(2, -1)
+        high = low + span
+        lowest, highest = rows.min(axis=0), rows.max(axis=0)
+        more = _GROWTH * np.maximum(span, np.maximum(highest, high) - np.minimum(lowest, low))
+        new_low = np.where(lowest < low, lowest - more, low)
+        new_high = np.where(highest > high, highest + more, high)
+        if (new_low == low).all() and (new_high == high).all():
+            return
+        stored = bare.reconstruct_n(0, bare.ntotal) if bare.ntotal else None
+        trained = np.concatenate([new_low, new_high - new_low]).astype(np.float32)
+        faiss.copy_array_to_vector(trained, bare.sq.trained)
+        if stored is not None:
+            bare.reset()
+            bare.add(stored)
 
     def _remove(self, labels: Labels) -> None:
         self._index.remove_ids(require("faiss", "faiss").IDSelectorArray(labels))

@@ -12,7 +12,7 @@ it is copied when the other one is next opened.
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -96,7 +96,8 @@ class LancedbStore(TableStore):
         connection.
     """
 
-    engine, product, client_type = "lancedb", "LanceDB", "DBConnection"
+    engine, product = "lancedb", "LanceDB"
+    client_type, async_client_type = "DBConnection", "AsyncConnection"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     filters = 'a condition in SQL, such as "year > 1999"'
     options_type = LancedbOptions
@@ -208,12 +209,39 @@ class LancedbStore(TableStore):
         return (float(values.min()), float(values.max())) if len(values) else None
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        table, own = self._look(), self.options.id
         condition = None if filter is None else check_condition(filter, self.engine)
         hits = self._ask(queries, k, condition)
-        if condition is not None and len(hits[own]) < k * len(queries):
-            # The probed lists may hold fewer rows that match than there are.
+        if self._lacks(hits, len(queries), k, condition):
             hits = self._ask(queries, k, condition, is_exhaustive=True)
+        return self._gather(hits, queries)
+
+    async def search_async(
+        self, client: Any, queries: FloatArray, k: int, filter: Any = None
+    ) -> Found:
+        condition = None if filter is None else check_condition(filter, self.engine)
+        table = self._look()
+        with self._translating():
+            handle = await client.open_table(self.actual)
+            version = await handle.version()
+            asked = handle.vector_search(queries).column(table.vector)
+            hits = (await self._limit(asked, k, condition).to_arrow()).to_pydict()
+            if self._lacks(hits, len(queries), k, condition):
+                asked = handle.vector_search(queries).column(table.vector)
+                asked = self._limit(asked, k, condition, is_exhaustive=True)
+                hits = (await asked.to_arrow()).to_pydict()
+            after = await handle.version()
+        # Where the table has changed meanwhile, no mark is that of the answer.
+        mark = version if after == version else (version, after)
+        return replace(self._gather(hits, queries), mark=mark)
+
+    def _lacks(
+        self, hits: dict[str, list[Any]], n_queries: int, k: int, condition: str | None
+    ) -> bool:
+        """Whether the probed lists may hold fewer rows that match than there are."""
+        return condition is not None and len(hits[self.options.id]) < k * n_queries
+
+    def _gather(self, hits: dict[str, list[Any]], queries: FloatArray) -> Found:
+        table, own = self._look(), self.options.id
         # One list for all queries; a column tells them apart where there are several.
         of_query = hits["query_index"] if len(queries) > 1 else [0] * len(hits[own])
         rows: list[list[Hit]] = [[] for _ in queries]
@@ -225,25 +253,30 @@ class LancedbStore(TableStore):
     def _ask(
         self, queries: FloatArray, k: int, condition: str | None, *, is_exhaustive: bool = False
     ) -> dict[str, list[Any]]:
+        with self._translating():
+            asked = self.table.search(queries, vector_column_name=self._look().vector)
+            asked = self._limit(asked, k, condition, is_exhaustive=is_exhaustive)
+            found: dict[str, list[Any]] = asked.to_arrow().to_pydict()
+        return found
+
+    def _limit(
+        self, asked: Any, k: int, condition: str | None, *, is_exhaustive: bool = False
+    ) -> Any:
+        """State the metric of a query, what it returns, and which rows it compares."""
         table = self._look()
         has_bias = self.returns_values and table.has_bias
         wanted = [self.options.id, BIAS] if has_bias else [self.options.id]
-        with self._translating():
-            asked = (
-                self.table.search(queries, vector_column_name=table.vector)
-                .distance_type(_DISTANCES[table.metric])
-                .select([*wanted, "_distance"])
-                .limit(k)
-                .nprobes(self.options.probes)
-            )
-            if self.options.refine:
-                asked = asked.refine_factor(self.options.refine)
-            if condition is not None:
-                asked = asked.where(condition, prefilter=True)
-            if is_exhaustive:
-                asked = asked.bypass_vector_index()
-            found: dict[str, list[Any]] = asked.to_arrow().to_pydict()
-        return found
+        asked = (
+            asked.distance_type(_DISTANCES[table.metric])
+            .select([*wanted, "_distance"])
+            .limit(k)
+            .nprobes(self.options.probes)
+        )
+        if self.options.refine:
+            asked = asked.refine_factor(self.options.refine)
+        if condition is not None:
+            asked = asked.where(condition)  # before the search, which is the default
+        return asked.bypass_vector_index() if is_exhaustive else asked
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         handle, table, own = self.table, self._look(), self.options.id

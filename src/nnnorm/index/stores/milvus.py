@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -95,7 +96,7 @@ class MilvusStore(AliasedStore):
     """
 
     engine, product, key_variable = "milvus", "Milvus", "MILVUS_TOKEN"
-    client_type = "MilvusClient"
+    client_type, async_client_type = "MilvusClient", "AsyncMilvusClient"
     filters = "an expression of Milvus, such as 'year > 1999'"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank")
     largest_k = 16384
@@ -231,28 +232,49 @@ class MilvusStore(AliasedStore):
             self.client.delete(self.actual, ids=ids.tolist())
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
+        hits: list[Any] = []
+        for asked in self._requests(queries, k, filter):
+            with self._translating():
+                hits += self.client.search(self.actual, **asked)
+        return self._gather(hits)
+
+    async def search_async(
+        self, client: Any, queries: FloatArray, k: int, filter: Any = None
+    ) -> Found:
+        hits: list[Any] = []
+        for asked in self._requests(queries, k, filter):
+            with self._translating():
+                hits += await client.search(self.actual, **asked)
+        return self._gather(hits)
+
+    def _requests(self, queries: FloatArray, k: int, filter: Any) -> Iterator[dict[str, Any]]:
+        """What the client is asked, some queries at a time."""
         schema = self._schema()
         is_graph = schema.index_type.startswith("HNSW")
         params = {"ef": max(self.options.ef, k)} if is_graph else {}
-        hits: list[Any] = []
-        fields = [BIAS] if self.returns_values and schema.is_dynamic else []
         for start in range(0, len(queries), _QUERIES):
-            with self._translating():
-                hits += self.client.search(
-                    self.actual,
-                    data=queries[start : start + _QUERIES].tolist(),
-                    anns_field=schema.vector,
-                    limit=k,
-                    filter=filter or "",
-                    output_fields=fields,
-                    search_params={"metric_type": schema.index["metric_type"], "params": params},
-                    **_STRONG,
-                )
-        key = schema.key
-        rows: list[list[Hit]] = [
-            [(hit[key], hit["distance"], hit["entity"].get(BIAS) if fields else None) for hit in h]
-            for h in hits
-        ]
+            yield {
+                "data": queries[start : start + _QUERIES].tolist(),
+                "anns_field": schema.vector,
+                "limit": k,
+                "filter": filter or "",
+                # With none, Milvus Lite returns all of them, vectors too.
+                "output_fields": self._fields(schema) or [schema.key],
+                "search_params": {"metric_type": schema.index["metric_type"], "params": params},
+                **_STRONG,
+            }
+
+    def _fields(self, schema: _Schema) -> list[str]:
+        return [BIAS] if self.returns_values and schema.is_dynamic else []
+
+    def _gather(self, hits: list[Any]) -> Found:
+        schema = self._schema()
+        rows: list[list[Hit]] = []
+        for row in hits:
+            # The first look at a hit decodes all fields of all hits, which takes longer than this.
+            has_values = bool(self._fields(schema))
+            values = [hit["entity"].get(BIAS) for hit in row] if has_values else repeat(None)
+            rows.append(list(zip(row.ids, row.distances, values, strict=False)))
         sign = -1 if self._metric(schema) == "l2" else 1
         return gather_hits(rows, lambda number: sign * number)
 

@@ -6,11 +6,13 @@ adopted with one more column: their only column of vectors, their primary key, a
 as metadata. The operator ``<#>`` is minus the inner product: indexes only sort upwards.
 """
 
+import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import TableOptions, ef, ef_construction, links, option
@@ -47,6 +49,7 @@ _CLASSES: dict[str, StoreMetric] = {
     f"{kind}_{metric}_ops": metric for kind in ("vector", "halfvec") for metric in _OPERATORS
 }
 _SCORES = {"ip": lambda d: -d, "cosine": lambda d: 1 - d, "l2": lambda d: -(d**2)}
+_SCAN_ALL = "SET LOCAL enable_indexscan = off"
 # Limits of pgvector and of PostgreSQL.
 _WIDEST_INDEX, _WIDEST_BEAM, _LONGEST_NAME = {"vector": 2000, "halfvec": 4000}, 1000, 63
 _WHOLE = ("smallint", "integer", "bigint")
@@ -80,11 +83,13 @@ class PgvectorOptions(TableOptions):
     host: str = option("", "Server, or the folder of its socket, where the URL does not name it.")
 
 
-# What changes when a table is renamed or commented on.
+# The transactions that last gave a table its name, and that last commented on it. A number of the
+# table would not do: two exchanges bring the same one back. Each is a query of its own, which the
+# server answers once per search; as one with a join it takes longer to plan.
 _MARK = (
-    "(SELECT concat_ws(' ', c.oid, c.xmin, d.xmin) FROM pg_class c LEFT JOIN pg_description d ON "
-    "d.objoid = c.oid AND d.objsubid = 0 AND d.classoid = 'pg_class'::regclass WHERE c.oid = "
-    "to_regclass(%s))"
+    "(SELECT xmin::text::bigint FROM pg_class WHERE oid = to_regclass(%s)), "
+    "(SELECT xmin::text::bigint FROM pg_description WHERE objoid = to_regclass(%s) AND "
+    "objsubid = 0 AND classoid = 'pg_class'::regclass)"
 )
 
 
@@ -123,7 +128,8 @@ class PgvectorStore(TableStore):
         Or an open connection, which stays open; what is written then belongs to its transaction.
     """
 
-    engine, product, client_type = "pgvector", "PostgreSQL", "Connection"
+    engine, product = "pgvector", "PostgreSQL"
+    client_type, async_client_type = "Connection", "AsyncConnection"
     ways: tuple[Way, ...] = ("ip", "l2", "cosine", "rerank", "column")
     filters, rewrites_values = 'a condition in SQL, such as "year > 1999"', True
     options_type = PgvectorOptions
@@ -142,6 +148,7 @@ class PgvectorStore(TableStore):
         self.is_exact = not (self.is_graph or self.is_quantized)
         self._session: dict[str, int] = {}  # what was set on the connection
         self._metric_known: StoreMetric | None = None
+        self._turns: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
 
     @property
     def where(self) -> str:
@@ -314,14 +321,26 @@ class PgvectorStore(TableStore):
         return None if rows[0][0] is None else rows[0]
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        metric = self._metric()
-        return self._ask(f"{{vector}} {_OPERATORS[metric]} {{query}}", queries, k, metric, filter)
+        return self._ask(self._by_distance(), queries, k, self._metric(), filter)
 
     def search_column(
         self, queries: FloatArray, k: int, weight: float, filter: Any = None
     ) -> Found:
-        corrected = f"({{vector}} <#> {{query}}) + {float(weight)!r}::float8 * {BIAS}"
-        return self._ask(corrected, queries, k, "ip", filter)
+        return self._ask(_by_column(weight), queries, k, "ip", filter)
+
+    async def search_async(
+        self, client: Any, queries: FloatArray, k: int, filter: Any = None
+    ) -> Found:
+        metric = self._metric()
+        return await self._ask_async(client, self._by_distance(), queries, k, metric, filter)
+
+    async def search_column_async(
+        self, client: Any, queries: FloatArray, k: int, weight: float, filter: Any = None
+    ) -> Found:
+        return await self._ask_async(client, _by_column(weight), queries, k, "ip", filter)
+
+    def _by_distance(self) -> str:
+        return f"{{vector}} {_OPERATORS[self._metric()]} {{query}}"
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         table = self._found(self._look())
@@ -351,8 +370,8 @@ class PgvectorStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        """The table of this name, and the transactions that last renamed it and commented on it."""
-        return self._run(f"SELECT {_MARK}", [self._table])[0][0]
+        """The transactions that last gave the table its name, and that last commented on it."""
+        return self._run(f"SELECT {_MARK}", [self._table, self._table])[0]
 
     def version(self) -> object:
         """Every change of a row, as its transaction numbers show: a scan without the vectors."""
@@ -678,27 +697,75 @@ class PgvectorStore(TableStore):
         self, distance: str, queries: FloatArray, k: int, metric: StoreMetric, filter: Any
     ) -> Found:
         table = self._found(self._look())
-        asked = distance.format(vector=quote_name(table.vector), query=f"%s::{table.base}")
-        where = "" if filter is None else f"WHERE {self._condition(filter)} "
-        statement = (
-            f"SELECT {quote_name(table.id)}, {asked} AS distance, {_MARK}, "
-            f"{BIAS if self.returns_values and table.has_bias else 'NULL::real'} "
-            f"FROM {self._table} {where}"
-            "ORDER BY distance LIMIT %s"
-        )
-        rows, mark = [], None
+        statement = self._statement(table, distance, k, filter)
+        answers = []
         with self._searching(table, k):
             for query in queries:
-                values = [_literal(query), self._table, k]
+                values = self._values(query)
                 found = self._run(statement, values)
-                if where and len(found) < k and table.graph is not None:
+                if filter is not None and len(found) < k and table.graph is not None:
                     # The graph gives up after 20,000 rows that the filter refuses.
                     with self._transaction():
-                        self._run("SET LOCAL enable_indexscan = off")
+                        self._run(_SCAN_ALL)
                         found = self._run(statement, values)
-                mark = found[0][2] if found else mark
-                rows.append([(_plain(i), d, m) for i, d, _, m in found if d is not None])
-        return replace(gather_hits(rows, _SCORES[metric]), mark=mark)
+                answers.append(found)
+        return _gather(answers, metric)
+
+    async def _ask_async(
+        self,
+        client: Any,
+        distance: str,
+        queries: FloatArray,
+        k: int,
+        metric: StoreMetric,
+        filter: Any,
+    ) -> Found:
+        """The same through a connection of the caller, whose settings stay as they are."""
+        table = self._found(self._look())
+        statement = self._statement(table, distance, k, filter)
+
+        async def fetch(values: list[Any]) -> list[tuple[Any, ...]]:
+            found: list[tuple[Any, ...]] = await (
+                await client.execute(statement, values)
+            ).fetchall()
+            return found
+
+        answers = []
+        asked = [self._values(query) for query in queries]
+        with self._translating():
+            if table.graph is None:
+                return _gather([await fetch(values) for values in asked], metric)
+            # Transactions of one connection can't overlap.
+            async with self._turns.setdefault(client, asyncio.Lock()), client.transaction():
+                for setting in self._settings(k):
+                    await client.execute(f"SET LOCAL {setting}")
+                for values in asked:
+                    found = await fetch(values)
+                    if filter is not None and len(found) < k:
+                        async with client.transaction(force_rollback=True):
+                            await client.execute(_SCAN_ALL)
+                            found = await fetch(values)
+                    answers.append(found)
+        return _gather(answers, metric)
+
+    def _statement(self, table: _Table, distance: str, k: int, filter: Any) -> str:
+        """The search for one query: ids, distances, bias and mark of the nearest rows.
+
+        The number of rows is written out: as a parameter it would make the server plan each search
+        anew. What is the same for all rows is added to the nearest ones only.
+        """
+        asked = distance.format(vector=quote_name(table.vector), query=f"%s::{table.base}")
+        where = "" if filter is None else f"WHERE {self._condition(filter)} "
+        bias = f", {BIAS}" if self.returns_values and table.has_bias else ""
+        return (
+            f"SELECT found.*{'' if bias else ', NULL'}, {_MARK} FROM (SELECT "
+            f"{quote_name(table.id)}, {asked} AS distance{bias} FROM {self._table} {where}"
+            f"ORDER BY distance LIMIT {k:d}) found"
+        )
+
+    def _values(self, query: FloatArray) -> list[str]:
+        """The parameters of `_statement`, in the order of its text: those of the mark first."""
+        return [self._table, self._table, _literal(query)]
 
     def _condition(self, filter: Any) -> str:
         composable = require("psycopg.sql", "pgvector").Composable
@@ -709,31 +776,37 @@ class PgvectorStore(TableStore):
     @contextmanager
     def _searching(self, table: _Table, k: int) -> Iterator[None]:
         """Set the breadth of an HNSW search, which limits the number of rows that it returns."""
-        beam = min(max(self.options.ef, k), _WIDEST_BEAM)
+        beam = self._beam(k)
         if table.graph is None or (not self._is_given and self._session.get("beam") == beam):
             yield
             return
         with self._lock:
-            if "version" not in self._session:
-                ((version,),) = self._run(
-                    "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-                )
-                major, minor = (int(part) for part in version.split(".")[:2])
-                self._session["version"] = 1000 * major + minor
-            can_iterate = self._session["version"] >= 8
             if not self._is_given:
-                self._widen_beam("", beam, can_iterate)
+                for setting in self._settings(k):
+                    self._run(f"SET {setting}")
                 self._session["beam"] = beam
                 yield
             else:  # the settings of the caller's connection stay as they are
                 with self._transaction():
-                    self._widen_beam("LOCAL ", beam, can_iterate)
+                    for setting in self._settings(k):
+                        self._run(f"SET LOCAL {setting}")
                     yield
 
-    def _widen_beam(self, scope: str, beam: int, can_iterate: bool) -> None:
-        self._run(f"SET {scope}hnsw.ef_search = {beam:d}")
-        if can_iterate:
-            self._run(f"SET {scope}hnsw.iterative_scan = strict_order")
+    def _beam(self, k: int) -> int:
+        return min(max(self.options.ef, k), _WIDEST_BEAM)
+
+    def _settings(self, k: int) -> list[str]:
+        """What is set before a search of the graph."""
+        if "version" not in self._session:
+            ((version,),) = self._run(
+                "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+            )
+            major, minor = (int(part) for part in version.split(".")[:2])
+            self._session["version"] = 1000 * major + minor
+        settings = [f"hnsw.ef_search = {self._beam(k):d}"]
+        if self._session["version"] >= 8:
+            settings.append("hnsw.iterative_scan = strict_order")
+        return settings
 
 
 def _described(table: _Table) -> str:
@@ -751,6 +824,17 @@ def _describe(table: _Table, values: Iterable[Any]) -> dict[str, Any]:
     if not table.is_packed:
         return dict(zip(table.others, known, strict=True))
     return join_entry(table.others, known, rest)
+
+
+def _by_column(weight: float) -> str:
+    return f"({{vector}} <#> {{query}}) + {float(weight)!r}::float8 * {BIAS}"
+
+
+def _gather(answers: list[list[tuple[Any, ...]]], metric: StoreMetric) -> Found:
+    """Turn the rows of each query into arrays, with the mark of the last ones."""
+    mark = next((found[0][3:] for found in reversed(answers) if found), None)
+    rows = [[(_plain(i), d, m) for i, d, m, *_ in found if d is not None] for found in answers]
+    return replace(gather_hits(rows, _SCORES[metric]), mark=mark)
 
 
 def _literal(vector: FloatArray) -> str:

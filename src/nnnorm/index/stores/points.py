@@ -7,7 +7,7 @@ payload. Cosine collections keep the direction of a vector only.
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from nnnorm.index.store import (
     Facts,
     FloatArray,
     Found,
+    Hit,
     Ids,
     Items,
     Store,
@@ -33,6 +34,7 @@ from nnnorm.index.stores.database import BIAS, DatabaseStore, Entry, other_vecto
 
 _NAME = "nnnorm_id"
 PAYLOAD = [BIAS, _NAME]  # what a search needs of it
+Payload: TypeAlias = list[str] | Literal[False]
 _ONE_RANGE = ("scalar", "binary")
 DISTANCES: dict[StoreMetric, str] = {"ip": "Dot", "cosine": "Cosine", "l2": "Euclid"}
 
@@ -105,6 +107,7 @@ class PointStore(DatabaseStore):
     keeps_vectors = False
     _using: str = ""  # name of the vector, once looked up
     _known: Facts | None = None  # of the last look at the collection
+    _has_names: bool | None = None  # whether some ids are names, as far as searches have shown
     _codes: str | None = None  # how numbers are stored, of the last look or of a model
 
     # --- what a library adds ---
@@ -122,8 +125,10 @@ class PointStore(DatabaseStore):
         """Delete points."""
 
     @abstractmethod
-    def _query(self, queries: FloatArray, k: int, filter: Any) -> list[list[Point]]:
-        """Find hits, with Qdrant's own scores and `PAYLOAD`."""
+    def _query(
+        self, queries: FloatArray, k: int, filter: Any, payload: Payload
+    ) -> Sequence[Sequence[Any]]:
+        """Find hits, as the library returns them: with id, score, and these payloads."""
 
     @abstractmethod
     def _scroll(self, batch: int, offset: Any) -> tuple[list[Point], Any]:
@@ -196,11 +201,39 @@ class PointStore(DatabaseStore):
         self._erase([_point_id(own) for own in ids.tolist()])
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
+        self._know()  # this looks up the name of the vector
+        payload = self._payload()
+        hits = self._query(queries, k, filter, payload)
+        if self._lacks_names(hits, payload):
+            hits = self._query(queries, k, filter, PAYLOAD)
+        return self._gather(hits)
+
+    def _payload(self) -> Payload:
+        """What a search has to return of the payload; points with numbers have no name there."""
+        return PAYLOAD if self.returns_values or self._has_names is not False else False
+
+    def _lacks_names(self, hits: Sequence[Sequence[Any]], payload: Payload) -> bool:
+        """Whether a search has to be repeated for the names of its hits."""
+        if any(not isinstance(hit.id, int) for some in hits for hit in some):
+            self._has_names = True
+            return not payload
+        if self._has_names is None:
+            self._has_names = False
+        return False
+
+    def _gather(self, hits: Sequence[Sequence[Any]]) -> Found:
+        """Turn the hits of each query, as the library returns them, into arrays."""
         metric = self._know().metric
-        rows = [
-            [(hit.own, hit.score, hit.payload.get(BIAS)) for hit in row]
-            for row in self._query(queries, k, filter)
-        ]
+        rows: list[list[Hit]] = []
+        for some in hits:
+            row: list[Hit] = []
+            for hit in some:
+                payload = hit.payload or {}
+                own = payload.get(_NAME, hit.id) if payload else hit.id
+                # The embedded engine has objects for UUIDs.
+                own = own if isinstance(own, int) else str(own)
+                row.append((own, hit.score, payload.get(BIAS)))
+            rows.append(row)
         return gather_hits(rows, lambda score: -(score**2) if metric == "l2" else score)
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:

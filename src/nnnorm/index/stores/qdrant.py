@@ -17,9 +17,17 @@ from typing import Any, Literal
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.options import ServerOptions, ef, ef_construction, option
-from nnnorm.index.store import FloatArray, Ids, Items, Sample, Store, StoreMetric
+from nnnorm.index.store import FloatArray, Found, Ids, Items, Sample, Store, StoreMetric
 from nnnorm.index.stores.database import AliasedStore, read_filter
-from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore, Shared
+from nnnorm.index.stores.points import (
+    DISTANCES,
+    PAYLOAD,
+    Described,
+    Payload,
+    Point,
+    PointStore,
+    Shared,
+)
 
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
 _VECTOR = "nnnorm_vector"  # metadata of a collection: the name of the vector that is corrected
@@ -55,7 +63,7 @@ class QdrantStore(AliasedStore, PointStore):
     """
 
     engine, product, key_variable = "qdrant", "Qdrant", "QDRANT_API_KEY"
-    client_type = "QdrantClient"
+    client_type, async_client_type = "QdrantClient", "AsyncQdrantClient"
     filters = "a Filter of qdrant_client.models, or the same as a mapping or in JSON"
     options_type = QdrantOptions
     options: QdrantOptions
@@ -216,7 +224,29 @@ class QdrantStore(AliasedStore, PointStore):
             found = self.client.retrieve(self.actual, ids, with_payload=True)
         return {point.id: point.payload or {} for point in found}
 
-    def _query(self, queries: FloatArray, k: int, filter: Any) -> list[list[Point]]:
+    def _query(self, queries: FloatArray, k: int, filter: Any, payload: Payload) -> list[list[Any]]:
+        calls = self._calls(queries, k, filter, payload)
+        with self._translating():
+            answers = [getattr(self.client, name)(self.actual, **given) for name, given in calls]
+        return _list_hits(answers)
+
+    async def search_async(
+        self, client: Any, queries: FloatArray, k: int, filter: Any = None
+    ) -> Found:
+        self._know()
+        for payload in (self._payload(), PAYLOAD):
+            calls = self._calls(queries, k, filter, payload)
+            with super()._translating():  # without the lock of local mode
+                answers = [await getattr(client, n)(self.actual, **given) for n, given in calls]
+            hits = _list_hits(answers)
+            if not self._lacks_names(hits, payload):
+                break
+        return self._gather(hits)
+
+    def _calls(
+        self, queries: FloatArray, k: int, filter: Any, payload: Payload
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """The methods of a client that find the hits, with their arguments."""
         models = require("qdrant_client.models", "qdrant")
         wanted = read_filter(filter, self.filters)
         if isinstance(wanted, Mapping):
@@ -227,29 +257,19 @@ class QdrantStore(AliasedStore, PointStore):
             params = models.SearchParams(
                 hnsw_ef=max(self.options.ef, k), exact=self.options.kind == "flat"
             )
-        about = {
+        about: dict[str, Any] = {
             "using": self._using or None,
             "limit": k,
-            "with_payload": PAYLOAD,
+            "with_payload": payload,
         }
-        with self._translating():
-            if len(queries) == 1 or not self.is_server:  # a batch of local mode only copies it
-                answers = [
-                    self.client.query_points(
-                        self.actual, query, query_filter=wanted, search_params=params, **about
-                    )
-                    for query in queries.tolist()
-                ]
-            else:
-                requests = [
-                    models.QueryRequest(query=query, filter=wanted, params=params, **about)
-                    for query in queries.tolist()
-                ]
-                answers = self.client.query_batch_points(self.actual, requests)
-        return [
-            [Point(hit.id, [], hit.payload or {}, hit.score) for hit in answer.points]
-            for answer in answers
+        if len(queries) == 1 or not self.is_server:  # a batch of local mode only copies it
+            about |= {"query_filter": wanted, "search_params": params}
+            return [("query_points", {"query": query, **about}) for query in queries.tolist()]
+        requests = [
+            models.QueryRequest(query=query, filter=wanted, params=params, **about)
+            for query in queries.tolist()
         ]
+        return [("query_batch_points", {"requests": requests})]
 
     def _scroll(self, batch: int, offset: Any) -> tuple[list[Point], Any]:
         with self._translating():
@@ -303,3 +323,11 @@ class QdrantStore(AliasedStore, PointStore):
         if isinstance(error, (exceptions.UnexpectedResponse, ValueError)):
             return super()._translate(error)
         return self._unreachable(error)
+
+
+def _list_hits(answers: list[Any]) -> list[list[Any]]:
+    """The hits of each query, from the answer to one of them or to a batch."""
+    every = [
+        one for answer in answers for one in (answer if isinstance(answer, list) else [answer])
+    ]
+    return [one.points for one in every]

@@ -20,7 +20,7 @@ from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.index.options import Options, ef, ef_construction, option
 from nnnorm.index.store import FloatArray, Ids, Items, Sample, Store, StoreMetric
 from nnnorm.index.stores.database import read_filter
-from nnnorm.index.stores.points import DISTANCES, PAYLOAD, Described, Point, PointStore
+from nnnorm.index.stores.points import DISTANCES, Described, Payload, Point, PointStore
 from nnnorm.io import write_whole
 
 _T = TypeVar("_T")
@@ -336,7 +336,7 @@ class QdrantEdgeStore(PointStore):
         with self._translating():
             self.client.update(operation.delete_points(ids))
 
-    def _query(self, queries: FloatArray, k: int, filter: Any) -> list[list[Point]]:
+    def _query(self, queries: FloatArray, k: int, filter: Any, payload: Payload) -> list[list[Any]]:
         edge = require("qdrant_edge", "qdrant-edge")
         wanted = read_filter(filter, self.filters)
         if isinstance(wanted, Mapping):
@@ -347,7 +347,7 @@ class QdrantEdgeStore(PointStore):
                 limit=k,
                 query=edge.Query.Nearest(query, using=self._using or None),
                 filter=wanted,
-                with_payload=PAYLOAD,
+                with_payload=payload,
                 params=params,
             )
             for query in queries.tolist()
@@ -358,10 +358,7 @@ class QdrantEdgeStore(PointStore):
             else:
                 batch = edge.QueryBatchRequest(requests)
                 answers = self._run(lambda shard: shard.query_batch(batch))
-        return [
-            [Point(_plain(hit.id), [], hit.payload or {}, hit.score) for hit in hits]
-            for hits in answers
-        ]
+        return answers
 
     def _scroll(self, batch: int, offset: Any) -> tuple[list[Point], Any]:
         request = require("qdrant_edge", "qdrant-edge").ScrollRequest(

@@ -46,6 +46,7 @@ from nnnorm.index.stores.tables import (
     join_entry,
     split_entry,
 )
+from nnnorm.io import check_regular
 
 _MOST_COLUMNS = 16  # limit of vec0
 _KINDS: dict[str, Kind] = {
@@ -414,6 +415,8 @@ class SqliteVecStore(TableStore):
         can_load = hasattr(sqlite3.Connection, "enable_load_extension")
         driver: Any = sqlite3 if can_load else require("sqlean", "sqlite-vec")
         self._error = driver.Error
+        if self.address and not self.address.startswith(":"):
+            check_regular(self.address)
         opened = driver.connect(self.address or ":memory:", check_same_thread=False)
         try:
             self._load(opened)
