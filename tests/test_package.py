@@ -136,7 +136,7 @@ MAY_IMPORT = {
     "augmentation": {"errors", "io", "bias"},
     "corrector": {
         *("errors", "io", "scoring", "means", "copies", "bias", "bank", "roles", "foreign"),
-        *("methods", "ranking", "augmentation", "signals", "suspects"),
+        *("methods", "ranking", "augmentation", "signals", "suspects", "popularity"),
     },
     "study": {
         *("errors", "io", "scoring", "copies", "popularity", "bias", "bank", "roles", "foreign"),

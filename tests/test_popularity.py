@@ -63,6 +63,57 @@ def test_items_without_clicks_keep_the_values_of_the_corrector():
     assert both.weight == corrector.weight
 
 
+@pytest.fixture(scope="module")
+def shop():
+    gallery, queries, past = make_embeddings(n_items=60, n_past=40, dim=16)
+    return Corrector.fit(gallery[:50], past, NNN(4, 0.5), normalize=True), gallery, queries
+
+
+@pytest.mark.parametrize("metric", ["ip", "cosine", "l2"])
+def test_rows_of_a_corrector_with_clicks_rank_by_the_sum_in_every_metric(shop, metric):
+    corrector, gallery, queries = shop
+    clicks = np.arange(60) ** 2
+    parts = [
+        corrector.items(gallery[rows], popularity=Popularity(clicks[rows]))
+        for rows in (slice(1, 50), slice(50, 60))  # those of the fit, and later ones
+    ]
+    stored = np.concatenate([corrector.items(gallery[:1]), *parts])  # and one without clicks
+    both = corrector.bias_of(gallery) + Popularity(clicks)
+    exact = nnnorm.search(queries, gallery, both, k=60, normalize=True).indices
+    asked = corrector.queries(queries)
+    if metric == "l2":
+        found = -((asked[:, None] - stored[None]) ** 2).sum(axis=2)
+    else:
+        norms = np.linalg.norm(stored, axis=1) if metric == "cosine" else 1
+        found = asked @ stored.T / norms
+    np.testing.assert_array_equal(np.argsort(-found, axis=1, kind="stable"), exact)
+
+
+def test_clicks_beyond_the_room_of_the_rows_are_refused_and_can_be_given_room(shop, tmp_path):
+    corrector, gallery, queries = shop
+    popular = Popularity(np.where(np.arange(60) == 7, 10**6, 3), weight=0.3)
+    with pytest.raises(NNNormError, match=r"no room for the 1,000,000 clicks of item 7 with a"):
+        corrector.items(gallery, popularity=popular)
+    wider = corrector.with_room(popular)
+    wider.save(tmp_path / "wider.safetensors")
+    wider = Corrector.load(tmp_path / "wider.safetensors")
+    later = Popularity(1000 * np.asarray(popular.clicks), weight=0.3)
+    scores = wider.queries(queries) @ wider.items(gallery, popularity=later).T
+    best = nnnorm.search(queries, gallery, wider.bias_of(gallery) + later, k=1, normalize=True)
+    np.testing.assert_array_equal(scores.argmax(axis=1), best.indices[:, 0])
+    assert wider.fingerprint != corrector.fingerprint
+    assert wider.bias.fingerprints["corrector"] == wider.fingerprint
+
+
+def test_a_corrector_that_corrects_nothing_takes_no_clicks(shop):
+    _, gallery, _ = shop
+    flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), own_rows=True, normalize=True)
+    for call in (flat.items, flat.with_room):
+        arguments = (gallery,) if call == flat.items else ()
+        with pytest.raises(NNNormError, match="has the weight 0"):
+            call(*arguments, popularity=Popularity(np.ones(60)))
+
+
 def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
     flat = Bias(hubs.values, 0.0, "nnn", fingerprints={"corrector": "abc"})
     both = flat + Popularity([0, 1, 2], weight=0.1)

@@ -55,6 +55,7 @@ from nnnorm.io import (
 )
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
+from nnnorm.popularity import Popularity
 from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.signals import Expected
@@ -514,7 +515,7 @@ class Corrector:
         return Expected(_open_kept(self.sample, "items", self.normalize), self.bank)
 
     @explain_arguments
-    def items(self, items: Source) -> FloatArray:
+    def items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
         """Extend items by their bias: the rows to store in an engine of any metric.
 
         All stored rows have the same norm, so that inner product, cosine and L2 give the same
@@ -523,6 +524,9 @@ class Corrector:
         Parameters
         ----------
         items : array or path, shape (n_items, dim)
+        popularity : Popularity, optional
+            Clicks of these items, added to their bias. Rows with and without clicks fit together;
+            all of them need the same weight. See `with_room` for large weights.
 
         Returns
         -------
@@ -544,12 +548,74 @@ class Corrector:
                 f"room for norms up to {self.longest:.4g}; fit it again with these items in the "
                 "gallery"
             )
-        values = self.bias_of(opened).values
+        bias = self.bias_of(opened)
+        if popularity is not None:
+            self._check_weight()
+            bias = bias + popularity
+            self._check_room(opened, bias, popularity)
+        values = bias.values
         stored = np.empty((len(opened), self.dim + self.augmentation.n_extra), dtype=np.float32)
         for start, block in opened.blocks():
             rows = slice(start, start + len(block))
             stored[rows] = self.augmentation.extend_items(block, values[rows])
         return stored
+
+    def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
+        """Return a corrector whose rows have room for items with clicks, before any are stored.
+
+        The norm of all stored rows must be as large as the largest value of an item needs, now and
+        later. It is part of the fingerprint: rows of the two correctors must not be mixed.
+
+        Parameters
+        ----------
+        popularity : Popularity
+            With the weight that is going to be used, and the clicks as they are now.
+        growth : float
+            By how much the largest number of clicks may grow.
+
+        Returns
+        -------
+        Corrector
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> clicks = Popularity(np.arange(40), weight=0.5)
+        >>> corrector.with_room(clicks).items(gallery, popularity=clicks).shape
+        (40, 10)
+        """
+        self._check_weight()
+        most = math.log1p(growth * float(np.max(popularity.clicks)))
+        old = self.augmentation
+        far = math.sqrt(max(0.0, (old.radius / (1 + _ROUNDING)) ** 2 - self.longest**2))
+        far += old.scale * popularity.weight / self.weight * most
+        radius = (1 + _ROUNDING) * math.hypot(self.longest, far)
+        wider = replace(self, augmentation=replace(old, radius=radius), moved=None)
+        return replace(wider, bias=wider._sign(self.bias))
+
+    def _check_weight(self) -> None:
+        """Raise where queries carry no weight, so that no popularity would count."""
+        if self.weight == 0:
+            raise NNNormError(
+                "this corrector has the weight 0, so that its queries ignore all values and a "
+                "popularity would not count; store augment_gallery(items, corrector.bias_of(items) "
+                "+ popularity) and ask with augment_queries"
+            )
+
+    def _check_room(self, items: Embeddings, bias: Bias, popularity: Popularity) -> None:
+        """Raise where clicks make a value larger than the norm of the stored rows allows."""
+        kept = self.augmentation
+        beyond = kept.scale * np.abs(bias.values.astype(np.float64) - kept.shift)
+        row = int(beyond.argmax())
+        if beyond[row] ** 2 + items.norm_range[1] ** 2 > kept.radius**2:
+            clicks = np.asarray(popularity.clicks)[row]
+            raise NNNormError(
+                f"{items.name}: the rows of this corrector have no room for the {clicks:,.0f} "
+                f"clicks of item {row} with a weight of {popularity.weight:g}; store all items "
+                "again with corrector.with_room(popularity), or use a smaller weight"
+            )
 
     @explain_arguments
     def queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:

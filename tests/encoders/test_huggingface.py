@@ -6,7 +6,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import AutoImageProcessor
 
 from nnnorm import NNNormError
 from nnnorm.encoders import load_encoder
@@ -53,6 +55,19 @@ def test_rows_are_those_of_the_model_s_own_forward_pass(tiny_encoder, tiny_model
     out = encoder.model(**inputs, **pixels)
     np.testing.assert_allclose(encoder.encode_texts(TEXTS), out.text_embeds.numpy(), atol=1e-6)
     np.testing.assert_allclose(encoder.encode_images(pictures), out.image_embeds.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "siglip2", "blip", "align", "altclip"])
+def test_pixels_are_those_of_the_model_s_own_processor_bit_for_bit(tiny_encoder, tiny_model, kind):
+    processor = AutoImageProcessor.from_pretrained(tiny_model(kind), backend="pil")
+    rng = np.random.default_rng(0)
+    for height, width in ((61, 37), (37, 61), (9, 200), (480, 640), (32, 32)):
+        image = Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        expected = processor(images=[image], return_tensors="np")
+        found = tiny_encoder(kind).prepare_image(image)
+        assert found.keys() == expected.keys()
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
 
 
 @torch.no_grad()

@@ -3,13 +3,17 @@
 import errno
 import json
 import os
+import tarfile
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import nnnorm
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, Share, encode_to_folder
+from nnnorm.encoders.containers import read_samples
 from nnnorm.encoders.shards import plan_encoding
 from tests import tiny
 
@@ -244,6 +248,55 @@ def test_a_file_that_changed_under_its_name_is_another_file(tmp_path, tiny_encod
     paths[0].write_bytes(paths[1].read_bytes())
     with pytest.raises(NNNormError, match="made with other inputs"):
         encode_to_folder(clip, "images", paths, tmp_path, shard_rows=2, resume=True)
+
+
+def draw_bitmaps(folder, n=4):
+    """Pictures without compression, which have the same size whatever they show."""
+    folder.mkdir()
+    for number in range(n):
+        Image.new("RGB", (90, 90), (9 * number, 0, 0)).save(folder / f"{number}.bmp")
+    return sorted(folder.iterdir())
+
+
+def stop_at(n_rows):
+    def progress(done, total):
+        if done == n_rows:
+            raise NNNormError("broken off")
+
+    return progress
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("is_tar", [True, False])
+def test_a_file_that_changed_under_its_name_and_size_is_another_file(
+    tmp_path, tiny_encoder, is_whole, is_tar
+):
+    paths, clip = draw_bitmaps(tmp_path / "pictures"), tiny_encoder("clip")
+
+    def encode(**options):
+        items = paths
+        if is_tar:
+            with tarfile.open(tmp_path / "pictures.tar", "w") as tar:
+                for path in paths:
+                    tar.add(path, path.name)
+            samples = read_samples(tmp_path / "pictures.tar")
+            items = [sample.members[".bmp"] for sample in samples]
+        options |= {"shard_rows": 2, "batch_size": 2}
+        return encode_to_folder(clip, "images", items, tmp_path, **options)
+
+    with nullcontext() if is_whole else pytest.raises(NNNormError, match="broken off"):
+        encode(progress=None if is_whole else stop_at(4))
+    Image.new("RGB", (90, 90), "white").save(paths[0])
+    with pytest.raises(NNNormError, match="it was made with files of other contents"):
+        encode(resume=True)
+
+
+def test_work_of_a_version_that_read_no_contents_is_resumed(tmp_path, tiny_encoder):
+    paths, clip = draw_bitmaps(tmp_path / "pictures"), tiny_encoder("clip")
+    done = encode_to_folder(clip, "images", paths, tmp_path)
+    about = {key: value for key, value in done.about.items() if key != "contents_sha256"}
+    (done.folder / "about.json").write_text(json.dumps(about))
+    assert encode_to_folder(clip, "images", paths, tmp_path, resume=True).n_resumed == 4
 
 
 def test_a_file_name_that_is_no_utf_8_is_kept_as_it_is(tmp_path, tiny_encoder):

@@ -62,6 +62,12 @@ class Encoder:
     context: int | None = None
     rate: int = 48_000
     about: Mapping[str, Any] = {}
+    _device: str = ""
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the model is known to run on the processor, beside what prepares its inputs."""
+        return self._device == "cpu"
 
     def encode_images(
         self, images: Sequence[Any], *, batch_size: int = 32, progress: Progress | None = None

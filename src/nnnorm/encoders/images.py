@@ -178,6 +178,9 @@ def _to_rgb(image: Any, name: str) -> Any:
     if width * height > MAX_PIXELS:
         raise NNNormError(_bomb(name, f"{width} x {height} pixels"))
     _check_depth(image, name)
+    if image.mode == "RGB":  # a copy would hold the interpreter
+        image.load()
+        return image
     return image.convert("RGB")
 
 

@@ -30,7 +30,7 @@ from nnnorm.encoders.blip_matching import BlipMatcher
 from nnnorm.encoders.encoder import Encoder, Modality
 from nnnorm.encoders.huggingface import HuggingFace
 from nnnorm.encoders.pipeline import prepare_ahead
-from nnnorm.encoders.shards import digest_items, encode_to_folder
+from nnnorm.encoders.shards import digest_contents, digest_items, encode_to_folder
 from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings, Progress, make_folder, open_embeddings, write_whole
 from nnnorm.scoring import Products, top_k
@@ -184,6 +184,7 @@ def _describe(
     references: Sequence[Any] | None,
 ) -> dict[str, Any]:
     past = _past_modality(direction)
+    past_images = references if references is not None and past == "images" else ()
     about = {
         **encoder.about,
         "direction": direction,
@@ -193,6 +194,7 @@ def _describe(
         "n_texts": len(texts),
         "n_references": None if references is None else len(references),
         "images_sha256": digest_items("images", images),
+        "contents_sha256": digest_contents([*images, *past_images]),
         "texts_sha256": digest_items("texts", texts),
         "references_sha256": None if references is None else digest_items(past, references),
     }
@@ -216,6 +218,8 @@ def _check_folder(folder: Path, about: dict[str, Any], resume: bool) -> Path | N
         found = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
         # With a hash of its weights, the model may have been moved.
         moves = {"model"} if about.get("weights_sha256") is not None else set()
+        # Earlier versions did not read the images for this.
+        found.setdefault("contents_sha256", about["contents_sha256"])
         changed = [key for key in about if key not in moves and found.get(key) != about[key]]
         if changed:
             key = changed[0]

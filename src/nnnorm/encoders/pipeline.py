@@ -1,19 +1,21 @@
-"""Batches for a model that never waits: items are opened and prepared by threads, ahead of it.
+"""Batches for a model that does not wait: items are opened and prepared by threads.
 
-    threads    open, decode, resize, normalise: a few items per task, in the order of the items
+    threads    open, decode, resize, normalise, in the order of the items
     model      whole batches, in order; halved for good where one does not fit into memory
 
-Pillow, numpy and libsndfile release the interpreter while they work, so that threads use all
-cores. A few batches are held at most. An item that can't be opened raises its error when its turn
-comes: what came before it is finished.
+A model on a device of its own computes while the threads prepare the next batches. A model on the
+processor takes turns with them: its threads wait for each other in every layer, and each would
+wait far longer beside threads that decode on the same cores. Pillow, numpy and libsndfile release
+the interpreter while they work, so that threads use all cores. A few batches are held at most. An
+item that can't be opened raises its error when its turn comes: what came before it is finished.
 """
 
 import itertools
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nnnorm.encoders.images import quiet_pillow
 from nnnorm.encoders.weights import is_out_of_memory
@@ -23,8 +25,13 @@ from nnnorm.scoring import count_threads
 if TYPE_CHECKING:
     from nnnorm.encoders.encoder import Encoder, FloatArray, Modality
 
-# Few items per task keep all threads busy; a call of a model's own processor has its own cost.
+_Tasks: TypeAlias = list[Future[list[Any]]]
+_Submit: TypeAlias = Callable[[tuple[int, int], int], _Tasks]
+
+# Few items per task keep all threads busy; a task has a cost of its own.
 _PER_TASK = 4
+# Items that are prepared in one turn, and per thread: the last of a turn are waited for.
+_PER_TURN, _PER_THREAD = 128, 8
 # More threads than this wait for each other's Python.
 _MOST_THREADS = 16
 
@@ -66,26 +73,49 @@ def prepare_ahead(
         return [encoder.prepare(modality, item) for item in items[first:last]]
 
     n_threads = min(count_threads(), _MOST_THREADS)
-    ahead: deque[list[Future[list[Any]]]] = deque()
-    coming = iter(batches)
     with (
         quiet_pillow(),
         ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm-prepare") as pool,
     ):
+
+        def submit(batch: tuple[int, int], per_task: int) -> _Tasks:
+            edges = [*range(*batch, per_task), batch[1]]
+            return [pool.submit(work, *ends) for ends in itertools.pairwise(edges)]
+
+        if encoder.is_on_cpu:
+            prepared = _in_turns(submit, batches, max(_PER_TURN, _PER_THREAD * n_threads))
+        else:
+            prepared = _in_advance(submit, batches, 2 * n_threads)
         try:
-            while True:
-                # At least two batches ahead, and enough tasks that every thread has two.
-                while len(ahead) < 3 or sum(map(len, ahead)) < 2 * n_threads:
-                    batch = next(coming, None)
-                    if batch is None:
-                        break
-                    edges = [*range(*batch, _PER_TASK), batch[1]]
-                    ahead.append([pool.submit(work, *ends) for ends in itertools.pairwise(edges)])
-                if not ahead:
-                    return
-                yield [item for future in ahead.popleft() for item in future.result()]
+            for tasks in prepared:
+                yield [item for task in tasks for item in task.result()]
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _in_turns(
+    submit: _Submit, batches: Sequence[tuple[int, int]], n_items: int
+) -> Iterator[_Tasks]:
+    """Yield the tasks of each batch while none is running: so many items are prepared at once."""
+    coming = deque(batches)
+    while coming:
+        turn: list[_Tasks] = []
+        while coming and sum(map(len, turn)) < n_items:
+            turn.append(submit(coming.popleft(), 1))
+        wait([task for tasks in turn for task in tasks])
+        yield from turn
+
+
+def _in_advance(
+    submit: _Submit, batches: Sequence[tuple[int, int]], n_tasks: int
+) -> Iterator[_Tasks]:
+    """Yield the tasks of each batch, with two batches and so many tasks at least under way."""
+    ahead: deque[_Tasks] = deque()
+    for batch in batches:
+        ahead.append(submit(batch, _PER_TASK))
+        if len(ahead) >= 3 and sum(map(len, ahead)) >= n_tasks:
+            yield ahead.popleft()
+    yield from ahead
 
 
 class BatchRunner:
