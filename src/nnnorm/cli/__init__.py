@@ -8,7 +8,7 @@ order in which they are imported here.
 import sys
 
 try:
-    from nnnorm.cli import core, study, bank, corrector, encode, scan, index  # noqa: I001
+    from nnnorm.cli import core, cluster, study, bank, corrector, encode, scan, index  # noqa: I001
     from nnnorm.cli import explore, audit, reproduce
     from nnnorm.cli.app import app
 except KeyboardInterrupt:  # the imports take a second, in which no handler of the app is active

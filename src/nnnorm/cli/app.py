@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import typer
 from typer import Option
@@ -215,6 +215,43 @@ class Inputs:
     def open_references(self, path: Path, name: str = "references") -> Embeddings | Bank:
         """Open past queries, or load a bank of them."""
         return Bank.load(path) if path.suffix == ".safetensors" else self.open(path, name)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The options that spread a fit over processes or machines."""
+
+    shard: Annotated[
+        str | None,
+        Option(
+            help="Part of the work: 2/4 is the second of four processes with one output folder, "
+            "which `nnnorm merge` joins."
+        ),
+    ] = None
+    on: Annotated[Literal["ray"] | None, Option(help="Spread the work over a Ray cluster.")] = None
+    address: Annotated[
+        str | None,
+        Option(help="With --on: of the cluster; by default one is started on this machine."),
+    ] = None
+    shards: Annotated[
+        int | None,
+        Option(help="With --on: number of parts, of which the lost ones are repeated.", min=1),
+    ] = None
+    num_cpus: Annotated[float, Option(help="With --on: cores of one task.", min=0)] = 1.0
+    num_gpus: Annotated[float, Option(help="With --on: GPUs of one task.", min=0)] = 0.0
+
+    def check(self, others: Mapping[str, Any]) -> None:
+        """Raise where options do not go together."""
+        if self.on is None and (self.address or self.shards or self.num_gpus):
+            raise NNNormError("--address, --shards and --num-gpus are for --on ray; add it")
+        if self.shard is None and self.on is None:
+            return
+        if self.shard is not None and self.on is not None:
+            raise NNNormError("--shard and --on are two ways to share the work; give one of them")
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            way = "--shard" if self.on is None else "--on"
+            raise NNNormError(f"{given[0]} can't be used with {way}; fit in one process for that")
 
 
 @dataclass(frozen=True)

@@ -34,3 +34,7 @@ once and stored; the value of an item then follows from the item and the job alo
 A job may be pickled, and a worker should keep it between calls: it holds the bank, and the lists of
 approximate solvers are sorted when they are first used.
 """
+
+from nnnorm.cluster.job import Job, Worked, merge, settle
+from nnnorm.cluster.parts import Part
+from nnnorm.io import Share
