@@ -37,4 +37,5 @@ approximate solvers are sorted when they are first used.
 
 from nnnorm.cluster.job import Job, Worked, merge, settle
 from nnnorm.cluster.parts import Part
+from nnnorm.cluster.ray import fit_on_ray
 from nnnorm.io import Share
