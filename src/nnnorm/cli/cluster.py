@@ -76,8 +76,8 @@ def fit_share(
             }
         )
         return
-    done = "done" if worked.is_new else "was done already"
-    typer.echo(f"Shard {share} is {done}: rows {first:,} to {last - 1:,} in {output}")
+    done = "is done" if worked.is_new else "was done already"
+    typer.echo(f"Shard {share} {done}: rows {first:,} to {last - 1:,} in {output}")
     folder = shlex.quote(str(output))
     after = f"nnnorm merge {folder} -o bias.safetensors"
     typer.echo(

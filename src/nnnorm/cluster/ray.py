@@ -134,10 +134,11 @@ def _value_share(job: Job, share: tuple[int, int], memory_budget: int, num_cpus:
     """Value the rows of a share, on a worker."""
     threads = max(1, int(num_cpus))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    kept = _KEPT.get(job.fingerprint)
+    key = f"{job.fingerprint} {job.gallery}"
+    kept = _KEPT.get(key)
     if kept is None:
         _KEPT.clear()
-        kept = _KEPT[job.fingerprint] = job
+        kept = _KEPT[key] = job
     first, last = Share(*share).rows(kept.n_gallery)
     from threadpoolctl import threadpool_limits
 
