@@ -236,7 +236,9 @@ def learned(problem: Problem, values: Floats, features: Floats, rng: np.random.G
     teachers = np.sort(rng.permutation(len(values))[:N_TEACHERS])
     scores = Products(problem.gallery, problem.references).some_rows(teachers)
     exact = top_means(scores, K)
-    foretold, _ = approximate._predict_missed(features, teachers, exact - values[teachers], rng)
+    missed = exact - values[teachers]
+    ridge, _ = approximate._learn_missed(features[teachers], missed, rng)
+    foretold = ridge.predict(features).astype(np.float32)
     values = values + foretold
     values[teachers] = exact
     return values

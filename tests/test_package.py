@@ -23,7 +23,7 @@ HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
-HEAVY |= {"fastapi", "starlette", "uvicorn"}
+HEAVY |= {"fastapi", "starlette", "uvicorn", "ray", "fsspec"}
 HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets"}
 
 
@@ -150,12 +150,13 @@ MAY_IMPORT = {
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "bias", "ranking", "corrector"},
+    "cluster": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "methods"},
     "reproduce": {"version", "errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "explore": {"version", "errors", *ROOMS, "index", "encoders", "datasets"},
     "cli": {
         *("version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"),
-        "explore",
+        *("explore", "cluster"),
     },
     "__main__": {"cli"},
     "__init__": {"version", "errors", *ROOMS, "index", "datasets"},

@@ -718,7 +718,7 @@ class Corrector:
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
         if self.center is not None:
-            options["center"] = self.center
+            options["known"] = {"center": self.center}
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 
@@ -756,8 +756,8 @@ class Corrector:
         95
         """
         return {
-            "method": _describe(self.method),
-            "asked": _describe(self.asked),
+            "method": self.method.to_dict(),
+            "asked": self.asked.to_dict(),
             "weight": self.weight,
             "n_references": len(self.references),
             "dim": self.dim,
@@ -862,12 +862,6 @@ def _settled(name: str, params: Mapping[str, Any]) -> Method:
     names = {part.name for part in fields(kind)} - set(variant.fixed)
     method = make_method(name, **{key: params[key] for key in names if key in params})
     return make_method(name, **method.params)  # without what only an automatic choice needs
-
-
-def _describe(method: Method) -> dict[str, Any]:
-    """Name and every parameter, also those that `params` leaves out as saying nothing new."""
-    names = [part.name for part in fields(method) if part.name not in method.variant.fixed]
-    return {"name": method.name, "params": {k: getattr(method, k) for k in names} | method.params}
 
 
 # --- the bank and its bounds ---------------------------------------------------------------------

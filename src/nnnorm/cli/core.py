@@ -21,6 +21,7 @@ from nnnorm.cli.app import (
     OwnRows,
     Queries,
     References,
+    Spread,
     Weight,
     check_output,
     command,
@@ -129,6 +130,7 @@ def fit(
         int | None, Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
     ] = None,
     *,
+    spread: Spread,
     inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -150,28 +152,42 @@ def fit(
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     read = [gallery, references, gallery_references, recent]
+    spread.check({"--save-corrector": save_corrector, "--recent": recent})
+    options: Any = {
+        "gallery_references": gallery_references,
+        "duplicates": duplicates,
+        "own_rows": own_rows,
+        "solver": solver,
+        "quality": quality,
+        "memory_budget": memory_budget * 2**20,
+    }
+    if spread.shard is not None:
+        from nnnorm.cli.cluster import fit_share
+
+        options |= {"normalize": inputs.normalize, "metric": inputs.metric, "as_json": as_json}
+        fit_share(spread, chosen, gallery, inputs.open_references(references), output, options)
+        return
     check_output(output, ".safetensors", read)
     if save_corrector is not None:
         check_output(save_corrector, ".safetensors", [*read, output])
-    items = inputs.open(gallery, "gallery")
     bank = inputs.open_references(references)
-    second = inputs.open(gallery_references, "gallery_references") if gallery_references else None
-    own = inputs.open(recent, "recent") if recent else None
-    with show_progress("Scoring the gallery against the references") as progress:
-        options: Any = {
-            "gallery_references": second,
-            "duplicates": duplicates,
-            "own_rows": own_rows,
-            "solver": solver,
-            "quality": quality,
-            "memory_budget": memory_budget * 2**20,
-            "progress": progress,
-        }
-        if save_corrector is None and own is None:
-            bias = chosen.fit(items, bank, **options)
-        else:
-            corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
-            bias = _keep(corrector, save_corrector)
+    if spread.on is not None:
+        from nnnorm.cli.cluster import fit_on_cluster
+
+        options |= {"normalize": inputs.normalize, "metric": inputs.metric}
+        bias = fit_on_cluster(spread, chosen, gallery, bank, output, options)
+    else:
+        items = inputs.open(gallery, "gallery")
+        if gallery_references is not None:
+            options["gallery_references"] = inputs.open(gallery_references, "gallery_references")
+        own = inputs.open(recent, "recent") if recent else None
+        with show_progress("Scoring the gallery against the references") as progress:
+            options["progress"] = progress
+            if save_corrector is None and own is None:
+                bias = chosen.fit(items, bank, **options)
+            else:
+                corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
+                bias = _keep(corrector, save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from nnnorm.encoders.images import check_images
 from nnnorm.encoders.pipeline import BatchRunner, prepare_ahead
 from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
-from nnnorm.io import Progress, make_folder, write_whole
+from nnnorm.io import Progress, Share, make_folder, write_whole
 
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _ITEMS, _IDS = "about.json", "items.jsonl", "ids.txt"
@@ -72,30 +72,6 @@ class Encoded:
     n_missing: int = 0
     seconds: float = 0.0
     model_seconds: float = 0.0
-
-
-class Share(NamedTuple):
-    """The part of the work that this process does: share `number` of `n_shares`, from 1.
-
-    Examples
-    --------
-    >>> Share.read("2/4")
-    Share(number=2, n_shares=4)
-    >>> Share.read("0/4")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: a shard is one of 1/n to n/n, such as 2/4; got '0/4'
-    """
-
-    number: int
-    n_shares: int
-
-    @classmethod
-    def read(cls, text: str) -> "Share":
-        """Read ``"2/4"``."""
-        number, _, count = text.partition("/")
-        if number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count):
-            return cls(int(number), int(count))
-        raise NNNormError(f"a shard is one of 1/n to n/n, such as 2/4; got {text!r}")
 
 
 def encode_to_folder(

@@ -2,6 +2,8 @@
 
 arrays         arrays of any library, files and folders of shards, read as numpy arrays
 parquet        the columns of parquet files
+remote         files and folders behind a URL
+shares         shares of work among processes
 stored         matrices in one or several parts, read in float32 blocks
 ids            ids that the caller gives, checked
 embeddings     the one door for embeddings: opened and checked in one read
@@ -24,6 +26,8 @@ from nnnorm.io.embeddings import (
     check_same_norms,
     measure_rows,
     open_embeddings,
+    open_rows,
+    peek,
 )
 from nnnorm.io.files import check_regular, check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
@@ -39,6 +43,8 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
+from nnnorm.io.remote import Place, RemotePath, fetched, find_place, save_at
+from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,

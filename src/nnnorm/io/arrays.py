@@ -12,13 +12,14 @@ import zipfile
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, warn
 from nnnorm.io.files import check_regular
+from nnnorm.io.remote import Place, RemotePath, RemoteRows, fetched, find_place
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -27,6 +28,10 @@ _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
 _READ_BYTES = 2**24
+# Several parquet files of more than one part in this many of the memory are read in pieces. Packed
+# embeddings take most of the bytes of unpacked ones.
+_LARGE_SHARE = 4
+_PATTERN = re.compile(r"[*?\[]")
 # Limit, usage and statistics of the memory of a container, and what of it is cache: cgroup v2, v1.
 _GROUPS = "/sys/fs/cgroup"
 _MEMORY_GROUPS = (
@@ -70,7 +75,7 @@ class Found(NamedTuple):
     hint: str = ""
 
 
-def read_source(source: Any, name: str) -> Found:
+def read_source(source: Any, name: str, *, in_pieces: bool = False) -> Found:
     """Read an array of any library, a file, or the shards of a folder by their numbers.
 
     Parameters
@@ -78,6 +83,9 @@ def read_source(source: Any, name: str) -> Found:
     source : array, tensor, str or PathLike
     name : str
         The name of the argument, for messages.
+    in_pieces : bool
+        Whether some of the rows are enough: parquet files are then read when rows are asked for,
+        and there are no ids.
 
     Returns
     -------
@@ -94,11 +102,20 @@ def read_source(source: Any, name: str) -> Found:
     if not isinstance(source, (str, os.PathLike)):
         array = _read_array(source, name)
         return Found([array], name, hint=_advise(source, array))
-    path = Path(source)
+    path = find_place(source)
     full = f"{name} ({path})"
-    read = [_read_file(file, full) for file in _list_files(path, full)]
+    files = list_files(path, full)
+    in_memory = not in_pieces and _fits(files)
+    read = [_read_file(file, full, in_memory, not in_pieces) for file in files]
     ids = _join_ids([ids for _, ids in read], full)
     return Found([part for part, _ in read], full, str(path), ids)
+
+
+def _fits(files: Sequence[Place]) -> bool:
+    """Whether parquet files may be held in memory; those that are too large are read in pieces."""
+    there = _available_memory()
+    sizes = [path.stat().st_size for path in files if isinstance(path, Path)]
+    return len(files) < 2 or there is None or sum(sizes) < there // _LARGE_SHARE
 
 
 def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
@@ -151,12 +168,24 @@ def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
     return np.concatenate(ids) if ids else None
 
 
-def _list_files(path: Path, name: str) -> list[Path]:
-    check_regular(path, name)
+def list_files(path: Place, name: str) -> list[Place]:
+    """The files that a path stands for: itself, the shards of a folder, or those of a pattern.
+
+    Examples
+    --------
+    >>> list_files(Path("nowhere-*.npy"), "gallery")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: gallery: no file matches the pattern; check the path
+    """
+    if isinstance(path, Path):
+        check_regular(path, name)
     try:
-        is_folder = stat.S_ISDIR(path.stat().st_mode)
-        files = find_shards(path, name) if is_folder else [path]
+        is_folder = _is_folder(path)
+        # A remote folder has what is needed of a path here.
+        files: list[Place] = [*find_shards(cast(Path, path), name)] if is_folder else [path]
     except FileNotFoundError:
+        if _PATTERN.search(path.name):
+            return _match_files(path, name)
         raise NNNormError(f"{name}: there is no such file; check the path") from None
     except NNNormError:
         raise
@@ -177,7 +206,36 @@ def _list_files(path: Path, name: str) -> list[Path]:
     return files
 
 
-def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
+def _is_folder(path: Place) -> bool:
+    if isinstance(path, Path):
+        return stat.S_ISDIR(path.stat().st_mode)
+    if not path.exists():
+        raise FileNotFoundError
+    return path.is_dir()
+
+
+def _match_files(path: Place, name: str) -> list[Place]:
+    """The files that match a pattern, by their numbers if all have one, else by their names."""
+    try:
+        found = path.parent.glob(path.name) if isinstance(path, Path) else path.glob()
+        files = sorted((one for one in found if one.suffix in _SUFFIXES), key=lambda one: one.name)
+    except (OSError, ValueError) as error:
+        raise NNNormError(f"{name}: can't be opened ({first_line(error)}); check the path") from (
+            error
+        )
+    if not files:
+        raise NNNormError(f"{name}: no file matches the pattern; check the path")
+    numbers = [re.search(r"(\d+)$", one.stem) for one in files]
+    if all(numbers):
+        files.sort(key=lambda one: int(re.search(r"(\d+)$", one.stem)[1]))  # type: ignore[index]
+    return files
+
+
+def _read_file(
+    path: Place, name: str, in_memory: bool, with_ids: bool
+) -> tuple[npt.NDArray[Any], Ids | str | None]:
+    if isinstance(path, RemotePath):
+        return _read_remote(path, name, with_ids)
     check_regular(path, f"{name}: {path}")
     if path.is_dir():
         raise NNNormError(f"{name}: {path} is a folder; expected a file")
@@ -200,7 +258,26 @@ def _read_file(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | Non
         ) from error
     from nnnorm.io.parquet import read_embedding_column
 
-    return read_embedding_column(path, name)
+    return read_embedding_column(path, name) if in_memory else _read_parquet(path, name, with_ids)
+
+
+def _read_parquet(
+    path: Place, name: str, with_ids: bool
+) -> tuple[npt.NDArray[Any], Ids | str | None]:
+    from nnnorm.io.parquet import ParquetRows, read_id_column
+
+    return cast(Any, ParquetRows(path, name)), read_id_column(path, name) if with_ids else None
+
+
+def _read_remote(
+    path: RemotePath, name: str, with_ids: bool
+) -> tuple[npt.NDArray[Any], Ids | str | None]:
+    if path.suffix == ".npy":
+        return cast(Any, RemoteRows(path, name)), None
+    if path.suffix == ".parquet":
+        return _read_parquet(path, name, with_ids)
+    with fetched(path) as copy:
+        return _read_npz(copy, name), None
 
 
 def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
@@ -387,4 +464,4 @@ def _numbered_files(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[int, 
         match = re.search(r"(\d+)$", path.stem)
         if path.suffix in suffixes and match:
             files.append((int(match.group(1)), path))
-    return sorted(files)
+    return sorted(files, key=lambda found: (found[0], found[1].name))

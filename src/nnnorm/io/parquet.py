@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io.arrays import Ids, check_memory
+from nnnorm.io.remote import Place
 
 _COLUMN, _IDS = "embedding", "id"
 # 8 MB of embeddings of 512 dimensions in float16.
@@ -47,6 +48,78 @@ def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids 
     with _open_parquet(path, name) as (pyarrow, file):
         _check_size(file, (_COLUMN, _IDS), name)
         return _read_column(pyarrow, file, name), _read_ids(pyarrow, file)
+
+
+def read_id_column(path: Place, name: str) -> Ids | str | None:
+    """Read the column `id` of a parquet file, as `read_embedding_column` does.
+
+    Examples
+    --------
+    >>> read_id_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
+    array([17, 4, ...])
+    """
+    with _open_parquet(path, name) as (pyarrow, file):
+        _check_size(file, (_IDS,), name)
+        return _read_ids(pyarrow, file)
+
+
+class ParquetRows:
+    """Rows of the column `embedding` of a parquet file, read by row groups when asked for.
+
+    Parameters
+    ----------
+    path : Path or RemotePath
+    name : str
+        The name in messages.
+    first, last : int, optional
+        The rows; by default all.
+    """
+
+    ndim = 2
+
+    def __init__(self, path: Place, name: str, first: int = 0, last: int | None = None) -> None:
+        self._path, self._name = path, name
+        with _open_parquet(path, name) as (pyarrow, file):
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            self._starts = np.cumsum([0, *(group.num_rows for group in groups)])
+            batches = _embedding_batches(pyarrow, file, _COLUMN, name, n_rows=1)
+            _, some = next(batches, (None, np.empty((0, 0), dtype=np.float32)))
+        self.dtype = some.dtype
+        self._first = first
+        self.shape = (int(self._starts[-1]) if last is None else last) - first, some.shape[1]
+        self._held: tuple[int, npt.NDArray[Any]] | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def section(self, start: int, stop: int) -> "ParquetRows":
+        """Some consecutive rows, not yet read."""
+        return ParquetRows(self._path, self._name, self._first + start, self._first + stop)
+
+    def __getitem__(self, rows: Any) -> npt.NDArray[Any]:
+        wanted = np.arange(len(self))[rows] + self._first
+        found = np.empty((len(wanted), self.shape[1]), dtype=self.dtype)
+        groups = np.searchsorted(self._starts, wanted, "right") - 1
+        for group in np.unique(groups):
+            here = np.flatnonzero(groups == group)
+            found[here] = self._read_group(int(group))[wanted[here] - self._starts[group]]
+        return found
+
+    def _read_group(self, number: int) -> npt.NDArray[Any]:
+        held = self._held  # one at a time: rows are read in order
+        if held is not None and held[0] == number:
+            return held[1]
+        with _open_parquet(self._path, self._name) as (pyarrow, file):
+            check_memory(_announced(file.metadata.row_group(number), (_COLUMN,)), self._name)
+            batches = _embedding_batches(pyarrow, file, _COLUMN, self._name, row_groups=[number])
+            rows = np.concatenate([some for _, some in batches])
+        if rows.shape[1] != self.shape[1]:
+            raise NNNormError(
+                f"{self._name}: all rows of {_COLUMN!r} must share dim; got {self.shape[1]} and "
+                f"{rows.shape[1]}"
+            )
+        self._held = number, rows
+        return rows
 
 
 def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
@@ -131,11 +204,12 @@ def _as_values(pyarrow: Any, column: Any) -> Any:
 
 
 @contextmanager
-def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
+def _open_parquet(path: Place, name: str) -> Iterator[tuple[Any, Any]]:
     pyarrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
     try:
-        with parquet.ParquetFile(path, pre_buffer=False) as file:  # not all of it at once
+        source = path if isinstance(path, Path) else path.open()
+        with parquet.ParquetFile(source, pre_buffer=False) as file:  # not all of it at once
             yield pyarrow, file
     except NNNormError:
         raise
@@ -178,7 +252,14 @@ def _read_column(pyarrow: Any, file: Any, name: str) -> npt.NDArray[Any]:
 
 
 def _embedding_batches(
-    pyarrow: Any, file: Any, column: str, name: str, others: Sequence[str] = ()
+    pyarrow: Any,
+    file: Any,
+    column: str,
+    name: str,
+    others: Sequence[str] = (),
+    *,
+    n_rows: int = _BATCH_ROWS,
+    row_groups: Sequence[int] | None = None,
 ) -> Iterator[tuple[Any, npt.NDArray[Any]]]:
     """Batches with a column of embeddings and some others, and the embeddings of each."""
     schema = file.schema_arrow
@@ -195,7 +276,7 @@ def _embedding_batches(
     ):
         raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
     start, dim = 0, None
-    for batch in file.iter_batches(_BATCH_ROWS, columns=[column, *others]):
+    for batch in file.iter_batches(n_rows, row_groups=row_groups, columns=[column, *others]):
         found = batch.column(column)
         if not len(found):
             continue

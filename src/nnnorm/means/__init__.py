@@ -24,5 +24,12 @@ torch, faiss     means computed by those libraries
 """
 
 from nnnorm.means.approximate import choose_quality
-from nnnorm.means.dispatch import Solver, check_solver, means_by
+from nnnorm.means.dispatch import (
+    Learnt,
+    Solver,
+    check_solver,
+    learn_means,
+    means_by,
+    restore_means,
+)
 from nnnorm.means.faiss import build_ivf, ivf_means

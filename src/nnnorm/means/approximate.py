@@ -14,7 +14,7 @@ remains.
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -108,42 +108,196 @@ def approximate_means(
     >>> estimate.values.shape, 0 < estimate.error < 0.2
     ((2000,), True)
     """
-    n_gallery, n_references = len(gallery), len(references)
+    products = Products(gallery, references, memory_budget=memory_budget)
+    model = learn_lists(products, k, quality=quality, seed=seed, memory_budget=memory_budget)
+    if model is None:
+        exact = top_means(products, k, memory_budget=memory_budget, progress=progress)
+        return Estimate(exact, 0.0, len(gallery))
+    return model.estimate(products, first_row=0, memory_budget=memory_budget, progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class ListModel:
+    """Inverted lists of a bank, and the regression that corrects what they miss.
+
+    Both are learnt from a sample of a gallery. The estimate of an item then follows from the item
+    alone, so that a gallery may be valued in parts.
+
+    Attributes
+    ----------
+    lists : InvertedLists
+    directions : ndarray, shape (dim, width), or None
+        Onto which items and references are projected.
+    k, quality : int
+    ridge : Ridge
+        Predicts what is missed from what is found.
+    training : ndarray, shape (n_training,)
+        Rows of the gallery that were learnt from; they keep their exact means.
+    exact : ndarray, shape (n_training,), float32
+        The exact means of these rows.
+    error : float
+        As in `Estimate`.
+    """
+
+    lists: InvertedLists
+    directions: FloatArray | None
+    k: int
+    quality: int
+    ridge: "Ridge"
+    training: IntArray
+    exact: FloatArray
+    error: float
+
+    def estimate(
+        self,
+        products: Products,
+        *,
+        first_row: int | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> Estimate:
+        """Estimate m_k of some items.
+
+        Parameters
+        ----------
+        products : Products, shape (n_items, n_references)
+        first_row : int, optional
+            Row number in the gallery of the first item, if they are consecutive rows of it.
+        memory_budget : int
+        progress : callable, optional
+        """
+        found = _probe(
+            products.rows,
+            self.directions,
+            self.lists,
+            self.k,
+            self.quality,
+            memory_budget,
+            progress,
+        )
+        values = found.means + self.ridge.predict(found.features).astype(np.float32)
+        # Items with fewer than k candidates are computed exactly.
+        short = np.flatnonzero(found.n_candidates < self.k)
+        if len(short):
+            values[short] = top_means(
+                products.some_rows(short), self.k, memory_budget=memory_budget
+            )
+        n_exact = len(short)
+        if first_row is not None:
+            places = self.training - first_row
+            is_here = (places >= 0) & (places < len(values))
+            values[places[is_here]] = self.exact[is_here]
+            n_exact += int(is_here.sum())
+        return Estimate(values, self.error, n_exact)
+
+    def means(self, products: Products, **options: Any) -> FloatArray:
+        """Estimate m_k of some items, as `estimate` does."""
+        return self.estimate(products, **options).values
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything but the bank, as arrays; `from_arrays` reads them."""
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "order": self.lists.order,
+            "edges": np.array(self.lists.edges, dtype=np.int64),
+            "numbers": np.array([self.k, self.quality], dtype=np.int64),
+            "ridge": np.stack([self.ridge.centre, self.ridge.slopes]),
+            "training": self.training,
+            "exact": self.exact,
+            "floats": np.array([self.ridge.intercept, self.error]),
+        }
+        return arrays if self.directions is None else arrays | {"directions": self.directions}
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        references: Embeddings,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    ) -> "ListModel":
+        """Read what `to_arrays` gave; the bank must be the same."""
+        directions = arrays.get("directions")
+        edges = [(int(first), int(last)) for first, last in arrays["edges"]]
+        rows = _ProjectedBank(references, directions)
+        lists = InvertedLists.restore(
+            rows.embeddings, arrays["order"], edges, memory_budget, rows.held_bytes
+        )
+        k, quality = (int(number) for number in arrays["numbers"])
+        intercept, error = (float(number) for number in arrays["floats"])
+        ridge = Ridge(arrays["ridge"][0], arrays["ridge"][1], intercept)
+        return cls(lists, directions, k, quality, ridge, arrays["training"], arrays["exact"], error)
+
+
+def learn_lists(
+    products: Products,
+    k: int,
+    *,
+    quality: int | None = None,
+    seed: int = 0,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> ListModel | None:
+    """Learn lists and regression from a bank and a sample of the gallery.
+
+    Parameters
+    ----------
+    products : Products, shape (n_gallery, n_references)
+    k, quality, seed, memory_budget
+        As in `approximate_means`.
+
+    Returns
+    -------
+    ListModel or None
+        None if the bank is so small, or the items have so few candidates, that exact means are
+        preferable.
+
+    Examples
+    --------
+    >>> from nnnorm.io import open_embeddings
+    >>> rng = np.random.default_rng(0)
+    >>> rows = lambda n: open_embeddings(rng.normal(size=(n, 16)).astype(np.float32))
+    >>> model = learn_lists(Products(rows(2000), rows(20_000)), 64, quality=32)
+    >>> model.k, len(model.training)
+    (64, 500)
+    """
+    n_gallery, n_references = products.shape
     quality = choose_quality(n_gallery) if quality is None else quality
     if not isinstance(quality, int) or quality < 1:
         raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
-    products = Products(gallery, references, memory_budget=memory_budget)
     if not _is_worth_lists(n_gallery, n_references, k, quality):
-        exact = top_means(products, k, memory_budget=memory_budget, progress=progress)
-        return Estimate(exact, 0.0, n_gallery)
+        return None
     rng = np.random.default_rng(seed)
     n_lists = _count_lists(n_gallery, n_references, quality)
     directions = None
-    if n_gallery * n_lists * gallery.dim > _WORTH_PROJECTING:
+    if n_gallery * n_lists * products.rows.dim > _WORTH_PROJECTING:
         directions = _find_projection(products, k, quality, seed, memory_budget)
-    if directions is None:
-        bank = InvertedLists(references, n_lists, rng, memory_budget)
-    else:
-        held_bytes = 4 * n_references * directions.shape[1]
-        projected = project(references, directions)
-        bank = InvertedLists(projected, n_lists, rng, memory_budget, held_bytes)
-        del projected  # the lists hold a sorted copy
-    found = _probe(gallery, directions, bank, k, quality, memory_budget, progress)
-    # Items with fewer than k candidates are computed exactly and not trained on.
-    is_short = found.n_candidates < k
-    complete = np.flatnonzero(~is_short)
-    if len(complete) < n_gallery // 2:
-        return Estimate(top_means(products, k, memory_budget=memory_budget), 0.0, n_gallery)
-    training = np.sort(rng.permutation(complete)[: min(_N_TRAINING, n_gallery // 4)])
-    exact_rows = np.union1d(training, np.flatnonzero(is_short))
-    exact = top_means(products.some_rows(exact_rows), k, memory_budget=memory_budget)
-    missed = exact[np.searchsorted(exact_rows, training)] - found.means[training]
-    predicted, error = _predict_missed(found.features, training, missed, rng)
-    values = found.means + predicted
-    values[exact_rows] = exact
+    bank = _ProjectedBank(products.columns, directions)
+    lists = InvertedLists(bank.embeddings, n_lists, rng, memory_budget, bank.held_bytes)
+    del bank  # the lists hold a sorted copy
+    n_training = min(_N_TRAINING, n_gallery // 4)
+    some = rng.permutation(n_gallery)[: 2 * n_training]
+    found = _probe(products.rows.subset(some), directions, lists, k, quality, memory_budget, None)
+    # Items with fewer than k candidates are not trained on.
+    complete = np.flatnonzero(found.n_candidates >= k)
+    if len(complete) < n_training:
+        return None
+    chosen = complete[:n_training]
+    chosen = chosen[np.argsort(some[chosen])]
+    training = some[chosen]
+    exact = top_means(products.some_rows(training), k, memory_budget=memory_budget)
+    missed = exact - found.means[chosen]
+    ridge, error = _learn_missed(found.features[chosen], missed, rng)
     spread = float(exact.std())
     error = error / spread if spread else 0.0
-    return Estimate(values, error, len(exact_rows))
+    return ListModel(lists, directions, k, quality, ridge, training, exact, error)
+
+
+class _ProjectedBank:
+    """The references as the lists hold them, and the bytes that a projection of them takes."""
+
+    def __init__(self, references: Embeddings, directions: FloatArray | None) -> None:
+        self.embeddings, self.held_bytes = references, 0
+        if directions is not None:
+            self.embeddings = project(references, directions)
+            self.held_bytes = 4 * len(references) * directions.shape[1]
 
 
 def choose_quality(n_gallery: int) -> int:
@@ -352,23 +506,39 @@ def _rank_edges(k: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def _predict_missed(
-    features: FloatArray, training: IntArray, missed: FloatArray, rng: np.random.Generator
-) -> tuple[FloatArray, float]:
-    """Predict what every item's mean misses; also return the cross-validated error."""
-    known = features[training].astype(np.float64)
-    folds = rng.permutation(len(training)) % 8
-    errors = np.empty(len(training))
+def _learn_missed(
+    features: FloatArray, missed: FloatArray, rng: np.random.Generator
+) -> tuple["Ridge", float]:
+    """Learn to predict what an item's mean misses; also return the cross-validated error."""
+    known = features.astype(np.float64)
+    folds = rng.permutation(len(known)) % 8
+    errors = np.empty(len(known))
     for fold in range(8):
         held_out = folds == fold
-        predict = _fit_ridge(known[~held_out], missed[~held_out])
-        errors[held_out] = missed[held_out] - predict(known[held_out])
-    return _fit_ridge(known, missed)(features).astype(np.float32), float(errors.std())
+        ridge = _fit_ridge(known[~held_out], missed[~held_out])
+        errors[held_out] = missed[held_out] - ridge.predict(known[held_out])
+    return _fit_ridge(known, missed), float(errors.std())
 
 
-def _fit_ridge(
-    features: npt.NDArray[np.float64], target: npt.NDArray[Any]
-) -> Callable[[npt.NDArray[Any]], npt.NDArray[np.float64]]:
+class Ridge(NamedTuple):
+    """A ridge regression: ``(features − centre) · slopes + intercept``.
+
+    Attributes
+    ----------
+    centre, slopes : ndarray, shape (n_features,), float64
+    intercept : float
+    """
+
+    centre: npt.NDArray[np.float64]
+    slopes: npt.NDArray[np.float64]
+    intercept: float
+
+    def predict(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Predict the target of every row of features."""
+        return np.asarray((features - self.centre) @ self.slopes + self.intercept)
+
+
+def _fit_ridge(features: npt.NDArray[np.float64], target: npt.NDArray[Any]) -> Ridge:
     """Fit a ridge regression that ignores constant features."""
     centre, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 1e-9 * (1 + np.abs(centre)), scale, np.inf)
@@ -377,8 +547,4 @@ def _fit_ridge(
     gram = standardized.T @ standardized
     gram += _RIDGE * len(standardized) * np.eye(standardized.shape[1])
     slopes = np.linalg.solve(gram, standardized.T @ (target - intercept)) / scale
-
-    def predict(rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        return np.asarray((rows - centre) @ slopes + intercept)
-
-    return predict
+    return Ridge(centre, slopes, intercept)

@@ -8,24 +8,26 @@
     approximate   close     inverted lists and a regression, for banks of 100,000 and more
     faiss-ivf     close     Faiss's inverted lists, as in the paper
 
-A solver that is not exact reports its error, measured on a sample of the gallery, in the parameters
-of the bias.
+A solver that is not exact learns from the bank and a sample of the gallery (`learn_means`), and
+reports its error, measured on such a sample, in the parameters of the bias. What was learnt values
+any part of the gallery.
 """
 
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, NNNormWarning
-from nnnorm.io import Done, Progress
+from nnnorm.io import Done, Embeddings, Progress
 from nnnorm.means.approximate import (
-    approximate_means,
+    ListModel,
     choose_quality,
     expected_cost,
+    learn_lists,
     residual,
 )
 from nnnorm.means.exact import remaining_means
@@ -73,6 +75,8 @@ def means_by(
     k: int,
     *,
     quality: int | None = None,
+    learnt: "Learnt | None" = None,
+    first_row: int | None = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> tuple[FloatArray, Mapping[str, Any]]:
@@ -88,6 +92,10 @@ def means_by(
     quality : int, optional
         Number of inverted lists to probe per item, for the solvers that are not exact. The default
         depends on the size of the gallery, see `choose_quality`.
+    learnt : Learnt, optional
+        What `learn_means` gave for the whole gallery, where these rows are a part of it.
+    first_row : int, optional
+        Number of the first row in that gallery; None where they are other rows.
     memory_budget : int
         Bytes beyond the inputs and the result.
     progress : callable, optional
@@ -125,16 +133,124 @@ def means_by(
         if solver not in ("cuda", "mps"):  # "approximate" runs on the processor, at another rate
             options["progress"] = _announce_long_work(progress, scores, k)
         return _exact_means(solver, scores, k, **options), {}
-    quality = choose_quality(scores.shape[0]) if quality is None else quality
-    if solver == "approximate":
-        found = approximate_means(scores.rows, scores.columns, k, quality=quality, **options)
-        values, error = found.values, found.error
-    else:
-        from nnnorm.means.faiss import ivf_means
+    if learnt is None:
+        learnt = _learn(solver, scores, k, quality, memory_budget)
+    if learnt.model is None:
+        return top_means(scores, k, **options), learnt.about
+    return learnt.model.means(scores, first_row=first_row, **options), learnt.about
 
-        values = ivf_means(scores.rows, scores.columns, k, quality=quality, **options)
-        error = _error_on_a_sample(values, scores, k, memory_budget)
-    return values, {"solver": solver, "quality": quality, "error": error}
+
+class Model(Protocol):
+    """What a solver learnt from a bank and a sample of the gallery; values any items."""
+
+    def means(
+        self,
+        products: Products,
+        *,
+        first_row: int | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> FloatArray:
+        """Compute the means of some items."""
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Everything but the bank, as arrays."""
+
+
+class Learnt(NamedTuple):
+    """What a solver that is not exact learnt of a bank and a gallery.
+
+    Attributes
+    ----------
+    about : dict
+        Parameters for the bias: the solver, its quality and its error.
+    model : Model or None
+        None where exact means are preferable.
+    """
+
+    about: Mapping[str, Any]
+    model: Model | None
+
+
+def learn_means(
+    solver: Solver,
+    scores: Scores,
+    k: int,
+    *,
+    quality: int | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> Learnt | None:
+    """Learn what a solver that is not exact needs of the whole gallery; None for exact solvers.
+
+    Parameters
+    ----------
+    solver, scores, k, quality, memory_budget
+        As in `means_by`.
+
+    Returns
+    -------
+    Learnt or None
+
+    Examples
+    --------
+    >>> from nnnorm.io import open_embeddings
+    >>> rows = open_embeddings(np.eye(3))
+    >>> learn_means("exact", Products(rows, rows), 2) is None
+    True
+    """
+    check_solver(solver, quality)
+    if solver not in _INEXACT or not isinstance(scores, Products):
+        return None
+    return _learn(solver, scores, k, quality, memory_budget)
+
+
+def _learn(
+    solver: Solver, scores: Products, k: int, quality: int | None, memory_budget: int
+) -> Learnt:
+    quality = choose_quality(scores.shape[0]) if quality is None else quality
+    model: Any
+    if solver == "approximate":
+        model = learn_lists(scores, k, quality=quality, memory_budget=memory_budget)
+        error = 0.0 if model is None else model.error
+    else:
+        from nnnorm.means.faiss import IVFModel
+
+        model = IVFModel.learn(scores.columns, k, quality)
+        error = _error_on_a_sample(model, scores, k, memory_budget)
+    return Learnt({"solver": solver, "quality": quality, "error": error}, model)
+
+
+def restore_means(
+    about: Mapping[str, Any],
+    arrays: Mapping[str, npt.NDArray[Any]],
+    references: Embeddings,
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> Learnt:
+    """Make `Learnt` again from its `about` and the arrays of its model.
+
+    Parameters
+    ----------
+    about : mapping
+    arrays : mapping
+        Empty where there was no model.
+    references : Embeddings, shape (n_references, dim)
+        The bank that was learnt from.
+    memory_budget : int
+
+    Examples
+    --------
+    >>> from nnnorm.io import open_embeddings
+    >>> restore_means({"solver": "approximate"}, {}, open_embeddings(np.eye(3))).model is None
+    True
+    """
+    if not arrays:
+        return Learnt(about, None)
+    if about["solver"] == "approximate":
+        return Learnt(about, ListModel.from_arrays(arrays, references, memory_budget))
+    from nnnorm.means.faiss import IVFModel
+
+    return Learnt(about, IVFModel.from_arrays(arrays))
 
 
 def _exact_means(solver: Solver, scores: Products, k: int, **options: Any) -> FloatArray:
@@ -182,11 +298,12 @@ def _auto_means(
     return means
 
 
-def _error_on_a_sample(values: FloatArray, scores: Scores, k: int, memory_budget: int) -> float:
+def _error_on_a_sample(model: Model, scores: Products, k: int, memory_budget: int) -> float:
     n_items = scores.shape[0]
     some = np.linspace(0, n_items - 1, min(n_items, _N_CHECKED)).astype(np.int64)
-    exact = top_means(scores.some_rows(some), k, memory_budget=memory_budget)
-    return residual(values[some], exact)
+    sample = scores.some_rows(some)
+    exact = top_means(sample, k, memory_budget=memory_budget)
+    return residual(model.means(sample, memory_budget=memory_budget), exact)
 
 
 def _announce_long_work(

@@ -1,5 +1,7 @@
 """m_k by Faiss's inverted lists, as in the paper."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -97,3 +99,55 @@ def ivf_means(
         short = np.flatnonzero(is_short)
         means[short] = top_means(scores.some_rows(short), k, memory_budget=memory_budget)
     return means
+
+
+@dataclass(frozen=True, eq=False)
+class IVFModel:
+    """A Faiss index of a bank, for `dispatch.py`.
+
+    Attributes
+    ----------
+    index : faiss.IndexIVFFlat
+    k, quality : int
+    """
+
+    index: Any
+    k: int
+    quality: int
+
+    @classmethod
+    def learn(cls, references: Embeddings, k: int, quality: int) -> "IVFModel":
+        """Build the index of a bank."""
+        return cls(build_ivf(references), k, quality)
+
+    def means(
+        self,
+        products: Products,
+        *,
+        first_row: int | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> FloatArray:
+        """Compute the means of some items by the index."""
+        return ivf_means(
+            products.rows,
+            products.columns,
+            self.k,
+            quality=self.quality,
+            index=self.index,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The index with its bank, as arrays; `from_arrays` reads them."""
+        faiss = require("faiss", extra="faiss")
+        numbers = np.array([self.k, self.quality], dtype=np.int64)
+        return {"index": faiss.serialize_index(self.index), "numbers": numbers}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> "IVFModel":
+        """Read what `to_arrays` gave."""
+        faiss = require("faiss", extra="faiss")
+        k, quality = (int(number) for number in arrays["numbers"])
+        return cls(faiss.deserialize_index(arrays["index"]), k, quality)

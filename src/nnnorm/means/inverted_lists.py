@@ -1,6 +1,7 @@
 """Inverted lists: references clustered by k-means, for `approximate.py` to probe."""
 
 import itertools
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -50,15 +51,41 @@ class InvertedLists:
         sample = references.take(some)
         centroids = _cluster(sample, n_lists, rng, memory_budget)
         nearest = _nearest(references, centroids, memory_budget)
-        self.order = np.argsort(nearest, kind="stable")
-        self.longest = -(-2 * n // n_lists)
-        starts = np.searchsorted(nearest[self.order], np.arange(n_lists + 1))
-        self.edges = [
-            (first, min(first + self.longest, last))
+        order = np.argsort(nearest, kind="stable")
+        longest = -(-2 * n // n_lists)
+        starts = np.searchsorted(nearest[order], np.arange(n_lists + 1))
+        edges = [
+            (first, min(first + longest, last))
             for start, last in itertools.pairwise(starts)
-            for first in range(int(start), int(last), self.longest)
+            for first in range(int(start), int(last), longest)
         ]
-        n_bytes = 4 * n * references.dim
+        self._hold(references, order, edges, memory_budget, held_bytes)
+
+    @classmethod
+    def restore(
+        cls,
+        references: Embeddings,
+        order: IntArray,
+        edges: Iterable[tuple[int, int]],
+        memory_budget: int,
+        held_bytes: int = 0,
+    ) -> "InvertedLists":
+        """Make the lists again from the same references and their `order` and `edges`."""
+        lists = object.__new__(cls)
+        lists._hold(references, order, list(edges), memory_budget, held_bytes)
+        return lists
+
+    def _hold(
+        self,
+        references: Embeddings,
+        order: IntArray,
+        edges: list[tuple[int, int]],
+        memory_budget: int,
+        held_bytes: int,
+    ) -> None:
+        self.order, self.edges = order, edges
+        self.longest = max(last - first for first, last in edges)
+        n_bytes = 4 * len(order) * references.dim
         fits = n_bytes <= memory_budget // 2 and n_bytes + held_bytes <= memory_budget * 3 // 4
         self._references = None if fits else references
         self._sorted = np.empty((0, references.dim), dtype=np.float32)

@@ -22,7 +22,7 @@ of a score.
 """
 
 from nnnorm.methods.automatic import RuleName, is_narrow
-from nnnorm.methods.base import Factor, Grid, Method, Variant
+from nnnorm.methods.base import Factor, Grid, Method, Variant, warn_of_narrow_bank
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
 from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, multiply_factors, published_product

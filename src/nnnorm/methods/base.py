@@ -6,7 +6,7 @@ the default grid, which banks it uses, its gates. `fit`, the grids of `study` an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
@@ -19,7 +19,7 @@ from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.means import Solver, check_solver
+from nnnorm.means import Solver, check_solver, restore_means
 from nnnorm.methods.automatic import is_narrow
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.roles import check_roles
@@ -115,6 +115,11 @@ class Method(ABC):
             for part, value in given
             if part.name not in self.variant.fixed
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Name and every parameter, also those that `params` leaves out as saying nothing new."""
+        names = [part.name for part in fields(self) if part.name not in self.variant.fixed]
+        return {"name": self.name, "params": {k: getattr(self, k) for k in names} | self.params}
 
     @property
     def weight(self) -> float:
@@ -261,6 +266,37 @@ class Method(ABC):
         >>> bias.values.round(2).tolist(), bias.params["n_intents"]
         ([0.4, 0.8], 2)
         """
+        statistics = self.open(
+            gallery,
+            references,
+            gallery_references=gallery_references,
+            duplicates=duplicates,
+            own_rows=own_rows,
+            solver=solver,
+            quality=quality,
+            normalize=normalize,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        bias = self.make_bias(statistics)
+        warn_of_narrow_bank(bias.params, len(bias))
+        return bias
+
+    def open(
+        self,
+        gallery: Source,
+        references: Source | Bank,
+        *,
+        gallery_references: Source | None = None,
+        duplicates: Duplicates = "drop",
+        own_rows: bool = False,
+        solver: Solver = "auto",
+        quality: int | None = None,
+        normalize: bool | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> Statistics:
+        """Open and check the inputs of `fit`, which the arguments are those of."""
         check_solver(solver, quality)
         if solver not in ("auto", "exact") and not self.uses_means:
             raise NNNormError(
@@ -279,7 +315,7 @@ class Method(ABC):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
         check_roles(items, past, own_rows=own_rows)
-        statistics = Statistics.of_embeddings(
+        return Statistics.of_embeddings(
             items,
             use_references(references, past, duplicates, progress),
             bank,
@@ -288,9 +324,6 @@ class Method(ABC):
             memory_budget=memory_budget,
             progress=progress,
         )
-        bias = self.make_bias(statistics)
-        _warn_of_narrow_bank(bias)
-        return bias
 
     @explain_arguments
     def fit_scores(
@@ -347,22 +380,85 @@ class Method(ABC):
         [0.375]
         """
         settled, chosen = self.settle(statistics)
-        values = settled.values(statistics)
-        about = statistics.about if self.uses_means else {}
+        values = np.asarray(settled.values(statistics), dtype=np.float32)
+        facts = settled.facts(statistics, chosen, statistics.about if self.uses_means else {})
+        return Bias(values=values, gates=settled.gates(statistics), **facts)
+
+    def facts(
+        self, statistics: Statistics, chosen: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """All of a bias but its numbers.
+
+        Parameters
+        ----------
+        statistics : Statistics
+        chosen : mapping
+            What `settle` returned beside this method.
+        about : mapping
+            What the solver reports about m_k.
+        """
         prints = dict(statistics.fingerprints)
         if self.gallery_bank == "refused":
             prints.pop("gallery_references", None)
-        return Bias(
-            values=np.asarray(values, dtype=np.float32),
-            weight=settled.weight,
-            method=self.name,
-            params={**settled.params, **chosen, **about, **statistics.counted},
-            gates=settled.gates(statistics),
-            n_references=statistics.n_given or statistics.n_references,
-            dim=statistics.dim,
-            fingerprints=prints,
-            reference_norms=statistics.reference_norms,
-        )
+        return {
+            "weight": self.weight,
+            "method": self.name,
+            "params": {**self.params, **chosen, **about, **statistics.counted},
+            "n_references": statistics.n_given or statistics.n_references,
+            "dim": statistics.dim,
+            "fingerprints": prints,
+            "reference_norms": statistics.reference_norms,
+        }
+
+    # --- a gallery in parts ------------------------------------------------------------------
+
+    def learn(self, statistics: Statistics) -> tuple[dict[str, FloatArray], dict[str, Any]]:
+        """What the values of single items need of the whole gallery, as arrays and JSON.
+
+        Examples
+        --------
+        >>> from nnnorm import CSLS
+        >>> from nnnorm.io import open_matrix
+        >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25]], name="scores"))
+        >>> CSLS(reference_k=2).learn(statistics)
+        ({}, {})
+        """
+        arrays: dict[str, FloatArray] = {}
+        if self.needs.is_centred:
+            arrays["center"] = statistics.center
+        if not self.uses_means:
+            return arrays, {}
+        k, is_centred = self._means
+        learnt = statistics.learn_means(k, is_centred=is_centred)
+        if learnt is None:
+            return arrays, {}
+        found = {} if learnt.model is None else learnt.model.to_arrays()
+        return arrays | {f"means.{name}": one for name, one in found.items()}, dict(learnt.about)
+
+    def recall(
+        self, arrays: Mapping[str, FloatArray], about: Mapping[str, Any], references: Embeddings
+    ) -> dict[Hashable, Any]:
+        """What `learn` found, as the `known` of the `Statistics` of single items.
+
+        Parameters
+        ----------
+        arrays, about : mapping
+            What `learn` returned.
+        references : Embeddings, shape (n_references, dim)
+            The bank that it was learnt from.
+        """
+        known: dict[Hashable, Any] = {name: arrays[name] for name in ("center",) if name in arrays}
+        if about:
+            prefix = "means."
+            found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+            k, is_centred = self._means
+            known["learnt", k, is_centred] = restore_means(about, found, references)
+        return known
+
+    @property
+    def _means(self) -> tuple[int, bool]:
+        """The k of m_k, and whether the items are centred."""
+        return int(self.needs.reference_k or 0), self.needs.is_centred
 
     def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
         """Raise where a gallery bank is missing, or is given to a method that uses none."""
@@ -375,10 +471,21 @@ class Method(ABC):
             )
 
 
-def _warn_of_narrow_bank(bias: Bias) -> None:
-    """Warn where the references seem to cover a part of the gallery only."""
-    density = bias.params.get("density")
-    if density is not None and is_narrow(density, bias.params["reliability"], len(bias)):
+def warn_of_narrow_bank(params: Mapping[str, Any], n_gallery: int) -> None:
+    """Warn where the references seem to cover a part of the gallery only.
+
+    Parameters
+    ----------
+    params : mapping
+        Of a bias.
+    n_gallery : int
+
+    Examples
+    --------
+    >>> warn_of_narrow_bank({"density": 0.6, "reliability": 0.9}, 1000)
+    """
+    density = params.get("density")
+    if density is not None and is_narrow(density, params["reliability"], n_gallery):
         warn(
             f"the references seem to cover only a part of the gallery (c = {density:.2f}, usually "
             "0.3 or more), so the correction is weak; give past queries of all kinds that this "

@@ -18,12 +18,13 @@ import numpy.typing as npt
 from nnnorm.copies import References, count_params, count_references, describe_size, used_rows
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
-from nnnorm.means import Solver, means_by
+from nnnorm.means import Learnt, Solver, learn_means, means_by
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Matrix,
     Products,
     Scores,
+    TopK,
     log_mean_exp,
     mean,
     scan,
@@ -76,11 +77,13 @@ class Statistics:
         Number of references that were given, where only one row per intent is used.
     counted : mapping, optional
         What the `params` of a bias say of the intents.
-    center : ndarray, optional
-        What is subtracted from the items where they are centred, shape ``(dim,)``; by default the
-        mean of the gallery. For ready scores shape ``(n_references,)``: a score per reference.
+    known : mapping, optional
+        What is known of a larger gallery that these items belong to, such as its ``"center"``; see
+        `Method.recall`.
     solver, quality : optional
         How m_k is computed, see `nnnorm.means`.
+    first_row : int, optional
+        Number of the first item in the gallery that was learnt from; None where they are others.
     memory_budget : int
     progress : callable, optional
 
@@ -102,9 +105,10 @@ class Statistics:
         reference_norms: tuple[float, float] | None = None,
         n_given: int | None = None,
         counted: Mapping[str, Any] | None = None,
-        center: npt.NDArray[np.float32] | None = None,
+        known: Mapping[Hashable, Any] | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
+        first_row: int | None = 0,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> None:
@@ -118,7 +122,8 @@ class Statistics:
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
         self._quality = quality
-        self.kept: dict[Hashable, Any] = {} if center is None else {"center": center}
+        self._first_row = first_row
+        self.kept: dict[Hashable, Any] = dict(known or {})
 
     @classmethod
     def of_embeddings(
@@ -197,7 +202,10 @@ class Statistics:
 
     @property
     def center(self) -> npt.NDArray[np.float32]:
-        """What is subtracted from the items where they are centred: the given one, or the mean."""
+        """What is subtracted from the items where they are centred: by default their mean.
+
+        Shape ``(dim,)``; for ready scores ``(n_references,)``, a score per reference.
+        """
         return self.keep("center", self.scores.center)
 
     def scores_for_means(self, is_centred: bool) -> Scores:
@@ -217,14 +225,33 @@ class Statistics:
         self.check_reference_k(reference_k)
 
         def compute() -> FloatArray:
-            scores = self.scores_for_means(is_centred)
             values, about = means_by(
-                self._solver, scores, int(reference_k), quality=self._quality, **self.options
+                self._solver,
+                self.scores_for_means(is_centred),
+                int(reference_k),
+                quality=self._quality,
+                learnt=self.learn_means(reference_k, is_centred=is_centred),
+                first_row=self._first_row,
+                **self.options,
             )
             self.about = dict(about)
             return values
 
         return self.keep(("mean", int(reference_k), is_centred), compute)
+
+    def learn_means(self, reference_k: int, *, is_centred: bool = False) -> Learnt | None:
+        """Learn what the solver needs of the whole gallery, once; None where it is exact."""
+        self.check_reference_k(reference_k)
+        return self.keep(
+            ("learnt", int(reference_k), is_centred),
+            lambda: learn_means(
+                self._solver,
+                self.scores_for_means(is_centred),
+                int(reference_k),
+                quality=self._quality,
+                memory_budget=self.options["memory_budget"],
+            ),
+        )
 
     def check_reference_k(self, reference_k: int) -> None:
         """Raise where k is larger than the bank."""
@@ -249,16 +276,18 @@ class Statistics:
             lambda: log_mean_exp(scores, [float(beta)], **self.options)[0],
         )
 
+    def best_items(self, bank: BankName = "references") -> TopK:
+        """Score and number of the best item of every row of a bank, both ``(n_rows, 1)``."""
+        return self.keep(
+            ("best", bank),
+            lambda: top_k(self._scores_of(bank).transposed(), 1, **self.options),
+        )
+
     def activation_set(self, bank: BankName = "references") -> BoolArray:
         """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
-
-        def compute() -> BoolArray:
-            best = top_k(self._scores_of(bank).transposed(), 1, **self.options).indices[:, 0]
-            active = np.zeros(self.n_gallery, dtype=bool)
-            active[best] = True
-            return active
-
-        return self.keep(("active", bank), compute)
+        active = np.zeros(self.n_gallery, dtype=bool)
+        active[self.best_items(bank).indices[:, 0]] = True
+        return active
 
     def prepare(self, needs: Iterable[Needs]) -> None:
         """Compute what several settings need in one pass over each bank.

@@ -7,7 +7,6 @@ columns, from which the next v follows. The cost ``1 − s`` differs from ``−s
 u absorbs.
 """
 
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import Progress
+from nnnorm.io import Done, Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     LEAST_EXPONENT,
@@ -60,33 +59,117 @@ def transport_biases(
 
     Examples
     --------
-    >>> from nnnorm.io import Progress, Progress, open_matrix
+    >>> from nnnorm.io import open_matrix
     >>> from nnnorm.scoring import Matrix
     >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
     >>> transport_biases(scores, [0.01, 0.1], 10).round(3).tolist()
     [[0.2], [0.2]]
     """
-    n_rows, n_columns = scores.shape
+    n_rows = scores.shape[0]
     n_wanted = n_rows if n_wanted is None else n_wanted
-    scales = [1 / tau for tau in taus]
-    log_v = -log_mean_exp(scores.transposed(), scales, memory_budget=memory_budget)
-    strips = _Strips(scores, memory_budget)
-    row_logs = np.empty((len(taus), n_wanted))
     total = (iterations - 1) * n_rows + n_wanted
-    for iteration in range(iterations):
-        is_last = iteration == iterations - 1
+    strips = _Strips(scores, memory_budget)
+    done = Done(progress, total)
+    log_v = _balance(strips, taus, iterations, memory_budget, done)
+    return _biases(strips, taus, log_v, n_wanted, done)
+
+
+def balance(
+    scores: Scores,
+    tau: float,
+    iterations: int,
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> FloatArray:
+    """``log v`` of every column, from which `balanced_biases` computes that of any row.
+
+    Parameters
+    ----------
+    scores : Products or Matrix, shape (n_rows, n_columns)
+    tau : float
+    iterations, memory_budget, progress
+        As in `transport_biases`.
+
+    Returns
+    -------
+    ndarray, shape (n_columns,)
+
+    Examples
+    --------
+    >>> from nnnorm.io import open_matrix
+    >>> from nnnorm.scoring import Matrix
+    >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
+    >>> balance(scores, 0.1, 10).round(3).tolist()
+    [-2.0, -2.0]
+    """
+    strips, done = _Strips(scores, memory_budget), Done(progress, iterations * scores.shape[0])
+    return np.asarray(_balance(strips, [tau], iterations, memory_budget, done)[0])
+
+
+def balanced_biases(
+    scores: Scores,
+    tau: float,
+    log_v: FloatArray,
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> FloatArray:
+    """``−τ·log u`` of some rows, as `transport_biases` gives for all that were balanced.
+
+    Parameters
+    ----------
+    scores : Products or Matrix, shape (n_rows, n_columns)
+    tau : float
+    log_v : ndarray, shape (n_columns,)
+        What `balance` gave.
+    memory_budget, progress
+        As in `transport_biases`.
+
+    Returns
+    -------
+    ndarray, shape (n_rows,)
+
+    Examples
+    --------
+    >>> from nnnorm.io import open_matrix
+    >>> from nnnorm.scoring import Matrix
+    >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
+    >>> balanced_biases(scores, 0.1, balance(scores, 0.1, 10)).round(3).tolist()
+    [0.2]
+    """
+    strips, n_rows = _Strips(scores, memory_budget), scores.shape[0]
+    return np.asarray(_biases(strips, [tau], log_v[None], n_rows, Done(progress, n_rows))[0])
+
+
+def _balance(
+    strips: "_Strips", taus: Sequence[float], iterations: int, memory_budget: int, done: Done
+) -> FloatArray:
+    """``log v`` before the last u, shape ``(n_taus, n_columns)``."""
+    n_rows, n_columns = strips.scores.shape
+    scales = [1 / tau for tau in taus]
+    log_v = -log_mean_exp(strips.scores.transposed(), scales, memory_budget=memory_budget)
+    for _ in range(iterations - 1):
         column_sums = np.zeros((len(taus), n_columns))
-        # The last u is all that is returned: other rows, and the next v, are not needed.
-        for start, stop, strip in strips.read(n_wanted if is_last else n_rows):
+        for start, stop, strip in strips.read(n_rows):
             for number, scale in enumerate(scales):
-                sums = None if is_last else column_sums[number]
-                logs = _balance_rows(strip, scale, log_v[number].astype(np.float32), sums)
-                if is_last:
-                    row_logs[number, start:stop] = logs
-            if progress is not None:
-                progress(iteration * n_rows + stop, total)
-        if not is_last:
-            log_v -= np.log(column_sums * (n_columns / n_rows))
+                shift = log_v[number].astype(np.float32)
+                _balance_rows(strip, scale, shift, column_sums[number])
+            done.add(stop - start)
+        log_v -= np.log(column_sums * (n_columns / n_rows))
+    return log_v
+
+
+def _biases(
+    strips: "_Strips", taus: Sequence[float], log_v: FloatArray, n_wanted: int, done: Done
+) -> FloatArray:
+    """The last u of the first rows; other rows, and the next v, are not needed."""
+    row_logs = np.empty((len(taus), n_wanted))
+    for start, stop, strip in strips.read(n_wanted):
+        for number, tau in enumerate(taus):
+            shift = log_v[number].astype(np.float32)
+            row_logs[number, start:stop] = _balance_rows(strip, 1 / tau, shift, None)
+        done.add(stop - start)
     # Weighted so that the references' weights add up to one, −τ·log u is on a score's scale.
     peaks = log_v.max(axis=1)
     log_totals = peaks + np.log(np.exp(log_v - peaks[:, None]).sum(axis=1))
@@ -97,7 +180,7 @@ class _Strips:
     """Whole rows of scores, strip by strip; as many as fit are multiplied only once."""
 
     def __init__(self, scores: Scores, memory_budget: int) -> None:
-        self._scores = scores
+        self.scores = scores
         n_rows, n_columns = scores.shape
         # A strip of scores, and what exp and numpy's sums need in passing.
         bytes_per_row = 12 * n_columns + scores.row_bytes
@@ -134,7 +217,7 @@ class _Strips:
             yield first, last, strip
 
     def _fill(self, first: int, last: int, strip: Strip) -> None:
-        read = self._scores.strip(first, last)
+        read = self.scores.strip(first, last)
         for start in range(0, strip.shape[1], self._block):
             stop = min(start + self._block, strip.shape[1])
             read(start, stop, strip[:, start:stop])
@@ -145,7 +228,7 @@ def _balance_rows(
 ) -> FloatArray:
     """Log of each row's sum of ``exp(scale·s + shift)``; adds the balanced rows to the columns."""
     row_logs = np.empty(len(strip))
-    lock = threading.Lock()
+    sums_of: dict[int, FloatArray] = {}
     step = max(1, 2**16 // strip.shape[1])  # pieces that stay in a core's cache
 
     def work(rows: slice) -> None:
@@ -164,9 +247,10 @@ def _balance_rows(
             if column_sums is not None:
                 # Not a BLAS product, whose threads would compete with these.
                 own_sums += np.einsum("i,ij->j", 1 / sums, piece)
-        if column_sums is not None:
-            with lock:
-                np.add(column_sums, own_sums, out=column_sums)
+        sums_of[rows.start] = own_sums
 
     in_threads(work, strip)
+    if column_sums is not None:
+        for start in sorted(sums_of):  # in one order, so that every run gives the same bits
+            np.add(column_sums, sums_of[start], out=column_sums)
     return row_logs
