@@ -43,6 +43,7 @@ SLOW_DOCTESTS = (
     "src/nnnorm/integrations/",
     "src/nnnorm/explore/",
     "src/nnnorm/report/audits.py",
+    "src/nnnorm/report/figure.py",
     "src/nnnorm/report/plots.py",
     "src/nnnorm/reproduce/run.py",
     "src/nnnorm/reproduce/sheets.py",

@@ -47,7 +47,7 @@ from nnnorm.io.files import check_writable, write_whole
 from nnnorm.means import approximate
 from nnnorm.means.approximate import approximate_means, choose_quality, residual
 from nnnorm.means.inverted_lists import InvertedLists
-from nnnorm.report import plots
+from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels, save_figure
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.scoring.topk import top_means, top_values
 from nnnorm.study.sweep import sweep_hits
@@ -140,8 +140,8 @@ SETTINGS = {
 # Colour, marker and name in the plot, and the point and offset of the name; ours lies on top.
 LOOKS = {
     "sample": ("#8A8A8A", "o", "a sample of the bank", 0, (10, -2)),
-    "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-8, -18)),
-    "lists": (plots.BLUE, "D", "nnnorm, approximate", -1, (-60, 12)),
+    "ivf-brief": (ORANGE, "s", "Faiss IVF", -1, (-8, -18)),
+    "lists": (BLUE, "D", "nnnorm, approximate", -1, (-60, 12)),
 }
 
 
@@ -509,11 +509,11 @@ def difference_words(differences: npt.NDArray[np.float64]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """R@1 lost against seconds, for the ways that anyone would choose between."""
-    figure, (axes,) = plots.make_panels(3.9, 1)
+    figure, (axes,) = make_panels(3.9, 1)
     cells = in_order(results["made"])
     exact = cells[0]
     axes.axhspan(-0.1, 0.1, color="#E6F1EC", zorder=0)
-    axes.axhline(0, color=plots.GREY, linewidth=1, zorder=1)
+    axes.axhline(0, color=GREY, linewidth=1, zorder=1)
     for family, (colour, marker, name, end, place) in LOOKS.items():
         mine = [cell for cell in cells if cell["family"] == family]
         seconds = [statistics.median(cell["seconds"]) for cell in mine]
@@ -539,14 +539,14 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.set_xticks(ticks, [f"{second:g}" for second in ticks])
     axes.minorticks_off()
     axes.set_xlim(min(medians) * 0.8, max(medians) * 1.6)
-    plots.label_axes(
+    label_axes(
         axes,
         "Approximate: several times faster, next to no loss",
         "seconds, building included (band: within a tenth of a point)",
         "change in R@1 against exact, points",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    plots.save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def to_json(results: dict[str, Any]) -> str:

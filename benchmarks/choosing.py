@@ -42,7 +42,7 @@ from real_sets import (
 
 import nnnorm
 from nnnorm.io.files import check_writable, write_whole
-from nnnorm.report import plots
+from nnnorm.report.figure import BLUE, GREY, label_axes, make_panels, save_figure
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.tuning import choose
 
@@ -305,32 +305,32 @@ def spread_words(spread: Cell | None) -> str:
 def draw(results: dict[str, Any], path: Path) -> None:
     """Mean test gain against the number of labelled queries; without labels as a line."""
     cells = {cell["task"]: cell for cell in results["cells"]}
-    figure, panels = plots.make_panels(3.6, len(SHOWN))
+    figure, panels = make_panels(3.6, len(SHOWN))
     for axes, (task, title) in zip(panels, SHOWN.items(), strict=True):
         cell = cells[task]
         sizes = [size for size in SIZES if f"rule {size}" in cell["gains"]]
         gains: npt.NDArray[np.float64] = np.array([cell["gains"][f"rule {s}"] for s in sizes])
         low, high = np.quantile(gains, [0.1, 0.9], axis=1)
-        axes.fill_between(sizes, low, high, color=plots.GREY, alpha=0.18, linewidth=0)
-        axes.plot(sizes, gains.mean(axis=1), color=plots.GREY, linewidth=2, marker="o")
-        axes.axhline(np.mean(cell["gains"]["automatic"]), color=plots.BLUE, linewidth=2.5)
+        axes.fill_between(sizes, low, high, color=GREY, alpha=0.18, linewidth=0)
+        axes.plot(sizes, gains.mean(axis=1), color=GREY, linewidth=2, marker="o")
+        axes.axhline(np.mean(cell["gains"]["automatic"]), color=BLUE, linewidth=2.5)
         axes.axhline(0, color="#222222", linewidth=0.8)
         axes.set_xscale("log")
         shown = sizes[::2]
         axes.set_xticks(shown, [f"{s / 1000:g}k" if s >= 1000 else str(s) for s in shown])
         axes.minorticks_off()
-        plots.label_axes(axes, "", title, "")
+        label_axes(axes, "", title, "")
     panels[0].set_ylabel("gain in R@1 on new queries, points", fontsize=10)
     words = {"xycoords": "axes fraction", "fontsize": 10, "fontweight": "bold"}
-    panels[0].annotate("NNN(), no labels", (0.05, 0.93), color=plots.BLUE, **words)
-    panels[0].annotate("tuned on labels", (0.05, 0.85), color=plots.GREY, **words)
+    panels[0].annotate("NNN(), no labels", (0.05, 0.93), color=BLUE, **words)
+    panels[0].annotate("tuned on labels", (0.05, 0.85), color=GREY, **words)
     figure.suptitle(
         "Labels to tune on add little to a bank of one's own queries",
         x=0.01, ha="left", fontsize=11, fontweight="bold",
     )  # fmt: skip
     figure.supxlabel("labelled queries to tune on (band: middle 80 % of splits)", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    plots.save_figure(figure, path)
+    save_figure(figure, path)
 
 
 def to_json(results: dict[str, Any]) -> str:

@@ -317,7 +317,7 @@ def show(gain: list[float]) -> str:
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
     """One row per search with a bank of its own: NNN's own rule and its interval, tuned beside."""
-    from nnnorm.report.plots import BLUE, GREY, ORANGE, label_axes, style_axes
+    from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, style_axes
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),

@@ -84,7 +84,7 @@ _WRITERS = {
     "io.files.make_folder": "caller",
     "io.records.save_record": "caller",
     "ranking.Ranking.save": "caller",
-    "report.plots.save_figure": "caller",
+    "report.figure.save_figure": "caller",
     "reproduce.results.Results.keep": "constant",
     "suspects.Scan.save": "caller",
 }
