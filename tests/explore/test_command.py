@@ -16,7 +16,7 @@ import nnnorm
 from nnnorm.cli import app
 from nnnorm.explore import Session, open_material, record, unpack
 from nnnorm.explore.recording import MODULES, join_modules
-from nnnorm.explore.server import STATIC
+from nnnorm.explore.routes import STATIC
 from nnnorm.explore.views import Views
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
