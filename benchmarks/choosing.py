@@ -14,7 +14,6 @@ are the bank, 200 to choose on, 150 to test on, all at random.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from harness import add_options, can_measure, print_stored, store
 from real_sets import (
     DATA,
     RESULTS,
@@ -37,11 +37,11 @@ from real_sets import (
     points,
     read_unsplash500,
     table,
+    to_json,
     what_is_missing,
 )
 
 import nnnorm
-from nnnorm.io.files import check_writable, write_whole
 from nnnorm.report.figure import BLUE, GREY, label_axes, make_panels, save_figure
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.tuning import choose
@@ -333,41 +333,21 @@ def draw(results: dict[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def to_json(results: dict[str, Any]) -> str:
-    """One line per task: small, and a change shows as a change of that line."""
-    head = {key: value for key, value in results.items() if key != "cells"}
-    cells = ",\n".join("  " + json.dumps(cell, separators=(",", ":")) for cell in results["cells"])
-    return json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n'
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare ways of choosing k and α.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
+    add_options(parser, OUTPUT)
     parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")
     parser.add_argument("--splits", type=int, default=N_SPLITS, help="random splits per task")
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print and draw --output"
-    )
     arguments = parser.parse_args()
     if arguments.tables:
-        if not arguments.output.is_file():
-            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
-            return 1
-        stored = json.loads(arguments.output.read_text(encoding="utf-8"))
-        print(tables(stored), end="")
-        draw(stored, arguments.plot)
-        return 0
-    if missing := what_is_missing(arguments.data, "flickr8k", "unsplash500"):
-        print(missing, file=sys.stderr)
-        return 1
-    try:
-        check_writable(arguments.output)
-    except nnnorm.NNNormError as error:
-        print(error, file=sys.stderr)
+        return print_stored(arguments.output, tables, lambda stored: draw(stored, arguments.plot))
+    if not can_measure(
+        arguments.output, what_is_missing(arguments.data, "flickr8k", "unsplash500")
+    ):
         return 1
     results = run(arguments.data, arguments.splits)
-    write_whole(arguments.output, lambda file: file.write(to_json(results).encode()))
+    store(arguments.output, to_json(results, "cells"))
     draw(results, arguments.plot)
     print(tables(results), end="")
     return 0

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import nnnorm
 from nnnorm.cli import app
 from nnnorm.explore import Session, open_material, record, unpack
-from nnnorm.explore.recording import MODULES, join_modules
-from nnnorm.explore.routes import STATIC
+from nnnorm.explore.recording import MODULES, STATIC, join_modules
 from nnnorm.explore.views import Views
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")

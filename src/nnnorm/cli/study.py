@@ -187,13 +187,13 @@ def _plots_of(tuning: study.Tuning) -> Figures:
     }
 
 
-def _fit_command_of(chosen: study.Cell, files: dict[str, Any], shared: list[str]) -> list[str]:
+def _fit_command_of(chosen: study.Cell, files: dict[str, Any], end: str) -> list[str]:
     """The command that fits a setting again; nothing where no correction was chosen."""
     if chosen.method == NO_CORRECTION:
         return []
     if find_method(chosen.method)[0].gallery_bank == "refused":
         files = files | {"gallery_references": None}
-    return _fit_command(files, chosen.method, chosen.params, shared)
+    return _fit_command(files, chosen.method, chosen.params, end)
 
 
 def _fit_command(

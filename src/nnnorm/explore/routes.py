@@ -8,12 +8,11 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.explore.packing import pack
-from nnnorm.explore.recording import make_table
+from nnnorm.explore.recording import STATIC, make_table
 from nnnorm.explore.session import MOST_ALPHA, OFFERED, Session
 from nnnorm.explore.views import Views, Which
 from nnnorm.methods import Method
@@ -23,7 +22,6 @@ require("fastapi", "explore")
 import fastapi  # noqa: E402
 from fastapi import exceptions, responses, staticfiles  # noqa: E402
 
-STATIC = Path(__file__).parent / "static"
 LONGEST_TEXT = 500
 _MOST_HITS = 100
 _N_WORKING = max(2, os.cpu_count() or 1)
