@@ -1,6 +1,7 @@
 """How tests run: in what environment, in how many processes, and which of them are slow."""
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 # The caller's terminal, locale, proxies and database settings decide no test. Models are built by
@@ -33,7 +35,11 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
 settings.load_profile("steady")
+
+# Every run of a command in a test would build the parsers of all commands anew.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 ROOT = Path(__file__).parent
@@ -52,6 +58,12 @@ SLOW_DOCTESTS = (
     "src/nnnorm/study/checkup.py",
     "src/nnnorm/study/drift.py",
 )
+
+
+def pytest_configure(config):
+    """Where slow tests are left out, try fewer examples of a property."""
+    if config.option.markexpr == "not slow":
+        settings.load_profile("quick")
 
 
 @pytest.hookimpl(optionalhook=True)

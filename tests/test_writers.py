@@ -22,6 +22,7 @@ from nnnorm.datasets import (
     save_pairs,
 )
 from nnnorm.io import safe_name
+from tests.source import read_tree
 
 # Calls that create a file or a folder, by the name of the function or method.
 _WRITING = {
@@ -124,7 +125,7 @@ def find_writers():
 
     for path in root.rglob("*.py"):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
-        walk(ast.parse(path.read_text()), [module])
+        walk(read_tree(path), [module])
     return found
 
 

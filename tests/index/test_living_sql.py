@@ -383,6 +383,7 @@ def test_a_generation_that_is_missing_or_a_part_is_not_served(open_store, items)
     assert store.read_note()["of"] == "first"
 
 
+@pytest.mark.slow
 @engines(*SQL)
 def test_an_exchange_that_is_interrupted_leaves_the_former_one(open_store, items, monkeypatch):
     store = fill(open_store(), items)
@@ -468,6 +469,7 @@ def test_the_next_generation_has_the_index_of_the_former(open_store, items, tmp_
 # --- threads and connections ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @engines()
 def test_many_threads_search_one_store(open_store, items):
     store = fill(open_store(), items)

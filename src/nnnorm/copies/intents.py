@@ -78,6 +78,7 @@ def find_intents(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> log = np.array([[1.0, 0.0], [0.99, 0.14], [0.0, 1.0], [1.0, 0.0]])
     >>> intents = find_intents(open_embeddings(log, name="references"))
@@ -101,6 +102,7 @@ def without_copies(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
     >>> len(without_copies(rows)), len(without_copies(rows, "keep"))
@@ -132,6 +134,7 @@ def warn_of_few_intents(intents: Intents) -> None:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> warn_of_few_intents(find_intents(open_embeddings(np.eye(4), name="references")))
     """
@@ -149,6 +152,7 @@ def used_rows(references: References) -> Embeddings:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
     >>> len(used_rows(without_copies(rows))), used_rows(rows) is rows
@@ -162,6 +166,7 @@ def count_intents(references: References) -> int | None:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
     >>> count_intents(without_copies(rows)), count_intents(rows)
@@ -175,6 +180,7 @@ def count_references(references: References) -> int:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
     >>> count_references(without_copies(rows)), count_references(rows)
@@ -188,6 +194,7 @@ def is_sample(references: References) -> bool:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
     >>> is_sample(find_intents(rows, most=3)), is_sample(without_copies(rows)), is_sample(rows)
@@ -201,6 +208,7 @@ def count_params(references: References) -> dict[str, Any]:
 
     Examples
     --------
+    >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(4).repeat(2, axis=0), name="references")
     >>> count_params(without_copies(rows)), count_params(find_intents(rows, most=3))

@@ -120,7 +120,14 @@ class Bound:
 
 
 def find_candidates(first: FloatArray, second: FloatArray) -> IntArray:
-    """Places of a product that are above the threshold, less the margin of rounding."""
+    """Places of a product that are above the threshold, less the margin of rounding.
+
+    Examples
+    --------
+    >>> rows = np.eye(2, dtype=np.float32)
+    >>> find_candidates(rows, rows).tolist()
+    [0, 3]
+    """
 
     def look(start: int, stop: int) -> IntArray:
         scores = first[start:stop] @ second.T
@@ -136,7 +143,15 @@ def find_candidates(first: FloatArray, second: FloatArray) -> IntArray:
 def confirm(
     rows: Half, units: FloatArray, others: Half, other_units: FloatArray, places: IntArray
 ) -> Pairs:
-    """Pairs at these places whose cosine is above the threshold: in float32, then in float64."""
+    """Pairs at these places whose cosine is above the threshold: in float32, then in float64.
+
+    Examples
+    --------
+    >>> rows = round_rows(np.eye(2, dtype=np.float32))
+    >>> first, second, cosines = confirm(rows, as_units(rows), rows, as_units(rows), np.arange(4))
+    >>> first.tolist(), second.tolist(), cosines.tolist()
+    ([0, 1], [0, 1], [1.0, 1.0])
+    """
     first, second = np.divmod(places, max(1, len(others)))
     near = [np.empty(0, dtype=bool)]
     for part in _parts(len(places)):

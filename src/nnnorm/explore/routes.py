@@ -47,7 +47,7 @@ Weight: TypeAlias = Annotated[float | None, fastapi.Query(ge=0, le=MOST_ALPHA, *
 Sharpness: TypeAlias = Annotated[float | None, fastapi.Query(gt=0, le=1000, **_FINITE)]
 
 
-def choose(
+def _choose(
     request: fastapi.Request,
     method: Name = "nnn",
     reference_k: Size = None,
@@ -61,7 +61,7 @@ def choose(
     return request.app.state.session.open_method(method, {**params, "center": center})
 
 
-Chosen: TypeAlias = Annotated[Any, fastapi.Depends(choose)]
+Chosen: TypeAlias = Annotated[Any, fastapi.Depends(_choose)]
 
 
 # --- answers -------------------------------------------------------------------------------------
