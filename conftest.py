@@ -1,6 +1,7 @@
 """How tests run: in what environment, in how many processes, and which of them are slow."""
 
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 # The caller's terminal, locale, proxies and database settings decide no test. Models are built by
@@ -33,8 +35,14 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("quick", settings.get_profile("steady"), max_examples=25)
 settings.load_profile("steady")
 
+# Every run of a command in a test would build the parsers of all commands anew.
+typer.main.get_command = functools.cache(typer.main.get_command)
+
+
+ROOT = Path(__file__).parent
 
 # They run the whole demo, a whole table or a whole check, or load torch or another large library.
 SLOW_DOCTESTS = (
@@ -43,6 +51,7 @@ SLOW_DOCTESTS = (
     "src/nnnorm/integrations/",
     "src/nnnorm/explore/",
     "src/nnnorm/report/audits.py",
+    "src/nnnorm/report/figure.py",
     "src/nnnorm/report/plots.py",
     "src/nnnorm/reproduce/run.py",
     "src/nnnorm/reproduce/sheets.py",
@@ -51,15 +60,22 @@ SLOW_DOCTESTS = (
 )
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """Return one worker more than cores that may be used, for tests that wait for a child.
+def pytest_configure(config):
+    """Where slow tests are left out, try fewer examples of a property."""
+    if config.option.markexpr == "not slow":
+        settings.load_profile("quick")
 
-    At most 8, and one for every 2 GB of memory.
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """Return the number of cores that may be used, and one more for tests that wait for a child.
+
+    Slow ones do, others don't. At most 8, and one for every 2 GB of memory.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
-    workers = max(1, min((cores or 1) + 1, 8, memory // 2**31 or 8))
+    wanted = (cores or 1) + (config.option.markexpr != "not slow")
+    workers = max(1, min(wanted, 8, memory // 2**31 or 8))
     if workers < (cores or 1):  # products of all workers share the cores
         os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
     return workers
@@ -69,10 +85,19 @@ def pytest_ignore_collect(collection_path, config):
     """Where slow tests are left out, don't even import a file that is slow as a whole."""
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
-    if "src/nnnorm/integrations/" in collection_path.as_posix():
+    if collection_path.as_posix().removeprefix(f"{ROOT.as_posix()}/").startswith(SLOW_DOCTESTS):
         return True
     text = collection_path.read_text(encoding="utf-8")
     return bool(re.search(r"^pytestmark = \[?\s*pytest\.mark\.slow", text, re.MULTILINE)) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+    """Look for doctests in the package only: the tests have none."""
+    found = yield
+    if (ROOT / "tests") in file_path.parents:
+        found = [one for one in found if type(one).__name__ != "DoctestModule"]
+    return found
 
 
 def pytest_collection_modifyitems(items):
@@ -91,10 +116,21 @@ def threads_and_children():
         if not thread.daemon and not thread.name.startswith("nnnorm")
     }
     children = set()
-    for path in Path("/proc/self/task").glob("*/children"):
+    for path in Path("/proc/self/task").glob("*/children") if has_children() else ():
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             children |= set(path.read_text().split())
     return threads | children
+
+
+def has_children():
+    """Whether there may be any; asked around every test, so it should cost little."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    except AttributeError:  # a system without it
+        pass
+    return True
 
 
 @pytest.fixture(autouse=True)

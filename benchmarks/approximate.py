@@ -13,7 +13,6 @@ as well as the exact bias, over ten seeds?
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from unittest import mock
 import faiss
 import numpy as np
 import numpy.typing as npt
+from harness import add_options, can_measure, print_stored, store
 from pictures import save_both
 from real_sets import (
     DATA,
@@ -39,16 +39,16 @@ from real_sets import (
     machine,
     points,
     table,
+    to_json,
     what_is_missing,
 )
 
 import nnnorm
 from nnnorm import Embeddings
-from nnnorm.io.files import check_writable, write_whole
 from nnnorm.means import approximate
 from nnnorm.means.approximate import approximate_means, choose_quality, residual
 from nnnorm.means.inverted_lists import InvertedLists
-from nnnorm.report import plots
+from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.scoring.topk import top_means, top_values
 from nnnorm.study.sweep import sweep_hits
@@ -141,8 +141,8 @@ SETTINGS = {
 # Colour, marker and name in the plot, and the point and offset of the name; ours lies on top.
 LOOKS = {
     "sample": ("#8A8A8A", "o", "a sample of the bank", 0, (10, -2)),
-    "ivf-brief": (plots.ORANGE, "s", "Faiss IVF", -1, (-8, -18)),
-    "lists": (plots.BLUE, "D", "nnnorm, approximate", -1, (-60, 12)),
+    "ivf-brief": (ORANGE, "s", "Faiss IVF", -1, (-8, -18)),
+    "lists": (BLUE, "D", "nnnorm, approximate", -1, (-60, 12)),
 }
 
 
@@ -512,11 +512,11 @@ def difference_words(differences: npt.NDArray[np.float64]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """R@1 lost against seconds, for the ways that anyone would choose between."""
-    figure, (axes,) = plots.make_panels(3.9, 1)
+    figure, (axes,) = make_panels(3.9, 1)
     cells = in_order(results["made"])
     exact = cells[0]
     axes.axhspan(-0.1, 0.1, color="#E6F1EC", zorder=0)
-    axes.axhline(0, color=plots.GREY, linewidth=1, zorder=1)
+    axes.axhline(0, color=GREY, linewidth=1, zorder=1)
     for family, (colour, marker, name, end, place) in LOOKS.items():
         mine = [cell for cell in cells if cell["family"] == family]
         seconds = [statistics.median(cell["seconds"]) for cell in mine]
@@ -542,7 +542,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.set_xticks(ticks, [f"{second:g}" for second in ticks])
     axes.minorticks_off()
     axes.set_xlim(min(medians) * 0.8, max(medians) * 1.6)
-    plots.label_axes(
+    label_axes(
         axes,
         "Approximate: several times faster, next to no loss",
         "seconds, building included (band: within a tenth of a point)",
@@ -551,48 +551,23 @@ def draw(results: dict[str, Any], path: Path) -> None:
     save_both(figure, path, dpi=150)
 
 
-def to_json(results: dict[str, Any]) -> str:
-    """One line per way and per task: small, and a change shows as a change of that line."""
-    lists = ("made", "flickr8k")
-    text = json.dumps({k: v for k, v in results.items() if k not in lists}, indent=1)[:-2]
-    for name in lists:
-        lines = ",\n".join("  " + json.dumps(cell) for cell in results[name])
-        text += f',\n "{name}": [\n{lines}\n ]'
-    return text + "\n}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare ways to get m_k from a large bank.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
+    add_options(parser, OUTPUT)
     parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")
     parser.add_argument("--runs", type=int, default=N_RUNS, help="interleaved runs")
     parser.add_argument(
         "--small", action="store_true", help="a small bank, two seeds; only print the tables"
     )
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of --output"
-    )
     arguments = parser.parse_args()
     if arguments.tables:
-        if not arguments.output.is_file():
-            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
-            return 1
-        stored = json.loads(arguments.output.read_text(encoding="utf-8"))
-        print(tables(stored), end="")
-        draw(stored, arguments.plot)
-        return 0
-    if missing := what_is_missing(arguments.data, "flickr8k"):
-        print(missing, file=sys.stderr)
-        return 1
-    try:
-        check_writable(arguments.output)
-    except nnnorm.NNNormError as error:
-        print(error, file=sys.stderr)
+        return print_stored(arguments.output, tables, lambda stored: draw(stored, arguments.plot))
+    if not can_measure(arguments.output, what_is_missing(arguments.data, "flickr8k")):
         return 1
     results = run(arguments.data, arguments.runs, arguments.small)
     if not arguments.small:
-        write_whole(arguments.output, lambda file: file.write(to_json(results).encode()))
+        store(arguments.output, to_json(results, "made", "flickr8k"))
         draw(results, arguments.plot)
     print(tables(results), end="")
     return 0

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from harness import add_options, print_stored, store
 from memory import Peak
 from real_sets import RESULTS, machine, table
 
@@ -148,23 +149,20 @@ def tables(results: dict[str, Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--output", type=Path, help=f"JSON, such as {OUTPUT.name}")
+    add_options(parser)
     parser.add_argument("--folder", type=Path, help="for 1 GB of embeddings, for a while")
     parser.add_argument("--build", type=Path, help="build a bank from this log and measure that")
-    parser.add_argument("--tables", action="store_true", help="print the stored results")
     options = parser.parse_args()
     if options.build:
         print(json.dumps(build(options.build)))
         return 0
     if options.tables:
-        print(tables(json.loads(OUTPUT.read_text(encoding="utf-8"))))
-        return 0
+        return print_stored(options.output or OUTPUT, tables)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = measure(Path(folder), options.rows)
     results = {"runs": runs, "n_rows": options.rows, "dim": DIM, "seed": 0, **machine()}
     print(tables(results))
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    store(options.output, results)
     return 0
 
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import add_options, can_measure, print_stored, store
 from real_sets import RESULTS, machine, table
 
 from nnnorm.encoders import load_encoder
 from nnnorm.encoders.blip_matching import BlipMatcher
-from nnnorm.io.files import check_writable, write_whole
 
 OUTPUT = RESULTS / "blip.json"
 COLORS = ["red", "green", "blue", "yellow", "grey", "black", "white", "brown"]
@@ -135,18 +135,14 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what BLIP's own habits change.")
-    parser.add_argument("--output", type=Path, default=None, help="the JSON file of the results")
-    parser.add_argument("--tables", action="store_true", help="print the stored table")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.tables:
-        print(tables(json.loads((arguments.output or OUTPUT).read_text(encoding="utf-8"))), end="")
-        return 0
-    if arguments.output is not None:
-        check_writable(arguments.output)
+        return print_stored(arguments.output or OUTPUT, tables)
+    if not can_measure(arguments.output):
+        return 1
     results = {**machine(), **measure()}
-    if arguments.output is not None:
-        text = json.dumps(results, indent=1) + "\n"
-        write_whole(arguments.output, lambda file: file.write(text.encode()))
+    store(arguments.output, results)
     print(tables(results), end="")
     return 0
 

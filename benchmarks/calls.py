@@ -10,7 +10,6 @@ the CPU seconds of this process, which has no part of a server, and of the clock
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -22,12 +21,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from engines import QUICK, postgres, unit
+from harness import add_options, can_measure, print_stored, store
 from real_sets import RESULTS, Floats, machine, table
 from threadpoolctl import threadpool_limits
 
 import nnnorm
 from nnnorm.index import CorrectedIndex, build_index
-from nnnorm.io.files import check_writable, write_whole
 
 OUTPUT = RESULTS / "calls.json"
 K = 10
@@ -194,14 +193,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Time one query through an index.")
     parser.add_argument("--engine", choices=ENGINES, action="append", help="only this one")
     parser.add_argument("--calls", type=int, default=300)
-    parser.add_argument("--output", type=Path, default=None, help="the JSON file of the results")
-    parser.add_argument("--tables", action="store_true", help="print the stored table")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.tables:
-        print(tables(json.loads((arguments.output or OUTPUT).read_text(encoding="utf-8"))), end="")
-        return 0
-    if arguments.output is not None:
-        check_writable(arguments.output)
+        return print_stored(arguments.output or OUTPUT, tables)
+    if not can_measure(arguments.output):
+        return 1
     n_items, dim = 5000, 256
     rng = np.random.default_rng(0)
     drawn = {"gallery": n_items, "references": 2000, "queries": 50}
@@ -214,9 +211,7 @@ def main() -> int:
             found.append(measure(name, rows, bias, arguments.calls))
             print(found[-1], file=sys.stderr)
     results = {**machine(), "n_items": n_items, "dim": dim, "k": K, "engines": found}
-    if arguments.output is not None:
-        text = json.dumps(results, indent=1) + "\n"
-        write_whole(arguments.output, lambda file: file.write(text.encode()))
+    store(arguments.output, results)
     print(tables(results), end="")
     return 0
 

@@ -14,7 +14,6 @@ are the bank, 200 to choose on, 150 to test on, all at random.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
+from harness import add_options, can_measure, print_stored, store
 from pictures import save_both
 from real_sets import (
     DATA,
@@ -38,12 +38,12 @@ from real_sets import (
     points,
     read_unsplash500,
     table,
+    to_json,
     what_is_missing,
 )
 
 import nnnorm
-from nnnorm.io.files import check_writable, write_whole
-from nnnorm.report import plots
+from nnnorm.report.figure import BLUE, GREY, label_axes, make_panels
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.tuning import choose
 
@@ -306,25 +306,25 @@ def spread_words(spread: Cell | None) -> str:
 def draw(results: dict[str, Any], path: Path) -> None:
     """Mean test gain against the number of labelled queries; without labels as a line."""
     cells = {cell["task"]: cell for cell in results["cells"]}
-    figure, panels = plots.make_panels(3.6, len(SHOWN))
+    figure, panels = make_panels(3.6, len(SHOWN))
     for axes, (task, title) in zip(panels, SHOWN.items(), strict=True):
         cell = cells[task]
         sizes = [size for size in SIZES if f"rule {size}" in cell["gains"]]
         gains: npt.NDArray[np.float64] = np.array([cell["gains"][f"rule {s}"] for s in sizes])
         low, high = np.quantile(gains, [0.1, 0.9], axis=1)
-        axes.fill_between(sizes, low, high, color=plots.GREY, alpha=0.18, linewidth=0)
-        axes.plot(sizes, gains.mean(axis=1), color=plots.GREY, linewidth=2, marker="o")
-        axes.axhline(np.mean(cell["gains"]["automatic"]), color=plots.BLUE, linewidth=2.5)
+        axes.fill_between(sizes, low, high, color=GREY, alpha=0.18, linewidth=0)
+        axes.plot(sizes, gains.mean(axis=1), color=GREY, linewidth=2, marker="o")
+        axes.axhline(np.mean(cell["gains"]["automatic"]), color=BLUE, linewidth=2.5)
         axes.axhline(0, color="#222222", linewidth=0.8)
         axes.set_xscale("log")
         shown = sizes[::2]
         axes.set_xticks(shown, [f"{s / 1000:g}k" if s >= 1000 else str(s) for s in shown])
         axes.minorticks_off()
-        plots.label_axes(axes, "", title, "")
+        label_axes(axes, "", title, "")
     panels[0].set_ylabel("gain in R@1 on new queries, points", fontsize=10)
     words = {"xycoords": "axes fraction", "fontsize": 10, "fontweight": "bold"}
-    panels[0].annotate("NNN(), no labels", (0.05, 0.93), color=plots.BLUE, **words)
-    panels[0].annotate("tuned on labels", (0.05, 0.85), color=plots.GREY, **words)
+    panels[0].annotate("NNN(), no labels", (0.05, 0.93), color=BLUE, **words)
+    panels[0].annotate("tuned on labels", (0.05, 0.85), color=GREY, **words)
     figure.suptitle(
         "Labels to tune on add little to a bank of one's own queries",
         x=0.01, ha="left", fontsize=11, fontweight="bold",
@@ -333,41 +333,21 @@ def draw(results: dict[str, Any], path: Path) -> None:
     save_both(figure, path, dpi=150)
 
 
-def to_json(results: dict[str, Any]) -> str:
-    """One line per task: small, and a change shows as a change of that line."""
-    head = {key: value for key, value in results.items() if key != "cells"}
-    cells = ",\n".join("  " + json.dumps(cell, separators=(",", ":")) for cell in results["cells"])
-    return json.dumps(head, indent=1)[:-2] + f',\n "cells": [\n{cells}\n ]\n}}\n'
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare ways of choosing k and α.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
+    add_options(parser, OUTPUT)
     parser.add_argument("--plot", type=Path, default=PLOT, help="the PNG file of the plot")
     parser.add_argument("--splits", type=int, default=N_SPLITS, help="random splits per task")
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print and draw --output"
-    )
     arguments = parser.parse_args()
     if arguments.tables:
-        if not arguments.output.is_file():
-            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
-            return 1
-        stored = json.loads(arguments.output.read_text(encoding="utf-8"))
-        print(tables(stored), end="")
-        draw(stored, arguments.plot)
-        return 0
-    if missing := what_is_missing(arguments.data, "flickr8k", "unsplash500"):
-        print(missing, file=sys.stderr)
-        return 1
-    try:
-        check_writable(arguments.output)
-    except nnnorm.NNNormError as error:
-        print(error, file=sys.stderr)
+        return print_stored(arguments.output, tables, lambda stored: draw(stored, arguments.plot))
+    if not can_measure(
+        arguments.output, what_is_missing(arguments.data, "flickr8k", "unsplash500")
+    ):
         return 1
     results = run(arguments.data, arguments.splits)
-    write_whole(arguments.output, lambda file: file.write(to_json(results).encode()))
+    store(arguments.output, to_json(results, "cells"))
     draw(results, arguments.plot)
     print(tables(results), end="")
     return 0

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import add_options, can_measure, print_stored, store
 from real_sets import RESULTS, machine, table
 
 from nnnorm.encoders import encode_to_folder, load_encoder
-from nnnorm.io.files import check_writable, write_whole
 
 OUTPUT = RESULTS / "encode.json"
 MODELS = {
@@ -230,14 +230,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
     parser.add_argument("--types", action="store_true", help="other number types as well")
-    parser.add_argument("--output", type=Path, default=None, help="the JSON file of the results")
-    parser.add_argument("--tables", action="store_true", help="print the stored tables")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.tables:
-        print(tables(json.loads((arguments.output or OUTPUT).read_text(encoding="utf-8"))), end="")
-        return 0
-    if arguments.output is not None:
-        check_writable(arguments.output)
+        return print_stored(arguments.output or OUTPUT, tables)
+    if not can_measure(arguments.output):
+        return 1
     import torch
 
     warnings.simplefilter("ignore")  # of the library, about weights that were never trained
@@ -254,9 +252,7 @@ def main() -> int:
     results = {**machine(), "n_pictures": len(paths), "cores": CORES, "models": found}
     results["versions"]["torch"] = torch.__version__
     results["types"] = types
-    if arguments.output is not None:
-        text = json.dumps(results, indent=1) + "\n"
-        write_whole(arguments.output, lambda file: file.write(text.encode()))
+    store(arguments.output, results)
     print(tables(results), end="")
     return 0
 

@@ -9,18 +9,16 @@ interleaved runs; the ratio of medians is what counts.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from harness import add_options, can_measure, print_stored, store
 from real_sets import RESULTS, machine, table
 from sweep import make_rows
 
 import nnnorm
-from nnnorm.io.files import check_writable, write_whole
 
 OUTPUT = RESULTS / "extend.json"
 SHARES = (0.001, 0.01, 0.1)
@@ -63,18 +61,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Time the values of later items.")
     parser.add_argument("--small", action="store_true", help="a tenth of the size")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=None, help="the JSON file of the results")
-    parser.add_argument("--tables", action="store_true", help="print the stored table")
+    add_options(parser)
     arguments = parser.parse_args()
     if arguments.tables:
-        print(tables(json.loads((arguments.output or OUTPUT).read_text(encoding="utf-8"))), end="")
-        return 0
-    if arguments.output is not None:
-        check_writable(arguments.output)
+        return print_stored(arguments.output or OUTPUT, tables)
+    if not can_measure(arguments.output):
+        return 1
     results = measure(0.1 if arguments.small else 1.0, arguments.runs)
-    if arguments.output is not None:
-        text = json.dumps(results, indent=1) + "\n"
-        write_whole(arguments.output, lambda file: file.write(text.encode()))
+    store(arguments.output, results)
     print(tables(results), end="")
     return 0
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 import flickr8k_trends as trends
 import numpy as np
 import numpy.typing as npt
+from harness import add_options, can_measure, print_stored, store
 from real_sets import (
     DATA,
     RESULTS,
@@ -34,11 +35,11 @@ from real_sets import (
     points,
     read_unsplash500,
     table,
+    to_json,
     what_is_missing,
 )
 
-import nnnorm
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.io.files import write_whole
 from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
 from nnnorm.study.comparison import Task, ablate, make_result
 from nnnorm.study.evaluation import evaluate
@@ -240,24 +241,10 @@ def recall_and_gain(result: Record) -> list[str]:
     return [f"{100 * result['recall_at_1']:.2f}", interval_words(result["gain"])]
 
 
-def to_json(results: Record) -> str:
-    """One line per comparison, ablation, grid and gallery."""
-    lists = ("comparisons", "ablations", "grids", "galleries")
-    head = {key: value for key, value in results.items() if key not in lists}
-    parts = [json.dumps(head, indent=1)[:-2]]
-    for name in lists:
-        lines = ",\n".join("  " + json.dumps(r, separators=(",", ":")) for r in results[name])
-        parts.append(f' "{name}": [\n{lines}\n ]')
-    return ",\n".join(parts) + "\n}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="The paper's experiment on Flickr8k.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of --output"
-    )
+    add_options(parser, OUTPUT)
     parser.add_argument(
         "--write-splits",
         type=Path,
@@ -266,26 +253,17 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.tables:
-        if not arguments.output.is_file():
-            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
-            return 1
-        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
-        return 0
+        return print_stored(arguments.output, tables)
     needed = ["flickr8k"] if arguments.write_splits else ["flickr8k", "unsplash500"]
-    if missing := what_is_missing(arguments.data, *needed):
-        print(missing, file=sys.stderr)
-        return 1
-    if arguments.write_splits is not None:
+    missing = what_is_missing(arguments.data, *needed)
+    if arguments.write_splits is not None and missing is None:
         write_splits(Flickr8k(arguments.data / "flickr8k"), arguments.write_splits)
         return 0
-    try:
-        check_writable(arguments.output)
-    except nnnorm.NNNormError as error:
-        print(error, file=sys.stderr)
+    if not can_measure(arguments.output, missing):
         return 1
     results = run(arguments.data)
-    text = to_json(results)
-    write_whole(arguments.output, lambda file: file.write(text.encode()))
+    text = to_json(results, "comparisons", "ablations", "grids", "galleries")
+    store(arguments.output, text)
     print(tables(json.loads(text)), end="")
     return 0
 

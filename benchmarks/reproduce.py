@@ -16,11 +16,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from harness import add_options, can_measure, print_stored, store
 from paste import paste
-from real_sets import DATA, RESULTS, machine, what_is_missing
+from real_sets import DATA, RESULTS, machine, to_json, what_is_missing
 
-import nnnorm
-from nnnorm.io.files import check_writable, write_whole
 from nnnorm.report import Table
 from nnnorm.reproduce.material import NotThere
 from nnnorm.reproduce.paper import Experiment, load_paper
@@ -141,43 +140,20 @@ def read_outcome(record: Record) -> Outcome:
     return Outcome(**{**record, "experiment": Experiment(**record["experiment"]), **read})
 
 
-def to_json(results: Record) -> str:
-    """One line per table and stand-in."""
-    long = ("trends", "rules", "results")
-    text = json.dumps({key: results[key] for key in results if key not in long}, indent=1)[:-2]
-    for key in long:
-        lines = ",\n".join("  " + json.dumps(record) for record in results[key])
-        text += f',\n "{key}": [\n{lines}\n ]'
-    return text + "\n}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every table of the paper on stand-ins.")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, default=OUTPUT, help="the JSON file of the results")
-    parser.add_argument(
-        "--tables", action="store_true", help="measure nothing: print the tables of --output"
-    )
+    add_options(parser, OUTPUT)
     arguments = parser.parse_args()
     if arguments.tables:
-        if not arguments.output.is_file():
-            print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
-            return 1
-        print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))))
-        return 0
-    if missing := what_is_missing(arguments.data, "flickr8k"):
-        print(missing, file=sys.stderr)
+        return print_stored(arguments.output, tables)
+    if not can_measure(arguments.output, what_is_missing(arguments.data, "flickr8k")):
         return 1
-    try:
-        check_writable(arguments.output)
-    except nnnorm.NNNormError as error:
-        print(error, file=sys.stderr)
-        return 1
-    text = to_json(run(arguments.data))
+    text = to_json(run(arguments.data), "trends", "rules", "results")
     made, old = tables(json.loads(text)), ""
     if arguments.output.is_file():
         old = tables(json.loads(arguments.output.read_text(encoding="utf-8")))
-    write_whole(arguments.output, lambda file: file.write(text.encode()))
+    store(arguments.output, text)
     print(made)
     if arguments.output == OUTPUT and not paste("reproduce.md", old, made):
         print("docs/reproduce.md has other tables; put these there", file=sys.stderr)

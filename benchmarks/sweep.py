@@ -10,7 +10,6 @@ evaluating every setting by itself would take, counted from the same medians.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from harness import add_options, print_stored, store
 
 import nnnorm
 from nnnorm.methods import PAPER_GRID, find_method
@@ -135,12 +135,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="a tenth of each size")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--output", type=Path, help=f"JSON, such as {RESULTS.name}")
-    parser.add_argument("--tables", action="store_true", help="print the stored results")
+    add_options(parser)
     options = parser.parse_args()
     if options.tables:
-        print(tables(json.loads(RESULTS.read_text(encoding="utf-8"))))
-        return 0
+        return print_stored(options.output or RESULTS, tables)
     problem = make_problem(0.1 if options.small else 1.0, 512, seed=0)
     seconds, n_settings = measure(problem, options.runs)
     names = ("queries", "gallery", "references", "gallery_references")
@@ -156,8 +154,7 @@ def main() -> int:
         "seed": 0,
     }
     print(tables(results))
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    store(options.output, results)
     return 0
 
 

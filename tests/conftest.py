@@ -83,6 +83,26 @@ def tiny_encoder(tiny_model):
 
 
 @pytest.fixture(scope="session")
+def demo(tmp_path_factory):
+    """`nnnorm demo`, run once: what it tells, its figures, and the folder that it writes to."""
+    import nnnorm.demo
+    from tests.command import run
+
+    folder, kept = tmp_path_factory.mktemp("demo") / "new" / "folder", []
+    run_demo = nnnorm.demo.run_demo
+
+    def run_and_keep(*arguments, **options):
+        kept.append(run_demo(*arguments, **options))
+        return kept[0]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nnnorm.demo, "run_demo", run_and_keep)
+        told = run("demo", "--output", folder)
+    assert told.exit_code == 0, told.output
+    return SimpleNamespace(told=told.stdout, figures=kept[0], folder=folder)
+
+
+@pytest.fixture(scope="session")
 def pictures(tmp_path_factory):
     return tiny.draw_images(tmp_path_factory.mktemp("pictures"))
 

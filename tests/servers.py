@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
-from milvus_lite.server_manager import server_manager_instance
 
 from nnnorm.index.stores.chroma import ChromaStore
 from nnnorm.index.stores.lancedb import LancedbStore
@@ -111,6 +110,8 @@ def chroma(**options):
 
 def release_milvus():
     """Stop the Milvus Lite of this process, which keeps its files to itself until then."""
+    from milvus_lite.server_manager import server_manager_instance
+
     server_manager_instance.release_all()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnnorm
-from nnnorm import NNNormError, NNNormWarning, copies, open_embeddings
+from nnnorm import NNNormError, NNNormWarning, open_embeddings
 from nnnorm.copies import SAME_INTENT, Leaders, find_intents, round_rows, without_copies
 from nnnorm.report import tabulate_ablation, tabulate_comparison, tabulate_tuning
 
@@ -73,8 +73,8 @@ def test_blocks_of_any_size_give_the_leaders_of_the_naive_loop(
     counts = rng.integers(1, 5, n_rows)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("_LEAST_LEADERS", 8), ("_LEAST_DIM", 8), ("_N_PRINCIPAL", 4)):
-            patch.setattr(copies, name, value)
-        patch.setattr(copies, "_BLOCK_ROWS", block)
+            patch.setattr(f"nnnorm.copies.near.{name}", value)
+        patch.setattr("nnnorm.copies.leaders._BLOCK_ROWS", block)
         leaders = Leaders(dim, most=most, seed=seed, half_life=half_life)
         for part in np.array_split(np.arange(n_rows), pieces):
             leaders.add(rows[part], times[part], counts[part])

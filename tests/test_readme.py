@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from nnnorm.cli import app
 from nnnorm.datasets import load_shapes
-from nnnorm.demo.run import run_demo
 
 pytestmark = pytest.mark.slow
 
@@ -99,9 +98,9 @@ def test_the_latency_of_the_readme_is_that_of_the_engines():
     assert f"at most {loss:.3f} less recall@10" in WORDS
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory):
-    return run_demo(tmp_path_factory.mktemp("demo"))
+@pytest.fixture
+def demo(demo):
+    return demo.figures
 
 
 def test_the_demo_s_figures_are_those_of_the_readme(demo):

@@ -22,6 +22,7 @@ from nnnorm.datasets import (
     save_pairs,
 )
 from nnnorm.io import safe_name
+from tests.source import read_tree
 
 # Calls that create a file or a folder, by the name of the function or method.
 _WRITING = {
@@ -84,7 +85,7 @@ _WRITERS = {
     "io.files.make_folder": "caller",
     "io.records.save_record": "caller",
     "ranking.Ranking.save": "caller",
-    "report.plots.save_figure": "caller",
+    "report.figure.save_figure": "caller",
     "reproduce.results.Results.keep": "constant",
     "suspects.Scan.save": "caller",
 }
@@ -124,7 +125,7 @@ def find_writers():
 
     for path in root.rglob("*.py"):
         module = ".".join(path.relative_to(root).with_suffix("").parts)
-        walk(ast.parse(path.read_text()), [module])
+        walk(read_tree(path), [module])
     return found
 
 

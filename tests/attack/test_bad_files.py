@@ -339,6 +339,7 @@ def test_a_link_in_a_circle_as_an_input_of_a_command_gets_one_sentence(tmp_path,
     assert "can't be opened" in told.output
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
 def test_a_file_name_that_is_no_text_is_shown_with_escapes(tmp_path, gallery):
     os.rename(gallery, os.fsencode(tmp_path) + b"/\xff.npy")

@@ -1,11 +1,8 @@
-import json
-
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nnnorm import NNN
-from nnnorm.cli import app
+from tests import command
 from tests.made import make_visogender
 
 FILES = ["--gallery", "gallery.npy", "--queries", "queries.npy"]
@@ -30,13 +27,11 @@ def made(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    return CliRunner().invoke(app, ["audit", *map(str, arguments)], prog_name="nnnorm")
+    return command.run("audit", *arguments)
 
 
 def run_json(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return command.run_json("audit", *arguments)
 
 
 def mean(printed, metric, when="before"):

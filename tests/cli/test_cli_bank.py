@@ -5,29 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nnnorm import Bank, Bias
-from nnnorm.cli import app
+from tests.command import assert_fails, run, run_json
 
 LOG = ("--time", "asked_at", "--count", "times")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
-
-
-def run_json(*arguments):
-    done = run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
-
-
-def assert_fails(done, words):
-    assert done.exit_code == 1, done.output
-    assert done.stdout == ""
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def write_log(path, rows, start):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from nnnorm import Bias, tune
 from nnnorm.cli import app
 from tests import made
+from tests.command import run as run_any
 
 FILES = ["--gallery", "gallery.npy", "--queries", "queries.npy"]
 BANK = ["--references", "references.npy"]
@@ -29,7 +30,7 @@ def problem(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
+    result = run_any(*arguments)
     assert result.exit_code == 0, result.output
     return result
 

@@ -119,6 +119,7 @@ def test_drift_ends_with_an_exit_code_for_cron(files, queries, code):
     assert json.loads(result.stdout)["exit_code"] == code
 
 
+@pytest.mark.slow
 def test_input_that_does_not_fit_is_one_sentence_and_writes_nothing(files, tmp_path):
     run(*FIT)
     before = (tmp_path / "bias.safetensors").read_bytes()

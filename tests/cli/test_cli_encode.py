@@ -9,30 +9,15 @@ import tarfile
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import nnnorm
-from nnnorm.cli import app
 from tests import tiny
+from tests.command import assert_fails, run
 
 pytestmark = pytest.mark.slow
 
 KINDS = ["clip", "siglip", "blip", "albef", "beit3", "clap"]
 N = 24
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
-
-
-def assert_fails(result, words):
-    """One sentence on stderr, nothing on stdout, exit code 1, no traceback."""
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    message = result.stderr.splitlines()[-1]
-    assert message.startswith("Error: ")
-    assert words in message
-    assert "Traceback" not in result.stderr
 
 
 @pytest.fixture

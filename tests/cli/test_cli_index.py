@@ -305,6 +305,7 @@ def test_suspicious_items_are_kept_out_by_a_command(data, living):
     assert "2004 (it is all zeros)" in " ".join(shown.split())
 
 
+@pytest.mark.slow
 def test_a_table_is_corrected_in_place_by_a_command(data, living):
     with duckdb.connect("shop.duckdb") as own:
         width = data.gallery.shape[1]
@@ -325,6 +326,7 @@ def test_a_table_is_corrected_in_place_by_a_command(data, living):
     assert "--ids names the rows of a bias" in named.stderr
 
 
+@pytest.mark.slow
 def test_an_index_is_refreshed_and_rolled_back_by_commands(data, living):
     search = ["index", "search", *living.index, "--queries", "queries.npy", "--json"]
 

@@ -3,10 +3,8 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nnnorm import NNNormError
-from nnnorm.cli import app
 from nnnorm.cli.figures import draw_histogram
 from nnnorm.datasets import load_pairs
 from nnnorm.datasets.scenes import draw_scene, make_scenes
@@ -14,26 +12,9 @@ from nnnorm.io import write_png
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.results import Figure
 from nnnorm.reproduce.run import Runner
+from tests.command import assert_fails, run, run_json
 from tests.latex import assert_compiles
 from tests.made import make_paper_folder
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
-
-
-def run_json(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def assert_fails(result, words, code=1):
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert words in " ".join(result.stderr.split())
-    assert "Traceback" not in result.stderr
-
 
 # --- dataset -------------------------------------------------------------------------------------
 

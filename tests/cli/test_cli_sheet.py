@@ -4,17 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nnnorm import NNN
-from nnnorm.cli import app
 from nnnorm.io import write_png
+from tests.command import run
 
 pillow = pytest.importorskip("PIL.Image")
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
 
 
 def seen(path):
@@ -71,6 +66,7 @@ def test_a_sheet_shows_pictures_before_and_after(files):
     assert len(seen("out.png")) < len(sheet)
 
 
+@pytest.mark.slow
 def test_with_truth_the_queries_are_those_that_a_hub_had_answered(files):
     asked = [*SEARCH, "--bias", "bias.safetensors", "--truth", "truth.npy"]
     result = run(*asked, "--captions", "items.txt", "--query-captions", "asked.txt")

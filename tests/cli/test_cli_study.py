@@ -2,12 +2,11 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from nnnorm import NNN, Bias
-from nnnorm.cli import app
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.tuning import tune
+from tests.command import assert_fails, run, run_json
 
 FILES = ["--gallery", "gallery.npy", "--queries", "queries.npy", "--truth", "truth.npy"]
 BANK = ["--references", "references.npy"]
@@ -30,23 +29,6 @@ def problem(tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", array)
     monkeypatch.chdir(tmp_path)
     return arrays
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
-
-
-def run_json(*arguments):
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def assert_fails(result, words, code=1):
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    assert words in " ".join(result.stderr.split())
-    assert "Traceback" not in result.stderr
 
 
 def recall(problem, bias=None):

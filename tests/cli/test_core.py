@@ -8,11 +8,10 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import nnnorm
-from nnnorm.cli import app
 from tests.attack.commands import walk_commands
+from tests.command import assert_fails, run
 
 COMMAND = [sys.executable, "-m", "nnnorm"]
 FIT = ["fit", "--gallery", "gallery.npy", "--references", "references.npy"]
@@ -27,26 +26,12 @@ def files(tmp_path, small, monkeypatch):
     return tmp_path
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
-
-
 def fit(*arguments):
     return run(*FIT, *arguments)
 
 
 def search(*arguments):
     return run("search", "--gallery", "gallery.npy", "--queries", "queries.npy", *arguments)
-
-
-def assert_fails(result, words):
-    """One sentence on stderr, nothing on stdout, exit code 1, no traceback."""
-    assert result.exit_code == 1, result.output
-    assert result.stdout == ""
-    message = result.stderr.splitlines()[-1]
-    assert message.startswith("Error: ")
-    assert words in message
-    assert "Traceback" not in result.stderr
 
 
 # --- the main job -------------------------------------------------------------------------------
@@ -84,6 +69,7 @@ def test_only_a_corrected_search_is_called_so(files):
     assert "Best items (index, score)" in search().stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["nnnorm.cli.app", "nnnorm.cli.core", "nnnorm.bank"])
 def test_ctrl_c_during_the_imports_is_one_sentence(module):
     code = (
@@ -238,10 +224,7 @@ def test_the_version_is_printed():
 
 
 @pytest.mark.slow
-def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
-    folder = tmp_path / "new" / "folder"
-    told = run("demo", "--output", str(folder))
-    assert told.exit_code == 0
+def test_the_demo_runs_the_main_job_and_names_its_files(demo):
     for words in (
         "1. Hubs",
         "2. Tune",
@@ -250,8 +233,8 @@ def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
         "5. Look",
         "Now yours",
     ):
-        assert words in told.stdout
-    assert "worse with the correction" in told.stdout
+        assert words in demo.told
+    assert "worse with the correction" in demo.told
     for name in (
         "bias.safetensors",
         "contact-sheet.png",
@@ -259,14 +242,15 @@ def test_the_demo_runs_the_main_job_and_names_its_files(tmp_path):
         "grid.png",
         "gains.png",
     ):
-        assert (folder / name).stat().st_size > 0
-        assert name in told.stdout
-    bias = nnnorm.Bias.load(folder / "bias.safetensors")
+        assert (demo.folder / name).stat().st_size > 0
+        assert name in demo.told
+    bias = nnnorm.Bias.load(demo.folder / "bias.safetensors")
     assert len(bias) == 1000
 
 
 @pytest.mark.slow
-def test_the_demo_prints_all_figures_as_json(tmp_path):
+def test_the_demo_prints_all_figures_as_json(tmp_path, monkeypatch, demo):
+    monkeypatch.setattr("nnnorm.demo.run_demo", lambda output, step: demo.figures)
     printed = json.loads(run("demo", "--json", "-o", str(tmp_path)).stdout)
     assert printed["tuned"]["recall_at_1"] > printed["uncorrected"]["recall_at_1"] + 0.01
     assert printed["tuned"]["gain"]["low"] > 0
@@ -279,7 +263,10 @@ def test_the_demo_prints_all_figures_as_json(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_says_how_to_get_plots_where_there_are_none(tmp_path, monkeypatch):
+def test_the_demo_says_how_to_get_plots_where_there_are_none(tmp_path, monkeypatch, demo):
+    # What takes long is not about plots.
+    monkeypatch.setattr("nnnorm.demo.run.tune", lambda *_, **__: demo.figures.tuning)
+    monkeypatch.setattr("nnnorm.demo.run.compare", lambda *_, **__: demo.figures.comparison)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("demo", "--output", str(tmp_path))
@@ -430,6 +417,7 @@ def test_help_is_plain_ascii_for_old_terminals():
         assert run(name, "--help").stdout.isascii(), name
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_letters_is_told_in_one_line(files):
     (files / "gallery.npy").rename(files / "größe.npy")
     done = subprocess.run(
@@ -444,6 +432,7 @@ def test_a_terminal_without_the_letters_is_told_in_one_line(files):
     assert line.endswith("set PYTHONUTF8=1")
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file(files):
     fit("--reference-k", 5)
     old = (files / "bias.safetensors").read_bytes()
@@ -504,6 +493,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_terminal_is_one_sentence_and_no_file(files, rng):
     np.save("gallery.npy", rng.normal(size=(2000, 128)).astype(np.float32))
     np.save("references.npy", rng.normal(size=(20_000, 128)).astype(np.float32))
@@ -527,6 +517,7 @@ def test_ctrl_c_on_a_terminal_is_one_sentence_and_no_file(files, rng):
     assert not list(files.glob(".*tmp"))
 
 
+@pytest.mark.slow
 def test_without_a_terminal_there_is_no_bar(files):
     done = subprocess.run(
         [*COMMAND, "search", "--gallery", "gallery.npy", "--queries", "queries.npy", "--json"],

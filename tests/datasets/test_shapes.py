@@ -16,6 +16,7 @@ from nnnorm.datasets import load_shapes
 from nnnorm.datasets.scenes import COLOURS, SHAPES
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.hubness import count_occurrences
+from tests.source import read_tree
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "src" / "nnnorm" / "datasets" / "shapes.npz"
@@ -153,6 +154,7 @@ def test_a_picture_that_is_not_there_is_refused(shapes, item):
         shapes.draw(item)
 
 
+@pytest.mark.slow
 def test_hubs_are_real_and_a_correction_helps(shapes):
     raw = evaluate(shapes.queries, shapes.gallery, truth=shapes.truth)
     bias = NNN().fit(shapes.gallery, shapes.references)
@@ -203,7 +205,7 @@ def test_the_wheel_contains_the_data(tmp_path):
 
 def test_nothing_but_the_examples_needs_torch():
     for path in (ROOT / "src" / "nnnorm").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(read_tree(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.split(".")[0] == "torch" for name in names), path.name

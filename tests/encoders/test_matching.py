@@ -7,23 +7,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from nnnorm import NNNormError, NNNormWarning
-from nnnorm.cli import app
 from nnnorm.encoders import match_to_files
 from nnnorm.encoders.blip_matching import BlipMatcher
 from nnnorm.encoders.images import open_image
 from tests import tiny
+from tests.command import run
 
 pytestmark = pytest.mark.slow
 
 PAST = [f"the {text}" for text in tiny.TEXTS] + ["a big ring", "a small star"]
 K = 3
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ def test_channels_are_averaged(tmp_path):
     np.testing.assert_allclose(read_sound(tmp_path / "a.wav", RATE), 0.25 * tone(RATE), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [8_000, 44_100, 48_000])
 def test_another_rate_is_resampled_to_the_same_tone(tmp_path, rate):
     soundfile.write(tmp_path / "a.wav", 0.5 * tone(rate), rate)

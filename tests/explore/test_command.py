@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import nnnorm
 from nnnorm.cli import app
 from nnnorm.explore import Session, open_material, record, unpack
-from nnnorm.explore.recording import MODULES, join_modules
-from nnnorm.explore.server import STATIC
+from nnnorm.explore.recording import MODULES, STATIC, join_modules
 from nnnorm.explore.views import Views
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
@@ -228,6 +227,7 @@ def test_missing_files_are_named(files, arguments, message, tmp_path):
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_that_names_its_files(files, tmp_path):
     line = "explore --gallery {0}/gallery.npy --queries {0}/queries.npy "
     line += "--references {0}/references.npy --truth {0}/truth.npy --images {0}/pictures"
@@ -275,12 +275,14 @@ def exported(material, tmp_path_factory):
     return session, (folder / "recorded.js").read_text()
 
 
+@pytest.mark.slow
 def test_markup_in_a_caption_can_not_end_the_script_of_a_recorded_page(exported):
     _, recorded = exported
     assert "<script>" in recorded
     assert "</script" not in recorded
 
 
+@pytest.mark.slow
 def test_an_export_has_the_numbers_of_a_hub_for_every_setting(exported):
     session, text = exported
     views = Views(session)
@@ -305,6 +307,7 @@ def test_an_export_has_the_numbers_of_a_hub_for_every_setting(exported):
     assert "n_after" not in same
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_files_is_not_written_to(session, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(nnnorm.NNNormError, match="is not empty; give a new folder"):

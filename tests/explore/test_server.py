@@ -200,6 +200,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_pictures_come_from_their_folder_only(material, folder, caplog):
     outside = str(folder.parent / "secret" / "photo.png")
     names = [*NAMES, outside]
@@ -271,6 +272,7 @@ def test_damaged_metadata_of_a_picture_is_no_error(tmp_path):
     assert {thumbnails.get(item).media_type for item in (0, 1)} <= {"image/jpeg", "image/svg+xml"}
 
 
+@pytest.mark.slow
 def test_without_pictures_there_is_nothing_to_show(material):
     session = Session(replace(material, pictures=None))
     with TestClient(make_app(session), base_url="http://localhost") as opened:
@@ -332,6 +334,7 @@ def test_the_commands_of_a_setting_make_its_bias(client):
     assert search.startswith("nnnorm search --gallery GALLERY.npy")
 
 
+@pytest.mark.slow
 def test_long_work_is_announced_until_it_is_done(material):
     session = Session(material)
     with TestClient(make_app(session), base_url="http://localhost") as opened:

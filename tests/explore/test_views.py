@@ -181,6 +181,7 @@ def test_the_grid_has_the_recall_of_its_cells(session, views):
     assert shown == pytest.approx(cell["recall_at_1"], abs=2e-3)
 
 
+@pytest.mark.slow
 def test_near_copies_are_grouped(material):
     rows = material.gallery.rows(0, len(material.gallery))
     gallery = np.concatenate([rows, rows[:1], rows[:1], rows[1:2]])
@@ -243,6 +244,7 @@ def test_the_bank_counts_its_intents_and_copies(views, session):
     assert arrays["histogram"].sum() == about["n_intents"]
 
 
+@pytest.mark.slow
 def test_drift_is_shown_where_a_corrector_is_given(material):
     corrector = nnnorm.Corrector.fit(material.gallery, material.references)
     away = nnnorm.open_embeddings(-material.queries.rows(0, 200))
@@ -250,6 +252,7 @@ def test_drift_is_shown_where_a_corrector_is_given(material):
     assert views.bank()[0]["drift"]["verdict"] == "refit now"
 
 
+@pytest.mark.slow
 def test_a_drift_that_can_not_be_measured_leaves_the_bank_in_view(material):
     corrector = nnnorm.Corrector.fit(material.gallery, material.references)
     one = material.queries.subset(np.zeros(5, dtype=np.int64))

@@ -22,7 +22,6 @@ from nnnorm.index import (
 )
 from nnnorm.index.payloads import make_payloads
 from nnnorm.index.store import check_ids, gather_hits
-from tests.servers import clear_memory
 from tests.stores import CASES, parametrize
 
 # The contract's norms are unequal on purpose; a test of its own is about this warning.
@@ -56,21 +55,6 @@ def bias_of(data, items):
 @pytest.fixture
 def data(case):
     return make_data(300, 40, 13, unit=case.unit)
-
-
-@pytest.fixture
-def store(case, tmp_path):
-    """The collection of this test, as a new store each time it is called."""
-    opened = []
-
-    def make(name="photos"):
-        opened.append(case.make(tmp_path, name))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
-    clear_memory()
 
 
 def exact(data, *, k=10, weight=None, ids=None, keep=None):

@@ -79,6 +79,7 @@ def test_a_file_that_was_damaged_is_one_sentence(scheme, data, tmp_path):
     told(error)
 
 
+@pytest.mark.slow
 def test_a_table_of_another_process_is_one_sentence(data, tmp_path):
     """DuckDB lets one process write."""
     path = tmp_path / "photos.duckdb"
@@ -133,6 +134,7 @@ def test_a_file_that_is_no_database_leaves_no_connection_open(tmp_path):
     assert str(path) not in [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
 
 
+@pytest.mark.slow
 def test_someone_elses_tables_are_not_taken_for_notes(data, tmp_path):
     with connect(tmp_path / "own.db") as own:
         own.execute("CREATE VIRTUAL TABLE items USING vec0(id integer primary key, v float[13])")

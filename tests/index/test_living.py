@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,9 @@ from tests.stores import CASES, LIVING, SHARED, parametrize
 
 LIVE = [case for case in CASES if case.engine in LIVING]
 each = parametrize(LIVE)
+each_long = parametrize(  # many operations take seconds where each is a transaction
+    [replace(case, slow=case.slow or case.engine in ("duckdb", "sqlite-vec")) for case in LIVE]
+)
 # Each of five operations is stopped at four moments, 20 per engine, on one row with the bias in the
 # vectors and one with the bias beside them; on all rows where NNNORM_KILLS says how many moments.
 ASKED = os.environ.get("NNNORM_KILLS")
@@ -53,21 +57,6 @@ def n_kills(case):
 def children():
     """Start the process that makes children before a test looks for processes left behind."""
     start_server()
-
-
-@pytest.fixture
-def store(case, tmp_path):
-    """The collection of this test, as a new store each time it is called."""
-    opened = []
-
-    def make(name="photos"):
-        opened.append(case.make(tmp_path, name))
-        return opened[-1]
-
-    yield make
-    for one in opened:
-        one.close()
-    clear_memory()
 
 
 # --- against a dictionary ------------------------------------------------------------------------
@@ -166,7 +155,7 @@ def test_a_refresh_to_a_generation_that_was_changed_makes_it_anew(case, store, c
     life.index.close()
 
 
-@each
+@each_long
 def test_two_hundred_operations_agree_with_a_dictionary(case, store):
     """On the rows of `FEW`, and a quarter of them on others of the same engine."""
     life = Life(case, store, seed=len(case.name))

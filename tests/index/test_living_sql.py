@@ -9,7 +9,6 @@ import threading
 from types import SimpleNamespace
 
 import duckdb
-import lancedb as lancedb_itself
 import numpy as np
 import psycopg
 import pyarrow
@@ -29,6 +28,14 @@ from tests.stores import duckdb as make_duckdb
 from tests.stores import sqlite_vec as make_sqlite
 
 N, WIDTH = 400, 8
+
+
+def lancedb_itself():
+    import lancedb  # takes a second, and only tests that are slow need it
+
+    return lancedb
+
+
 MAKERS = {
     "pgvector": pgvector(),
     "pgvector hnsw": pgvector(kind="hnsw", ef=400),
@@ -166,7 +173,7 @@ def test_metadata_are_columns_of_duckdb_and_sqlite(tmp_path, items):
 @pytest.mark.slow
 def test_metadata_are_columns_of_lancedb(tmp_path, items):
     fill(MAKERS["lancedb"](tmp_path, "photos"), items).close()
-    table = lancedb_itself.connect(in_memory(tmp_path) / "lance").open_table("photos")
+    table = lancedb_itself().connect(in_memory(tmp_path) / "lance").open_table("photos")
     types = {field.name: str(field.type) for field in table.schema}
     assert types | {"year": "int64", "title": "string", "size": "double", "open": "bool"} == types
     assert table.count_rows("year = 1993") == 40
@@ -376,6 +383,7 @@ def test_a_generation_that_is_missing_or_a_part_is_not_served(open_store, items)
     assert store.read_note()["of"] == "first"
 
 
+@pytest.mark.slow
 @engines(*SQL)
 def test_an_exchange_that_is_interrupted_leaves_the_former_one(open_store, items, monkeypatch):
     store = fill(open_store(), items)
@@ -461,6 +469,7 @@ def test_the_next_generation_has_the_index_of_the_former(open_store, items, tmp_
 # --- threads and connections ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @engines()
 def test_many_threads_search_one_store(open_store, items):
     store = fill(open_store(), items)
@@ -494,7 +503,7 @@ CONNECTIONS = {
     "pgvector": lambda folder: psycopg.connect(postgres(), autocommit=True),
     "duckdb": lambda folder: duckdb.connect(folder / "own.duckdb"),
     "sqlite-vec": lambda folder: connect_sqlite(folder / "own.db"),
-    "lancedb": lambda folder: lancedb_itself.connect(folder / "lance"),
+    "lancedb": lambda folder: lancedb_itself().connect(folder / "lance"),
 }
 KINDS = {
     "pgvector": PgvectorStore,
@@ -811,7 +820,7 @@ def test_a_duckdb_table_is_adopted_in_place(tmp_path):
 
 @pytest.mark.slow
 def test_a_copy_keeps_the_types_and_indexes_of_lancedb(tmp_path):
-    db = lancedb_itself.connect(tmp_path / "lance")
+    db = lancedb_itself().connect(tmp_path / "lance")
     day = datetime.date(2024, 5, 6)
     table = db.create_table(
         "mine",
@@ -825,7 +834,7 @@ def test_a_copy_keeps_the_types_and_indexes_of_lancedb(tmp_path):
             }
         ),
     )
-    table.create_index("taken", config=lancedb_itself.index.BTree())
+    table.create_index("taken", config=lancedb_itself().index.BTree())
     source, copied = LancedbStore(db, "mine"), LancedbStore(db, "copied")
     (items,) = source.scan()
     copied.create_like(source, 2, "ip", strings=False, sample=Sample(2, lambda: items.vectors))

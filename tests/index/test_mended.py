@@ -144,6 +144,7 @@ def test_queries_of_another_scale_are_warned_of(data):
 # --- a re-rank claims no more than it knows ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the bias that duckdb")
 @pytest.mark.parametrize("reopens", [False, True])
 def test_a_rerank_does_not_trust_bounds_that_another_program_changed(data, tmp_path, reopens):

@@ -12,6 +12,7 @@ from nnnorm.index import open_index, open_store
 from nnnorm.index.stores.pgvector import PgvectorStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from nnnorm.index.urls import show_url
+from tests.source import read_tree
 
 SECRET = "Hunter2x"
 _SERVERS = ("qdrant", "chroma", "milvus", "pgvector")
@@ -124,7 +125,7 @@ def test_addresses_are_put_into_messages_by_show_url_only():
     room = Path(nnnorm.__file__).parent
     bare = []
     for path in [*(room / "index").rglob("*.py"), *(room / "cli").glob("*.py")]:
-        for raised in ast.walk(ast.parse(path.read_text())):
+        for raised in ast.walk(read_tree(path)):
             if not isinstance(raised, ast.Raise):
                 continue
             for value in ast.walk(raised):

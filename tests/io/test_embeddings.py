@@ -30,7 +30,7 @@ from nnnorm.io.stored import StoredMatrix
 # Held exactly by float16, so that every float type carries the same numbers.
 VALUES = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float16).astype(np.float32)
 
-patient = settings(deadline=None, max_examples=60)
+patient = settings(max_examples=min(60, settings().max_examples))
 
 
 def small_blocks(n_bytes=64):

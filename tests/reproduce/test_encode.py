@@ -4,24 +4,19 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from nnnorm.cli import app
 from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.datasets.scenes import draw_scene, make_scenes
 from nnnorm.io import write_png
 from nnnorm.reproduce.encode import encode_missing, find_missing
 from nnnorm.reproduce.material import EmbeddingFolder
 from nnnorm.reproduce.paper import find_tables
+from tests.command import run
 
 pytestmark = pytest.mark.slow
 
 
 N_TRAIN, N_TEST = 24, 6
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], prog_name="nnnorm")
 
 
 @pytest.fixture

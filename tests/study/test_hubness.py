@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

@@ -132,13 +132,13 @@ def encode(
         for modality in wanted:
             encoder.check_modality(modality)
         plans = []
-        for modality, (items, ids) in wanted.items():
-            if matching is not None:
-                break
+        for modality, (items, ids) in wanted.items() if matching is None else ():
             say(f"Checking {len(items):,} {modality}")
             options: Any = {"shard_rows": shard_rows, "resume": resume, "ids": ids, "share": share}
             plans.append(plan_encoding(encoder, modality, items, output, **options))
-    if matching is not None:
+    if matching is None:
+        _encode(encoder, plans, batch_size, as_json)
+    else:
         column = text_column if matching == "image" else image_column
         _match(
             encoder,
@@ -151,7 +151,10 @@ def encode(
             batch_size=batch_size,
             resume=resume,
         )
-        return
+
+
+def _encode(encoder: Encoder, plans: list[Any], batch_size: int, as_json: bool) -> None:
+    """Encode what was planned, and print what was written."""
     written: dict[Modality, dict[str, Any]] = {}
     for plan in plans:
         written[plan.modality] = _run(plan, batch_size, n_before=len(written))

@@ -177,6 +177,24 @@ def _next_commands(
     return [*lines, write_command("search", search | bias, end)]
 
 
+def _plots_of(tuning: study.Tuning) -> Figures:
+    if not any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
+        return {}
+    return {
+        "grid.png": lambda p: p.plot_grid(tuning),
+        "reference-k.png": lambda p: p.plot_reference_k(tuning),
+    }
+
+
+def _fit_command_of(chosen: study.Cell, files: dict[str, Any], end: str) -> list[str]:
+    """The command that fits a setting again; nothing where no correction was chosen."""
+    if chosen.method == NO_CORRECTION:
+        return []
+    if find_method(chosen.method)[0].gallery_bank == "refused":
+        files = files | {"gallery_references": None}
+    return _fit_command(files, chosen.method, chosen.params, end)
+
+
 def _fit_command(
     files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], end: str
 ) -> list[str]:
@@ -378,28 +396,17 @@ def tune(
         typer.echo(f"The chosen bias is in {output}", err=True)
     if save_corrector is not None:
         typer.echo(f"A corrector of that setting is in {save_corrector}", err=True)
-    figures: Figures = {}
-    if any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
-        figures = {
-            "grid.png": lambda p: p.plot_grid(tuning),
-            "reference-k.png": lambda p: p.plot_reference_k(tuning),
-        }
     written = {"output": output, "corrector": save_corrector}
     about = tuning.to_dict() | {name: path and str(path) for name, path in written.items()}
-    second_bank = None
-    if find_method(tuning.best.method)[0].gallery_bank != "refused":
-        second_bank = gallery_references
     files: dict[str, Any] = {
         "gallery": gallery,
         "references": references,
-        "gallery_references": second_bank,
+        "gallery_references": gallery_references,
         "duplicates": duplicates,
     }
-    parts: list[str] = []
-    if tuning.best.method != NO_CORRECTION:
-        parts = _fit_command(files, tuning.best.method, tuning.best.params, inputs.repeat())
+    parts = _fit_command_of(tuning.best, files, inputs.repeat())
     about["fit"] = " ".join(parts) or None
-    report.deliver([tabulate_tuning(tuning)], about, figures)
+    report.deliver([tabulate_tuning(tuning)], about, _plots_of(tuning))
     if parts and not report.as_json:
         without = " (without the popularity, which is in the file of -o)" if clicks else ""
         typer.echo(f"\nTo fit this setting again{without}:")

@@ -49,10 +49,9 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
 
     Examples
     --------
-    >>> import tempfile
     >>> from nnnorm.demo.run import run_demo
-    >>> parts = list(tell_demo(run_demo(tempfile.mkdtemp())))
-    >>> any(isinstance(part, Table) for part in parts)
+    >>> parts = list(tell_demo(run_demo()))  # doctest: +SKIP
+    >>> any(isinstance(part, Table) for part in parts)  # doctest: +SKIP
     True
     """
     shapes, diagnosis = demo.shapes, demo.diagnosis

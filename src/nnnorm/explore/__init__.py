@@ -8,6 +8,7 @@ keeping      answers that are kept, work that is done once
 session      what one gallery's explorer keeps
 views        what each view shows
 packing      answers as typed arrays
+routes       what every address answers, with its parameters
 server       the HTTP interface, its checks and limits
 recording    the same page without a server, and a table for Embedding Atlas
 """

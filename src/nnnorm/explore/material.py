@@ -248,13 +248,7 @@ def open_material(
         names = items.ids if ids is None else check_ids(ids, len(items), name="gallery")
         asked = open_embeddings(queries, name="queries", normalize=normalize)
         loaded = None if corrector is None else Corrector.load(corrector)
-        bank: Bank | Embeddings
-        if references is None and loaded is not None:
-            bank = loaded.bank
-        elif references is not None and references.suffix == ".safetensors":
-            bank = Bank.load(references)
-        else:
-            bank = open_embeddings(references, name="references", normalize=normalize)
+        bank = _open_bank(references, loaded, normalize)
         past = open_references(bank, normalize=normalize)
         right = None
         if truth is not None:
@@ -296,6 +290,16 @@ def open_material(
         },
         notes=notes,
     )
+
+
+def _open_bank(
+    references: Path | None, corrector: Corrector | None, normalize: bool | None
+) -> Bank | Embeddings:
+    if references is None and corrector is not None:
+        return corrector.bank
+    if references is not None and references.suffix == ".safetensors":
+        return Bank.load(references)
+    return open_embeddings(references, name="references", normalize=normalize)
 
 
 def _read_index(

@@ -28,7 +28,7 @@ from nnnorm.explore.views import NOT_SCANNED, Views
 from nnnorm.io import Progress, make_folder, write_whole
 from nnnorm.methods import Method
 
-_STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
 MODULES = ("core", "controls", "search", "hubs", "quality", "map", "bank", "main")
 _N_QUERIES = 24
@@ -75,9 +75,9 @@ def record(
         answers, items = _record_answers(Views(session), progress)
     shown = _write_pictures(session, target / "pictures", items)
     for suffix in ("css", "svg"):
-        for file in _STATIC.glob(f"*.{suffix}"):
+        for file in STATIC.glob(f"*.{suffix}"):
             _copy(file, target / file.name)
-    for file in (_STATIC / "vendor").iterdir():
+    for file in (STATIC / "vendor").iterdir():
         make_folder(target / "vendor")
         _copy(file, target / "vendor" / file.name)
     recorded = json.dumps(
@@ -104,7 +104,7 @@ def join_modules() -> str:
     """
     parts = []
     for name in MODULES:
-        text = (_STATIC / f"{name}.js").read_text(encoding="utf-8")
+        text = (STATIC / f"{name}.js").read_text(encoding="utf-8")
         text = re.sub(r"^import \{[^}]*\} from \"[^\"]*\";\n", "", text, flags=re.MULTILINE)
         parts.append(re.sub(r"^export ", "", text, flags=re.MULTILINE))
     return "(() => {\n" + "\n".join(parts) + "\n})();\n"
@@ -118,7 +118,7 @@ def make_page() -> str:
     >>> 'type="module"' in make_page()
     False
     """
-    text = (_STATIC / "index.html").read_text(encoding="utf-8")
+    text = (STATIC / "index.html").read_text(encoding="utf-8")
     text = re.sub(
         r'<script type="module"[^>]*></script>',
         '<script src="recorded.js"></script>\n<script defer src="page.js"></script>',

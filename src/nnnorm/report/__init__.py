@@ -3,6 +3,7 @@
 table    a table for a terminal, Markdown and LaTeX
 tables   one function per result that makes a table of it
 verdicts a check in words
+figure   what all plots share: colours, axes, legend, files
 plots    results as pictures
 audits   tables and plots of an audit
 sheet    contact sheets: what queries find, in pictures or captions

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.report.plots import BLUE, GREY, ORANGE, add_legend, label_axes, make_panels
+from nnnorm.report.figure import BLUE, GREY, ORANGE, add_legend, label_axes, make_panels
 from nnnorm.report.table import Table
 from nnnorm.study import Audit, Interval
 

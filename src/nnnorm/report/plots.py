@@ -1,22 +1,33 @@
 """Plots of results: occurrences of items, grids, bank sizes, gains with their intervals.
 
-Needs matplotlib (`pip install 'nnnorm[plots]'`), imported only when a figure is made. Every
-function takes results and returns a `matplotlib.figure.Figure` of its own; pyplot and its global
-state are never touched. The colours are safe for colour-blind readers: blue is gain, orange is loss
-or before, grey is no correction or no clear difference.
+Every function takes results and returns a `matplotlib.figure.Figure` of its own, with the look that
+`figure` gives to all. Blue is gain, orange is loss or before, grey is no correction or no clear
+difference.
 """
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.io import write_whole
 from nnnorm.methods import NNN, describe_setting, label_method
+from nnnorm.report.figure import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    add_legend,
+    label_axes,
+    make_figure,
+    name_lines,
+    scale_log,
+    separate_thousands,
+    thin_out,
+)
+from nnnorm.report.figure import save_figure as save_figure
 from nnnorm.study import (
     Ablation,
     Cell,
@@ -35,10 +46,6 @@ if TYPE_CHECKING:
 IntArray: TypeAlias = npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-_WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
-_DPI = 150
-_INK, GREY, _PALE = "#222222", "#6E6E6E", "#E6E6E6"
-BLUE, ORANGE = "#0072B2", "#D55E00"
 _CURVES = (ORANGE, BLUE, "#009E73")  # before, after, another model
 _COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
@@ -87,14 +94,8 @@ def plot_occurrences(
     >>> [text.get_text() for text in figure.axes[0].texts]
     ['max 4', 'max 2', 'never first: 3 → 1 of 4 items']
     """
-    figure, axes = _make_figure(3.7)
-    given = {"before": before, "after": after, "other": other}
-    counts = [_check_counts(some, name) for name, some in given.items() if some is not None]
-    if len({len(some) for some in counts}) > 1:
-        sizes = " and ".join(str(len(some)) for some in counts)
-        raise NNNormError(f"before and after must be of the same gallery; got {sizes} items")
-    if isinstance(labels, str) or len(labels) < len(counts):
-        raise NNNormError(f"labels must name {len(counts)} distributions; got {labels!r}")
+    figure, axes = make_figure(3.7)
+    counts = _check_distributions({"before": before, "after": after, "other": other}, labels)
     right = None if truth_per_item is None else _mean_of_truth(truth_per_item, len(counts[0]))
     maxima = [int(each.max()) for each in counts]
     reach = max(*maxima, right or 0, 1)
@@ -130,19 +131,19 @@ def plot_occurrences(
         va="top",
         fontsize=11,
         fontweight="bold",
-        color=_INK,
+        color=INK,
     )
     if right is not None:
         name = f"right answers: {right:,.3g} per item"
-        axes.axvline(right, color=_INK, linewidth=1.2, linestyle=":", label=name)
+        axes.axvline(right, color=INK, linewidth=1.2, linestyle=":", label=name)
     label_axes(
         axes,
         title or f"How often does each of {len(counts[0]):,} items come first?",
         "queries that get the item first",
         "items, log scale" if width == 1 else f"items in steps of {width} queries, log scale",
     )
-    _separate_thousands(axes.xaxis)
-    _separate_thousands(axes.yaxis)
+    separate_thousands(axes.xaxis)
+    separate_thousands(axes.yaxis)
     axes.yaxis.set_minor_locator(require("matplotlib.ticker", "plots").NullLocator())
     add_legend(figure, axes.get_legend_handles_labels()[0])
     return figure
@@ -204,8 +205,7 @@ def plot_grid(tuning: Tuning) -> "Figure":
     # As much colour for a point lost as for a point gained; far losses may run off the scale.
     reach = max(gain, loss / 4, 0.1)
     colours = require("matplotlib.colors", "plots")
-    patches = require("matplotlib.patches", "plots")
-    figure, axes = _make_figure(1.9 + 0.29 * min(max(len(alphas), 4), 16))
+    figure, axes = make_figure(1.9 + 0.29 * min(max(len(alphas), 4), 16))
     mesh = axes.pcolormesh(
         np.ma.masked_invalid(recalls),
         cmap=colours.LinearSegmentedColormap.from_list("loss to gain", _LOSS_TO_GAIN),
@@ -217,37 +217,12 @@ def plot_grid(tuning: Tuning) -> "Figure":
         for (row, column), recall in np.ndenumerate(recalls):
             if np.isfinite(recall):
                 look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
-                axes.text(column + 0.5, row + 0.5, f"{recall:.1f}", color=_INK, **look)
-    bar = figure.colorbar(
-        mesh,
-        ax=axes,
-        pad=0.02,
-        fraction=0.05,
-        aspect=28,
-        extend="min" if loss > reach else "neither",
-    )
-    bar.set_label("R@1, %", color=_INK, fontsize=10)
-    bar.ax.tick_params(colors=_INK, labelsize=9, length=0)
-    bar.ax.axhline(baseline, color=_INK, linewidth=1)
-    bar.outline.set_visible(False)
-    handles = []
-    for cell, name, style, inset in (
-        (tuning.best_by_rule, "best by one-standard-error rule", "-", 0.03),
-        (tuning.best_by_maximum, "best by maximum", (0, (2.5, 1.5)), 0.1),
-    ):
-        label = f"{name}: {_describe(cell)}, {100 * cell.recall_at_1:.2f} %"
-        look = {"fill": False, "edgecolor": _INK, "linewidth": 1.8, "linestyle": style}
-        if _is_on_map(cell):
-            row, column = _place(cell, alphas, ks)
-            x, y = inset * min(1, len(ks) / 4), inset * min(1, len(alphas) / 4)
-            box = ((column + x, row + y), 1 - 2 * x, 1 - 2 * y)
-            axes.add_patch(patches.Rectangle(*box, label=label, **look))
-        else:  # there is no cell to mark
-            look["edgecolor"] = "none"
-        handles.append(patches.Patch(label=label, **look))
+                axes.text(column + 0.5, row + 0.5, f"{recall:.1f}", color=INK, **look)
+    _add_colour_bar(axes, mesh, baseline, extend="min" if loss > reach else "neither")
+    handles = _mark_best(axes, tuning, alphas, ks)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    columns, rows = _thin_out(ks, 12), _thin_out(alphas, 16)
+    columns, rows = thin_out(ks, 12), thin_out(alphas, 16)
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [_short(alphas[n]) for n in rows])
     label_axes(
@@ -258,6 +233,38 @@ def plot_grid(tuning: Tuning) -> "Figure":
     )
     add_legend(figure, handles)
     return figure
+
+
+def _add_colour_bar(axes: "Axes", mesh: Any, baseline: float, extend: str) -> None:
+    bar = axes.figure.colorbar(mesh, ax=axes, pad=0.02, fraction=0.05, aspect=28, extend=extend)
+    bar.set_label("R@1, %", color=INK, fontsize=10)
+    bar.ax.tick_params(colors=INK, labelsize=9, length=0)
+    bar.ax.axhline(baseline, color=INK, linewidth=1)
+    bar.outline.set_visible(False)
+
+
+def _mark_best(
+    axes: "Axes", tuning: Tuning, alphas: Sequence[float], ks: Sequence[int]
+) -> list[Any]:
+    """Frame the cells that each rule chooses, and return what the legend shows of them."""
+    patches = require("matplotlib.patches", "plots")
+    handles = []
+    for cell, name, style, inset in (
+        (tuning.best_by_rule, "best by one-standard-error rule", "-", 0.03),
+        (tuning.best_by_maximum, "best by maximum", (0, (2.5, 1.5)), 0.1),
+    ):
+        label = f"{name}: {_describe(cell)}, {100 * cell.recall_at_1:.2f} %"
+        look: dict[str, Any] = {"fill": False, "edgecolor": INK, "linewidth": 1.8}
+        look["linestyle"] = style
+        if _is_on_map(cell):
+            row, column = _place(cell, alphas, ks)
+            x, y = inset * min(1, len(ks) / 4), inset * min(1, len(alphas) / 4)
+            box = ((column + x, row + y), 1 - 2 * x, 1 - 2 * y)
+            axes.add_patch(patches.Rectangle(*box, label=label, **look))
+        else:  # there is no cell to mark
+            look["edgecolor"] = "none"
+        handles.append(patches.Patch(label=label, **look))
+    return handles
 
 
 def _short(alpha: float) -> str:
@@ -291,18 +298,18 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
     cells = _nnn_cells(tuning)
     present = sorted({cell.params["alpha"] for cell in cells})
     if alphas is None:
-        alphas = _find(present, _USUAL_ALPHAS) or [present[n] for n in _thin_out(present, 4)]
+        alphas = _find(present, _USUAL_ALPHAS) or [present[n] for n in thin_out(present, 4)]
     chosen = _find(present, alphas)
     if len(chosen) < max(1, len(alphas)):
         tried = ", ".join(f"{alpha:g}" for alpha in present)
         raise NNNormError(f"alphas must be among those that were tried ({tried}); got {alphas}")
-    figure, axes = _make_figure(3.7)
+    figure, axes = make_figure(3.7)
     _draw_baseline(axes, tuning.uncorrected.recall_at_1)
     baseline, noise = (
         100 * tuning.uncorrected.recall_at_1,
         50 * (tuning.gain.high - tuning.gain.low),
     )
-    axes.axhspan(baseline - noise, baseline + noise, color=_PALE, alpha=0.6, zorder=0)
+    axes.axhspan(baseline - noise, baseline + noise, color=PALE, alpha=0.6, zorder=0)
     shades = require("matplotlib", "plots").colormaps["viridis"]
     ks: list[int] = []
     ends: list[tuple[float, float, str, Any]] = []
@@ -322,8 +329,8 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         )
         ends.append((*line[-1], f"α = {alpha:g}", axes.lines[-1].get_color()))
         ks.extend(k for k, _ in line)
-    _scale_log(axes, ks, base=2)
-    _name_lines(axes, ends)
+    scale_log(axes, ks, base=2)
+    name_lines(axes, ends)
     label_axes(
         axes,
         f"How many references to average? ({tuning.n_queries:,} tuning queries)",
@@ -331,27 +338,6 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] | None = None) -> "
         "right item first, % (R@1)",
     )
     return figure
-
-
-def _name_lines(axes: "Axes", ends: Sequence[tuple[float, float, str, Any]]) -> None:
-    """Write the names of lines at their right ends, one above the other where these are close."""
-    low, high = axes.get_ylim()
-    ordered = sorted(ends, key=lambda end: end[1])
-    places: list[float] = []
-    for _, y, _, _ in ordered:
-        places.append(max([y, *(place + 0.06 * (high - low) for place in places[-1:])]))
-    above = max(0.0, places[-1] - high)
-    for (x, _, name, colour), place in zip(ordered, places, strict=True):
-        axes.annotate(
-            name,
-            (x, place - above),
-            xytext=(8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9.5,
-            color=colour,
-            annotation_clip=False,
-        )
 
 
 def plot_bank_size(ablation: Ablation) -> "Figure":
@@ -380,7 +366,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
     >>> plot_bank_size(found).axes[0].get_xlabel()
     'past queries in the bank'
     """
-    figure, axes = _make_figure(4.2)
+    figure, axes = make_figure(4.2)
     if not ablation.rows:
         raise NNNormError("the ablation holds no bank, so there is nothing to plot")
     lines = require("matplotlib.lines", "plots")
@@ -403,7 +389,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
         axes.plot(sizes, tuned, label=f"{name}, tuned", **thin)
         ends.append((sizes[-1], automatic[-1], name, colour))
         handles.append(lines.Line2D([], [], linewidth=2.2, markersize=7, label=name, **look))
-    _scale_log(axes, [row.n_references for row in ablation.rows], base=10)
+    scale_log(axes, [row.n_references for row in ablation.rows], base=10)
     label_axes(
         axes,
         f"How many past queries are enough? ({ablation.n_queries:,} test queries)",
@@ -411,11 +397,11 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
         "right item first, % (R@1)",
     )
     if len(names) <= _FEW_NAMES and max(map(len, names)) <= _SHORT_NAME:
-        _name_lines(axes, ends)
+        name_lines(axes, ends)
         handles = []
     handles += [
-        lines.Line2D([], [], color=_INK, linewidth=2.2, label="NNN's own rule"),
-        lines.Line2D([], [], color=_INK, linewidth=1.2, linestyle="--", label="tuned on labels"),
+        lines.Line2D([], [], color=INK, linewidth=2.2, label="NNN's own rule"),
+        lines.Line2D([], [], color=INK, linewidth=1.2, linestyle="--", label="tuned on labels"),
         axes.lines[0],
     ]
     add_legend(figure, handles, "bands: 95 % interval of the gain over no correction")
@@ -453,10 +439,10 @@ def plot_gains(comparison: Comparison) -> "Figure":
     if not rows:
         raise NNNormError("the comparison holds no method besides no correction; compare some")
     rows.sort(key=lambda row: -row[1].mean)
-    figure, axes = _make_figure(1.4 + 0.31 * len(rows))
+    figure, axes = make_figure(1.4 + 0.31 * len(rows))
     axes.grid(visible=False)
-    axes.grid(axis="x", color=_PALE, linewidth=0.8)
-    axes.axvline(0, color=_INK, linewidth=1, zorder=1.5)
+    axes.grid(axis="x", color=PALE, linewidth=0.8)
+    axes.axvline(0, color=INK, linewidth=1, zorder=1.5)
     for place, (result, gain) in enumerate(rows):
         colour = GREY if gain.includes_zero else BLUE if gain.mean > 0 else ORANGE
         is_nnn = result.method == NNN().name
@@ -480,7 +466,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
             transform=axes.get_yaxis_transform(),
             va="center_baseline",
             fontsize=10,
-            color=_INK,
+            color=INK,
         )
     axes.text(1.03, -0.75, "R@1, %", transform=axes.get_yaxis_transform(), fontsize=9, color=GREY)
     axes.spines["left"].set_visible(False)
@@ -500,151 +486,12 @@ def plot_gains(comparison: Comparison) -> "Figure":
     return figure
 
 
-def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG (150 dpi), SVG or PDF, by the suffix, whole or not at all.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-    path : str or PathLike
-        Ending in .png, .svg or .pdf.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "occurrences.png"
-    >>> save_figure(plot_occurrences([4, 0, 0, 0]), path)
-    >>> path.read_bytes()[1:4]
-    b'PNG'
-    """
-    kind = Path(path).suffix.lower().removeprefix(".")
-    # A date inside would make equal figures differ.
-    undated: dict[str, dict[str, Any]] = {
-        "png": {},
-        "svg": {"Date": None},
-        "pdf": {"CreationDate": None},
-    }
-    if kind not in undated:
-        raise NNNormError(
-            f"cannot write {path}: a figure's file must end in .png, .svg or .pdf; "
-            f"got {f'.{kind}' if kind else 'no ending'}"
-        )
-    write_whole(
-        path, lambda file: figure.savefig(file, format=kind, dpi=_DPI, metadata=undated[kind])
-    )
-
-
-def _make_figure(height: float) -> tuple["Figure", "Axes"]:
-    figure, (axes,) = make_panels(height, 1)
-    return figure, axes
-
-
-def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
-    """Make a figure with clean axes side by side, independent of pyplot's state.
-
-    Examples
-    --------
-    >>> len(make_panels(3.0, 2)[1])
-    2
-    """
-    require("matplotlib", "plots")
-    figure: Figure = require("matplotlib.figure", "plots").Figure(
-        figsize=(_WIDTH, height), facecolor="white", layout="constrained"
-    )
-    require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
-    panels: list[Axes] = []
-    for number in range(n_panels):
-        shared = panels[0] if panels else None
-        axes = figure.add_subplot(1, n_panels, number + 1, facecolor="white", sharey=shared)
-        style_axes(axes)
-        panels.append(axes)
-    return figure, panels
-
-
-def style_axes(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
-    """Give axes the look of all plots: no frame, pale lines along one axis.
-
-    Examples
-    --------
-    >>> figure, (axes,) = make_panels(3.0, 1)
-    >>> style_axes(axes, grid="x")
-    """
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[:].set_color("#BBBBBB")
-    axes.tick_params(colors=_INK, labelsize=9.5, length=0)
-    axes.set_axisbelow(True)
-    axes.grid(visible=False)
-    axes.grid(axis=grid, color=_PALE, linewidth=0.8)
-
-
-def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
-    """Set the title and the labels of both axes.
-
-    Examples
-    --------
-    >>> figure, (axes,) = make_panels(3.0, 1)
-    >>> label_axes(axes, "Hubs", "times first", "items")
-    """
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=_INK, pad=10)
-    axes.set_xlabel(x, fontsize=10, color=_INK)
-    axes.set_ylabel(y, fontsize=10, color=_INK)
-
-
-def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
-    """Put a legend below the axes, in as many columns as there is room for.
-
-    Examples
-    --------
-    >>> figure, (axes,) = make_panels(3.0, 1)
-    >>> add_legend(figure, axes.plot([0, 1], [0, 1], label="NNN"))
-    """
-    for columns in range(len(handles), 0, -1):
-        legend = figure.legend(
-            handles=handles,
-            loc="outside lower center",
-            ncols=columns,
-            title=note,
-            title_fontsize=9,
-            frameon=False,
-            fontsize=9.5,
-            labelcolor=_INK,
-        )
-        legend.get_title().set_color(GREY)
-        if columns == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
-            break
-        legend.remove()
-
-
-def _separate_thousands(axis: Any) -> None:
-    axis.set_major_formatter(
-        lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"
-    )
-
-
 def _signed(value: float) -> str:
     return f"{value:+.4g}".replace("-", "−") if round(value, 9) else "0"
 
 
 def _draw_baseline(axes: "Axes", recall: float) -> None:
     axes.axhline(100 * recall, color=GREY, linewidth=1.5, label="no correction", zorder=1.5)
-
-
-def _scale_log(axes: "Axes", values: Sequence[int], base: int) -> None:
-    """A logarithmic axis with plain numbers: all values for base 2, round ones for base 10."""
-    ticker = require("matplotlib.ticker", "plots")
-    axes.set_xscale("log", base=base)
-    low, high = min(values), max(values)
-    spare = (high / low) ** 0.04 if high > low else 2
-    axes.set_xlim(low / spare, high * spare)
-    if base == 2:
-        present = sorted(set(values))
-        axes.set_xticks([present[n] for n in _thin_out(present, 12)])
-    else:
-        subs = (1, 2, 3, 5) if high < 30 * low else (1, 2, 5) if high < 300 * low else (1, 3)
-        axes.xaxis.set_major_locator(ticker.LogLocator(base=10, subs=subs))
-    axes.xaxis.set_minor_locator(ticker.NullLocator())
-    axes.tick_params(axis="x", length=4, color="#BBBBBB")
-    _separate_thousands(axes.xaxis)
 
 
 def _is_on_map(cell: Cell) -> bool:
@@ -684,9 +531,16 @@ def _find(present: Sequence[float], wanted: Sequence[float]) -> list[float]:
     return [there for value in wanted for there in present if np.isclose(there, value)]
 
 
-def _thin_out(values: Sequence[Any], most: int) -> range:
-    """Places of at most `most` of the values, evenly spread."""
-    return range(0, len(values), -(-len(values) // most))
+def _check_distributions(
+    given: dict[str, npt.ArrayLike | None], labels: Sequence[str]
+) -> list[IntArray]:
+    counts = [_check_counts(some, name) for name, some in given.items() if some is not None]
+    if len({len(some) for some in counts}) > 1:
+        sizes = " and ".join(str(len(some)) for some in counts)
+        raise NNNormError(f"before and after must be of the same gallery; got {sizes} items")
+    if isinstance(labels, str) or len(labels) < len(counts):
+        raise NNNormError(f"labels must name {len(counts)} distributions; got {labels!r}")
+    return counts
 
 
 def _check_counts(occurrences: npt.ArrayLike, name: str) -> IntArray:

@@ -1,0 +1,56 @@
+"""What the command lines of benchmarks share: results stored as JSON, and tables made from them."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nnnorm import NNNormError
+from nnnorm.io.files import check_writable, write_whole
+
+
+def add_options(parser: argparse.ArgumentParser, output: Path | None = None) -> None:
+    """Add ``--output``, by default `output`, or nowhere, and ``--tables``."""
+    parser.add_argument("--output", type=Path, default=output, help="the JSON file of the results")
+    parser.add_argument(
+        "--tables", action="store_true", help="measure nothing: print the tables of stored results"
+    )
+
+
+def print_stored(
+    path: Path,
+    tables: Callable[[dict[str, Any]], str],
+    draw: Callable[[dict[str, Any]], None] | None = None,
+) -> int:
+    """Print the tables of stored results, and draw them; returns the exit code."""
+    if not path.is_file():
+        print(f"there are no results in {path}; measure first", file=sys.stderr)
+        return 1
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    print(tables(stored).rstrip("\n"))
+    if draw is not None:
+        draw(stored)
+    return 0
+
+
+def can_measure(output: Path | None, missing: str | None = None) -> bool:
+    """Whether no data are missing and the results can be written; says why they can't."""
+    if missing is not None:
+        print(missing, file=sys.stderr)
+        return False
+    try:
+        if output is not None:
+            check_writable(output)
+    except NNNormError as error:
+        print(error, file=sys.stderr)
+        return False
+    return True
+
+
+def store(path: Path | None, results: dict[str, Any] | str) -> None:
+    """Write results, or the JSON that was made of them; nothing where no file is named."""
+    if path is not None:
+        text = results if isinstance(results, str) else json.dumps(results, indent=1) + "\n"
+        write_whole(path, lambda file: file.write(text.encode()))
