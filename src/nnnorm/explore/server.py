@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.packing import pack
 from nnnorm.explore.recording import make_table
-from nnnorm.explore.session import MOST_ALPHA, Session
+from nnnorm.explore.session import MOST_ALPHA, OFFERED, Session
 from nnnorm.explore.views import Views, Which
 from nnnorm.methods import Method
 from nnnorm.version import __version__
@@ -202,17 +202,16 @@ def _add_routes(app: Any, fastapi: Any, views: Views) -> None:
     # More threads than processors would only wait for each other, and each needs memory.
     working = threading.BoundedSemaphore(_N_WORKING)
     query_of = fastapi.Query
-    offered = ", ".join(session.offered)
     finite: dict[str, Any] = {"allow_inf_nan": False}
     Text = Annotated[str | None, query_of(max_length=LONGEST_TEXT)]  # noqa: N806 - types
     Number = Annotated[int | None, query_of(ge=0, le=2**31 - 1)]  # noqa: N806
     Where = Annotated[list[str], query_of(max_length=8, description="column=value")]  # noqa: N806
 
     def choose(
-        method: Annotated[str, query_of(description=offered, max_length=20)] = "nnn",
+        method: Annotated[str, query_of(description=", ".join(OFFERED), max_length=20)] = "nnn",
         reference_k: Annotated[int | None, query_of(ge=1, le=2**31 - 1)] = None,
         alpha: Annotated[float | None, query_of(ge=0, le=MOST_ALPHA, **finite)] = None,
-        weight: Annotated[float | None, query_of(ge=0, le=1000, **finite)] = None,
+        weight: Annotated[float | None, query_of(ge=0, le=MOST_ALPHA, **finite)] = None,
         beta: Annotated[float | None, query_of(gt=0, le=1000, **finite)] = None,
         center: bool | None = None,
     ) -> Method:

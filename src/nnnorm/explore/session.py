@@ -178,8 +178,7 @@ class Session:
     def knobs(self, name: str) -> list[Knob]:
         """Return the controls of a method."""
         if name == SERVED and (served := self.material.served) is not None:
-            highest = max(MOST_ALPHA, 2 * served.weight)
-            return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
+            return [Knob("weight", "weight", "range", (0.0, MOST_ALPHA, ALPHA_STEP), served.weight)]
         kind = find_method(name)[0]
         found = []
         for param, label in kind.symbols.items():
