@@ -78,6 +78,21 @@ def test_new_tables_take_the_place_of_the_old_ones(benchmark, tmp_path, monkeypa
     assert not module.paste("page.md", "", "| c |")
 
 
+def test_a_plot_is_written_for_white_and_for_dark_pages(benchmark, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    figure, (axes,) = pytest.importorskip("nnnorm.report.plots").make_panels(2.0, 1)
+    axes.axhspan(0, 1, color="#0072B2")
+    axes.axhspan(1, 2, facecolor="white", edgecolor="none")
+    benchmark("pictures").save_both(figure, tmp_path / "plot.png")
+    light, dark = (image.open(tmp_path / f"plot{end}.png").convert("RGB") for end in ("", "-dark"))
+    assert light.size == dark.size
+    at = [(2, 2), (light.width // 2, light.height // 3)]  # outside of the axes, and white inside
+    assert all(min(light.getpixel(spot)) > 250 for spot in at)
+    assert all(max(dark.getpixel(spot)) < 60 for spot in at)
+    spot = light.width // 2, 2 * light.height // 3
+    assert sum(dark.getpixel(spot)) > sum(light.getpixel(spot)) + 60  # a lighter blue
+
+
 def test_every_extra_is_tried_in_an_environment_of_its_own(benchmark):
     extras = benchmark("extras").read_extras()
     assert {"(core)", "encoders", "faiss", "hnswlib", "usearch", "milvus", "engines"} <= set(extras)

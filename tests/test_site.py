@@ -59,6 +59,8 @@ def test_the_site_builds_strictly_is_complete_and_asks_no_other_server(tmp_path)
     check_names(pages[tmp_path / "reference" / "python" / "index.html"])
     pictures = {"images/hub-light.png#only-light", "images/hub-dark.png#only-dark"}
     assert pictures <= set(pages[tmp_path / "index.html"].loads)  # which is the README
+    plots = {"../images/evidence.png#only-light", "../images/evidence-dark.png#only-dark"}
+    assert plots <= set(pages[tmp_path / "evidence" / "index.html"].loads)
 
 
 def check_links(path, page, pages):

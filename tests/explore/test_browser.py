@@ -245,6 +245,9 @@ def test_the_map_is_lassoed_to_a_list(open_page, address, session, tmp_path):
         page.keyboard.press("+")
     page.click("#in-view")
     until(page, f"parseInt(document.querySelector('#selection h2').textContent) < {len(ids)}")
+    page.click("#selection .link")
+    until(page, "document.querySelector('#selection h2').textContent === 'Nothing selected'")
+    until(page, "document.activeElement.id === 'in-view'")  # its button is gone, the focus is not
 
 
 def test_a_cell_of_the_heat_map_sets_k_and_alpha(open_page, address):

@@ -101,6 +101,7 @@ def test_an_index_is_seen_as_it_serves(files, served):
     views = Views(session := Session(served))
     opens_with = views.about()["methods"][0]
     assert (opens_with["name"], opens_with["knobs"][0]["default"]) == ("index", 0.7)
+    assert not views.about()["has_query_captions"]  # so no words to find a query by are asked for
     assert views.about()["served"].endswith("serves NNN, k = 8, weight 0.7")
     with nnnorm.open_index(served.options["index"]) as index:
         for weight in (None, 0.25):

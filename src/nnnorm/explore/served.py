@@ -47,7 +47,7 @@ class Served(Method):
     stored: FloatArray = field(compare=False, repr=False)
     weight: float = 1.0
 
-    variants = (Variant(SERVED, "as the index serves it"),)
+    variants = (Variant(SERVED, "as served"),)
     symbols: ClassVar = {"weight": "weight"}
 
     def __post_init__(self) -> None:

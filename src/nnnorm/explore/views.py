@@ -91,6 +91,7 @@ class Views:
             "has_truth": material.truth is not None,
             "has_pictures": material.pictures is not None,
             "can_encode": material.encode is not None,
+            "has_query_captions": material.query_captions is not None,
             "is_demo": not material.options,
             "served": None if material.served is None else material.served.describe(),
             "examples": list(material.examples),

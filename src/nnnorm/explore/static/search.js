@@ -18,7 +18,7 @@ export function searchView(root) {
     about.has_truth ? make("span", { class: "key right" }, "the right answer") : null,
     make("span", {}, "“hub ×34”: this item comes first for 34 of the queries before the correction"),
     make("span", {}, "click an item to search with it"));
-  form.hidden = isRecorded;
+  form.hidden = isRecorded || !(about.can_encode || about.has_query_captions);
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -93,7 +93,7 @@ function drawCards(list, found, items, firsts, move) {
   const cards = Array.from(items, (item, place) => {
     const isRight = found.right.includes(item);
     const isHub = firsts[place] >= Math.max(3, 3 * fair);
-    const shown = picture(found.items, item) || make("span", { class: "text" }, nameOf(found.items, item));
+    const shown = picture(found.items, item) || make("span", { class: found.items[item]?.caption ? "text" : "text short" }, nameOf(found.items, item));
     const button = make("button", { class: `item${isRight ? " right" : ""}`, type: "button", "data-key": item,
       "aria-label": `place ${place + 1}: ${nameOf(found.items, item)}${isRight ? ", the right answer" : ""}`,
       title: nameOf(found.items, item),
