@@ -271,6 +271,11 @@ def test_items_come_and_go_by_commands(data, living):
     assert gone.stdout.startswith("Deleted from faiss photos.faiss.")
     twice = run("index", "delete", *living.index, "--ids", "quarantine.json")
     assert "has no item with the id 5; nothing was deleted" in twice.stderr
+    for nested in ("[3, [7]]", "[[3], [7]]", "[3, null]", '[3, "7"]'):
+        Path("nested.json").write_text(nested)
+        refused = run("index", "delete", *living.index, "--ids", "nested.json")
+        assert refused.exit_code == 1
+        assert "the items to delete" in refused.stderr
     missing = ["--ids", "new.txt", "--ignore-missing", "--json"]
     rest = run("index", "delete", *living.index, *missing)
     assert json.loads(rest.stdout)["deleted"] == 6
