@@ -194,7 +194,7 @@ def refresh(
     """Give all items the bias of another corrector, at once for all readers."""
     loaded = Corrector.load(corrector)
     with open_index(index) as opened:
-        named = None if gallery is None else _ids_like(opened, read_ids(ids))
+        named = _ids_like(opened, read_ids(ids))
         with _long_work("Refreshing") as progress:
             opened.refresh(loaded, gallery=gallery, ids=named, progress=progress)
         _print_change(opened, as_json, "Refreshed", {"corrector": opened.recipe.corrector})

@@ -499,6 +499,11 @@ class CorrectedIndex:
             Called with ``(done, total)``.
         """
         opened = open_corrector(corrector)
+        if ids is not None and gallery is None:
+            raise NNNormError(
+                "ids (--ids) are those of the rows of a gallery; give gallery (--gallery) too, or "
+                "leave out ids"
+            )
         items = None if gallery is None else opened.open(gallery, "gallery")
         refresh(
             self.store,
