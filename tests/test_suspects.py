@@ -194,6 +194,12 @@ def test_a_gallery_without_any_sound_row_is_refused(bank):
         nnnorm.scan(np.zeros((20, 64), np.float32), bank)
 
 
+@pytest.mark.parametrize("shape", [(0, 64), (20, 0), (0, 0)])
+def test_a_gallery_without_rows_or_columns_is_refused(bank, shape):
+    with pytest.raises(NNNormError, match="gallery"):
+        nnnorm.scan(np.zeros(shape, np.float32), bank)
+
+
 # --- admission ---
 
 

@@ -142,8 +142,12 @@ LINES = {
         f"--index {APPLICATION} --bias bias.safetensors --ids numbers.npy --json",
     ],
     "index refresh": [
-        f"--index {url_of(engine)} --corrector corrector.safetensors --json"
-        for engine in ("faiss", "usearch", "sqlite")
+        *(
+            f"--index {url_of(engine)} --corrector corrector.safetensors --json"
+            for engine in ("faiss", "usearch", "sqlite")
+        ),
+        f"--index {url_of('faiss')} --corrector corrector.safetensors --gallery gallery.npy "
+        "--ids numbers.npy --json",
     ],
     "index search": [
         f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY

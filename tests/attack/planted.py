@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 import nnnorm.cli.core
+import nnnorm.index
 import nnnorm.io.embeddings
 from nnnorm.errors import NNNormError
 
@@ -77,3 +78,16 @@ def unclear():
         raise NNNormError("expected this,\ngot that")
 
     _before_every_opening(act)
+
+
+def half_done():
+    """A deletion that is refused after it was done."""
+    delete = nnnorm.index.CorrectedIndex.delete
+
+    def refuse(index, ids):
+        if len(ids) > 1:
+            delete(index, ids[:1])
+            index.save()
+        raise NNNormError("these items can't be deleted")
+
+    nnnorm.index.CorrectedIndex.delete = refuse

@@ -168,6 +168,13 @@ def test_a_pipe_is_no_index(engine, tmp_path):
         )
 
 
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_a_pipe_is_no_database(engine, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NNNormError, match="pipe"):
+        open_index(f"{engine}:{tmp_path / 'pipe'}?table=photos")
+
+
 @each_local
 def test_a_pipe_is_no_second_file(engine, small, tmp_path):
     path = tmp_path / "photos.index"

@@ -89,6 +89,16 @@ def test_the_fuzzer_finds_a_fault_of_every_class(faulty, tmp_path, fault):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux")
+def test_the_fuzzer_finds_an_index_that_a_refused_command_has_changed(tmp_path):
+    with Fuzzer(tmp_path / "attacks", only=["index delete"], slow=False) as fuzzer:
+        assert not fuzzer.prepare()
+        fuzzer.planted = "half_done"
+        results = attack_all(fuzzer, 40, until="leftovers")
+    assert "the index answers otherwise than before" in shown(results)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, with limits of Linux")
 def test_the_command_of_the_fuzzer_prints_a_table_and_ends_well(tmp_path):
     run = [sys.executable, "-m", "tests.attack.fuzz", "--runs", "4", "--only", "info"]
     done = subprocess.run(

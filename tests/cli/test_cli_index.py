@@ -210,7 +210,9 @@ def test_mistakes_are_one_sentence(data):
     assert_fails(run(*BUILD, "--to", "faiss:no/such/folder.faiss"), "does not exist; create it")
     assert_fails(run(*BUILD, "--to", "faiss:a.faiss", "--ids", "none.npy"), "no file of ids")
     np.save("ids.npy", np.zeros(300, dtype=np.int64))
-    assert_fails(run(*BUILD, "--to", "faiss:a.faiss", "--ids", "ids.npy"), "ids must be unique")
+    assert_fails(
+        run(*BUILD, "--to", "faiss:a.faiss", "--ids", "ids.npy"), "ids of gallery must be unique"
+    )
     with open("metadata.json", "w") as file:
         file.write("[1, 2]")
     wrong = run(*BUILD, "--to", "faiss:a.faiss", "--metadata", "metadata.json")
@@ -271,6 +273,13 @@ def test_items_come_and_go_by_commands(data, living):
     assert gone.stdout.startswith("Deleted from faiss photos.faiss.")
     twice = run("index", "delete", *living.index, "--ids", "quarantine.json")
     assert "has no item with the id 5; nothing was deleted" in twice.stderr
+    alone = ["--corrector", "second.safetensors", "--ids", "quarantine.json"]
+    assert "leave out ids" in run("index", "refresh", *living.index, *alone).stderr
+    for nested in ("[3, [7]]", "[[3], [7]]", "[3, null]", '[3, "7"]'):
+        Path("nested.json").write_text(nested)
+        refused = run("index", "delete", *living.index, "--ids", "nested.json")
+        assert refused.exit_code == 1
+        assert "the items to delete" in refused.stderr
     missing = ["--ids", "new.txt", "--ignore-missing", "--json"]
     rest = run("index", "delete", *living.index, *missing)
     assert json.loads(rest.stdout)["deleted"] == 6

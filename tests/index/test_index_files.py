@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import duckdb
+import numpy as np
 import pytest
 import sqlite_vec
 
@@ -15,6 +16,7 @@ import nnnorm
 from nnnorm.index import build_index, export_index, open_index, open_store
 from nnnorm.index.stores.chroma import ChromaStore
 from nnnorm.index.stores.duckdb import DuckdbStore
+from nnnorm.index.stores.faiss import FaissStore
 from nnnorm.index.stores.sqlite_vec import SqliteVecStore
 from tests.index.test_index import check, exact, make_data
 
@@ -195,3 +197,25 @@ def test_a_chroma_collection_of_someone_else_is_read_as_it_is(data, tmp_path):
     with pytest.raises(nnnorm.NNNormError, match="is empty; there is nothing to export"):
         export_index(ChromaStore(tmp_path, "empty"), "faiss:", references=data.references)
     store.close()
+
+
+def test_codes_of_8_bits_cover_items_that_come_later():
+    """The first items fill a small part of the space, and the later ones all of it."""
+    rng = np.random.default_rng(4)
+    first = rng.normal(size=(300, 16)) * 0.1 + 1
+    later = rng.normal(size=(300, 16)) * 3
+    first, later, queries, references = (
+        (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+        for rows in (first, later, rng.normal(size=(20, 16)), rng.normal(size=(200, 16)))
+    )
+    nnn = nnnorm.NNN(8, 0.75)
+    index = build_index(FaissStore(kind="sq"), first, nnn.fit(first, references))
+    for start in range(0, 300, 50):
+        some = later[start : start + 50]
+        index.add(some, nnn.fit(some, references), ids=range(300 + start, 350 + start))
+    gallery = np.concatenate([first, later])
+    right = nnnorm.search(queries, gallery, nnn.fit(gallery, references), k=10)
+    found = index.search(queries, k=10)
+    np.testing.assert_allclose(found.scores, right.scores, atol=0.02)
+    same = [len({*a} & {*b}) for a, b in zip(found.ids, right.indices, strict=True)]
+    assert np.mean(same) >= 9.5

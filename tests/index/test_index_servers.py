@@ -250,6 +250,18 @@ def test_names_become_uuids_and_stay_readable(folder, data):
         check(EXACT, index.search(data.queries, k=5), exact(data, k=5, ids=own))
 
 
+def test_a_name_is_found_among_numbers_that_another_program_wrote_first(folder, data):
+    store = QdrantStore(folder / "q", "photos")
+    with build_index(store, data.gallery, data.bias) as index:
+        first = index.search(data.queries, k=5)  # numbers only, so nothing else is asked for
+        vector = index.store.client.retrieve("photos", [first.ids[0, 0].item()], with_vectors=True)
+        named = {"id": "3f2504e0-4f89-41d3-9a0c-0305e82c3301", "vector": vector[0].vector}
+        point = models.PointStruct(**named, payload={"nnnorm_id": "beach"})
+        index.store.client.upsert("photos", [point])
+        assert "beach" in index.search(data.queries[:1], k=5).ids[0, :2].tolist()
+        assert "beach" in index.search(data.queries[:1], k=5).ids[0, :2].tolist()
+
+
 def test_named_vectors_are_chosen_by_name(folder, data):
     client = QdrantClient(path=str(folder / "q"))
     params = models.VectorParams(size=9, distance=models.Distance.DOT)

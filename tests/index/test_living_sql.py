@@ -313,6 +313,17 @@ def test_new_values_are_there_at_once_and_the_former_come_back(open_store, items
         store.exchange()
 
 
+@engines("pgvector", "sqlite-vec", "lancedb")
+def test_a_mark_does_not_come_back_with_the_generation(open_store, items):
+    store, reader = fill(open_store(), items), open_store()
+    fill(store.other(), items)
+    marks = [reader.mark()]
+    for _ in range(3):
+        store.exchange()
+        marks.append(reader.mark())
+    assert len(set(marks)) == 4
+
+
 @engines(*SQL)
 def test_new_values_are_all_there_or_none(open_store, items):
     store = fill(open_store(), items)

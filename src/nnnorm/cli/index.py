@@ -6,7 +6,7 @@ A URL names an engine and a collection: ``faiss:photos.faiss``, ``sqlite:photos.
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -44,7 +44,7 @@ from nnnorm.index import (
     open_index,
     verify_index,
 )
-from nnnorm.io import Embeddings, Progress, open_embeddings, read_json, read_jsonl
+from nnnorm.io import Embeddings, Progress, check_ids, open_embeddings, read_json, read_jsonl
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 from nnnorm.suspects import Suspect
 
@@ -165,7 +165,7 @@ def delete(
     """Delete items by their ids, such as those that `nnnorm scan` lists."""
     listed = read_ids(ids)
     with open_index(index) as opened:
-        named = np.unique(_ids_like(opened, listed))
+        named = _distinct(_ids_like(opened, listed))
         if missing and len(named):
             named = named[opened.store.present(named)]
         if len(named):
@@ -194,7 +194,7 @@ def refresh(
     """Give all items the bias of another corrector, at once for all readers."""
     loaded = Corrector.load(corrector)
     with open_index(index) as opened:
-        named = None if gallery is None else _ids_like(opened, read_ids(ids))
+        named = _ids_like(opened, read_ids(ids))
         with _long_work("Refreshing") as progress:
             opened.refresh(loaded, gallery=gallery, ids=named, progress=progress)
         _print_change(opened, as_json, "Refreshed", {"corrector": opened.recipe.corrector})
@@ -480,6 +480,17 @@ def _ids_like(index: CorrectedIndex, ids: Any) -> Any:
         return [int(own) for own in kept]
     except ValueError:
         return kept  # refused with the kind that they should have
+
+
+def _distinct(ids: Any) -> Any:
+    """Return ids of items to delete, each once; a list may name one twice."""
+    array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
+    if array.ndim == 1:
+        if not len(array):
+            return array
+        with suppress(TypeError):  # of several kinds, which are refused below
+            array = np.unique(array)
+    return check_ids(array, array.size, name="the items to delete")
 
 
 def _print_change(index: CorrectedIndex, as_json: bool, done: str, changed: dict[str, Any]) -> None:

@@ -381,7 +381,8 @@ class CorrectedIndex:
                 f"{self.store.name} can't delete items; build it again without them, or use "
                 "another kind of index"
             )
-        array = np.atleast_1d(np.asarray(ids))
+        # An object array, as `check_ids` has it, so that lists inside of the list are named.
+        array = np.atleast_1d(ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object))
         named = check_ids(array, len(array), name="the items to delete")
         there = self.store.present(named)
         if not there.all():
@@ -498,6 +499,11 @@ class CorrectedIndex:
             Called with ``(done, total)``.
         """
         opened = open_corrector(corrector)
+        if ids is not None and gallery is None:
+            raise NNNormError(
+                "ids (--ids) are those of the rows of a gallery; give gallery (--gallery) too, or "
+                "leave out ids"
+            )
         items = None if gallery is None else opened.open(gallery, "gallery")
         refresh(
             self.store,

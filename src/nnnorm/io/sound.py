@@ -68,7 +68,7 @@ def open_sound(source: Source, *, name: str, normalize: bool | None = None) -> S
         if isinstance(source, StoredMatrix):
             raise
         parts, _, path, ids, _ = read_source(source, name)
-        if any(part.dtype.kind != "f" or part.ndim != 2 for part in parts):
+        if any(part.dtype.kind != "f" or part.ndim != 2 or not part.size for part in parts):
             raise
         faults = _find_faults(StoredMatrix(parts, role=name))
         n_rows = sum(len(part) for part in parts)

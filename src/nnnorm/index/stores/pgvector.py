@@ -838,7 +838,7 @@ def _gather(answers: list[list[tuple[Any, ...]]], metric: StoreMetric) -> Found:
 
 
 def _literal(vector: FloatArray) -> str:
-    return "[" + ",".join(map(repr, vector.tolist())) + "]"
+    return str(vector.tolist())
 
 
 def _plain(own: Any) -> int | str:
