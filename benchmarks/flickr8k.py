@@ -214,7 +214,8 @@ def result_columns(result: Record) -> list[str]:
 def setting_words(params: Mapping[str, Any]) -> str:
     short = {"reference_k": "k", "alpha": "α", "weight": "λ", "beta": "β", "tau": "τ"}
     short |= {"beta_query": "β_q", "beta_gallery": "β_g"}
-    return ", ".join(f"{short[n]} = {v:.4g}" for n, v in params.items() if n in short)
+    words = [f"{short[n]} = {v:.4g}" for n, v in params.items() if n in short]
+    return ", ".join([*words, *(["centred"] if params.get("center") is True else [])])
 
 
 def interval_words(gain: Record | None) -> str:

@@ -16,14 +16,14 @@ same.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cases import EXPONENTS, Judge, log_cases, log_sets
-from real_sets import RESULTS, points, run_benchmark, table
+from real_sets import RESULTS, Floats, points, run_benchmark, table
 from rules import FIRST, SECOND, Contestant, Material, shipped
 
 OUTPUT = RESULTS / "logs.json"
@@ -56,19 +56,31 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 
 
 def measure_further(data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """`NNN()` on further logs: its gain, and how much of that is luck."""
-    steady = {
+    """`NNN()` on further logs."""
+    steady = steady_corrections(data)
+    for number in (seed + more for more in FURTHER):
+        yield from gain_and_luck(data, number, steady)
+
+
+def steady_corrections(data: Path) -> dict[str, Floats]:
+    """`NNN()` of each set on a bank that has every caption once."""
+    return {
         name: shipped(Material(gallery, captions[:, :4].reshape(-1, captions.shape[2])))
         for name, (captions, gallery) in log_sets(data).items()
     }
-    for number in (seed + more for more in FURTHER):
-        for name, exponent, is_varied, case in log_cases(data, number):
-            judge = Judge(case)
-            gain = judge.gain(shipped(Material(case.gallery, case.bank)))
-            evenly = judge.hits(steady[name]).mean() - judge.hits(None).mean()
-            luck = judge.gain(steady[name]) - 100 * float(evenly)
-            where = {"set": name, "exponent": exponent, "varied": is_varied, "seed": number}
-            yield {**where, "gain": round(gain, 4), "luck": round(luck, 4)}
+
+
+def gain_and_luck(
+    data: Path, number: int, steady: dict[str, Floats], exponents: Sequence[float] = EXPONENTS
+) -> Iterator[dict[str, Any]]:
+    """`NNN()` on the logs of one draw: its gain, and how much of that is luck."""
+    for name, exponent, is_varied, case in log_cases(data, number, exponents):
+        judge = Judge(case)
+        gain = judge.gain(shipped(Material(case.gallery, case.bank)))
+        evenly = judge.hits(steady[name]).mean() - judge.hits(None).mean()
+        luck = judge.gain(steady[name]) - 100 * float(evenly)
+        where = {"set": name, "exponent": exponent, "varied": is_varied, "seed": number}
+        yield {**where, "gain": round(gain, 4), "luck": round(luck, 4)}
 
 
 def tables(results: dict[str, Any]) -> str:

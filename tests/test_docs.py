@@ -57,6 +57,7 @@ def benchmark(monkeypatch):
         ("logs", "logs.md"),
         ("exact", "speed.md"),
         ("million", "speed.md"),
+        ("popular_logs", "logs.md"),
         ("popularity", "corrector.md"),
         ("sweep", "speed.md"),
         ("reproduce", "reproduce.md"),

@@ -581,7 +581,7 @@ class Corrector:
         --------
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
-        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
         >>> clicks = Popularity(np.arange(40), weight=0.5)
         >>> corrector.with_room(clicks).items(gallery, popularity=clicks).shape
         (40, 10)
