@@ -111,7 +111,8 @@ def _run(
     stored = ray.put(job)
     n_rows = {share: share.rows(job.n_gallery) for share in missing}
     n_done = job.n_gallery - sum(last - first for first, last in n_rows.values())
-    waiting, flying = list(reversed(missing)), {}
+    waiting = list(reversed(missing))
+    flying: dict[Any, Share] = {}
     try:
         while waiting or flying:
             while waiting and len(flying) < _WAITING * slots:
