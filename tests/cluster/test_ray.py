@@ -86,6 +86,8 @@ def every_method_and_solver_gives_the_bias_of_one_process(folder):
 
 def a_worker_that_is_killed_changes_nothing_but_the_time(paths, right, folder):
     job = settle(*paths, CSLS(9), folder=folder / "killed", **KEEP)
+    # What is in the object store is read from there, and not copied.
+    assert not ray.get(ray.put(job)).bank.rows(0, 1).flags.writeable
     killed = []
 
     def kill_one():

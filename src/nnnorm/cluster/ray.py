@@ -85,6 +85,8 @@ def fit_on_ray(
         )
     if num_cpus <= 0 and num_gpus <= 0:
         raise NNNormError("a task needs a part of a core or of a GPU; got num_cpus=0, num_gpus=0")
+    if job.about["solver"] == "cuda" and num_gpus <= 0:
+        raise NNNormError("solver cuda computes on a GPU; give every task one (--num-gpus 1)")
     ray = _import_ray()
     with _connected(ray, address):
         slots = _count_slots(ray, num_cpus, num_gpus)
