@@ -45,7 +45,10 @@ def merge(
     if output.suffix:
         check_output(output, ".safetensors", [])
     bias = merge_parts(folder)
-    bias.save(output)
+    if output.suffix:
+        bias.save(output)
+    else:
+        bias.save_in_files(output)
     if as_json:
         print_json({**bias.to_dict(), "output": str(output)})
         return
