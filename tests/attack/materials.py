@@ -169,8 +169,9 @@ def make_viso(root):
 
 
 def make_records(root):
-    """A bias, a bank, a corrector and a ranking."""
+    """A bias, a bank, a corrector, a ranking and the parts of a fit."""
     import nnnorm
+    from nnnorm.cluster import Share, settle
 
     gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
     nnnorm.NNN(8, 0.75).fit(gallery, references).save(root / "bias.safetensors")
@@ -180,6 +181,9 @@ def make_records(root):
     )
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
+    job = settle(gallery, references, nnnorm.NNN(8, 0.75), folder=root / "parts")
+    for number in (1, 2):
+        job.work(Share(number, 2))
     make_later(root)
 
 
