@@ -39,7 +39,11 @@ settings.register_profile("quick", settings.get_profile("steady"), max_examples=
 settings.load_profile("steady")
 
 # Every run of a command in a test would build the parsers of all commands anew.
-typer.main.get_command = functools.cache(typer.main.get_command)
+build_command = typer.main.get_command
+build_once = functools.cache(lambda app, *_: build_command(app))
+typer.main.get_command = lambda app: build_once(
+    app, len(app.registered_commands), len(app.registered_groups)
+)
 
 
 ROOT = Path(__file__).parent
