@@ -210,7 +210,9 @@ def test_mistakes_are_one_sentence(data):
     assert_fails(run(*BUILD, "--to", "faiss:no/such/folder.faiss"), "does not exist; create it")
     assert_fails(run(*BUILD, "--to", "faiss:a.faiss", "--ids", "none.npy"), "no file of ids")
     np.save("ids.npy", np.zeros(300, dtype=np.int64))
-    assert_fails(run(*BUILD, "--to", "faiss:a.faiss", "--ids", "ids.npy"), "ids must be unique")
+    assert_fails(
+        run(*BUILD, "--to", "faiss:a.faiss", "--ids", "ids.npy"), "ids of gallery must be unique"
+    )
     with open("metadata.json", "w") as file:
         file.write("[1, 2]")
     wrong = run(*BUILD, "--to", "faiss:a.faiss", "--metadata", "metadata.json")

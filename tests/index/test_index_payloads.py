@@ -171,7 +171,7 @@ def test_bad_input_is_one_sentence(engine, data):
         make_payloads(engine, "photos", data.gallery[::-1], data.bias)
     with pytest.raises(nnnorm.NNNormError, match="one mapping per item, 80; got 1"):
         make_payloads(engine, "photos", data.gallery, data.bias, metadata=[{}])
-    with pytest.raises(nnnorm.NNNormError, match="ids must be unique"):
+    with pytest.raises(nnnorm.NNNormError, match="ids of gallery must be unique"):
         make_payloads(engine, "photos", data.gallery, data.bias, ids=[1] * 80)
 
 

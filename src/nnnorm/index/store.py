@@ -20,6 +20,7 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError
 from nnnorm.index.options import Options, describe_parameters, make_options
 from nnnorm.io import Embeddings
+from nnnorm.io import check_ids as check_given_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
@@ -389,33 +390,11 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     ([0, 1], ['a', 'b'])
     >>> check_ids([7, 7], 2)
     Traceback (most recent call last):
-    nnnorm.errors.NNNormError: ids must be unique, but 7 occurs at positions 0 and 1; ...
+    nnnorm.errors.NNNormError: ids of gallery must be unique, but 7 occurs at positions 0 and 1; ...
     """
     if ids is None:
         return np.arange(n_items, dtype=np.int64)
-    array = np.asarray(ids)
-    if array.dtype == object and all(isinstance(value, str) for value in array.flat):
-        array = array.astype(str)
-    if array.ndim != 1 or len(array) != n_items:
-        raise NNNormError(
-            f"there must be one id per item, shape ({n_items},) for {name}; got shape {array.shape}"
-        )
-    if array.dtype.kind not in "iuU":
-        raise NNNormError(f"ids must be whole numbers or strings; got {array.dtype}")
-    if array.dtype.kind == "u" and n_items and array.max() > np.iinfo(np.int64).max:
-        raise NNNormError(f"ids must fit in 64 bits with a sign; got {array.max()}")
-    if array.dtype.kind in "iu":
-        array = array.astype(np.int64)
-    kinds, first, count = np.unique(array, return_index=True, return_counts=True)
-    if len(kinds) != n_items:
-        twice = int(np.argmax(count > 1))
-        places = np.flatnonzero(array == kinds[twice])
-        whose = "" if name == "gallery" else f" of {name}"
-        raise NNNormError(
-            f"ids{whose} must be unique, but {kinds[twice]} occurs at positions {first[twice]} and "
-            f"{places[1]}; give each item an id of its own"
-        )
-    return array
+    return check_given_ids(ids, n_items, name=name)
 
 
 def name_items(gallery: Embeddings, ids: Any = None, *, name: str = "gallery") -> Ids:
