@@ -80,8 +80,11 @@ def pytest_xdist_auto_num_workers(config):
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
     wanted = (cores or 1) + (config.option.markexpr != "not slow")
     workers = max(1, min(wanted, 8, memory // 2**31 or 8))
-    if workers < (cores or 1):  # products of all workers share the cores
+    # Products of all workers share the cores; threads of BLAS would only wait for each other.
+    if workers < (cores or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
+    else:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return workers
 
 
