@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import add_options, can_measure, print_stored, store
+from harness import run_command
 from real_sets import RESULTS, machine, table
 
 from nnnorm.encoders import encode_to_folder, load_encoder
@@ -224,18 +224,7 @@ def tables(results: dict[str, Any]) -> str:
     return text
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Time encoding beside decoding and the model.")
-    parser.add_argument("--pictures", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
-    parser.add_argument("--types", action="store_true", help="other number types as well")
-    add_options(parser)
-    arguments = parser.parse_args()
-    if arguments.tables:
-        return print_stored(arguments.output or OUTPUT, tables)
-    if not can_measure(arguments.output):
-        return 1
+def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     warnings.simplefilter("ignore")  # of the library, about weights that were never trained
@@ -252,9 +241,16 @@ def main() -> int:
     results = {**machine(), "n_pictures": len(paths), "cores": CORES, "models": found}
     results["versions"]["torch"] = torch.__version__
     results["types"] = types
-    store(arguments.output, results)
-    print(tables(results), end="")
-    return 0
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time encoding beside decoding and the model.")
+    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
+    parser.add_argument("--types", action="store_true", help="other number types as well")
+    return run_command(parser, OUTPUT, measure_all, tables)
 
 
 if __name__ == "__main__":

@@ -54,3 +54,34 @@ def store(path: Path | None, results: dict[str, Any] | str) -> None:
     if path is not None:
         text = results if isinstance(results, str) else json.dumps(results, indent=1) + "\n"
         write_whole(path, lambda file: file.write(text.encode()))
+
+
+def run_command(
+    parser: argparse.ArgumentParser,
+    stored: Path,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    tables: Callable[[dict[str, Any]], str],
+) -> int:
+    """Measure and print tables, and store the results with ``--output``; returns the exit code.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        With the options of `measure`.
+    stored : Path
+        The results whose tables ``--tables`` prints where there is no ``--output``.
+    measure : callable
+        Given the options, returns the results.
+    tables : callable
+        The Markdown of the results.
+    """
+    add_options(parser)
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return print_stored(arguments.output or stored, tables)
+    if not can_measure(arguments.output):
+        return 1
+    results = measure(arguments)
+    store(arguments.output, results)
+    print(tables(results).rstrip("\n"))
+    return 0
