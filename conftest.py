@@ -39,7 +39,11 @@ settings.register_profile("quick", settings.get_profile("steady"), max_examples=
 settings.load_profile("steady")
 
 # Every run of a command in a test would build the parsers of all commands anew.
-typer.main.get_command = functools.cache(typer.main.get_command)
+build_command = typer.main.get_command
+build_once = functools.cache(lambda app, *_: build_command(app))
+typer.main.get_command = lambda app: build_once(
+    app, len(app.registered_commands), len(app.registered_groups)
+)
 
 
 ROOT = Path(__file__).parent
@@ -76,8 +80,11 @@ def pytest_xdist_auto_num_workers(config):
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else 0
     wanted = (cores or 1) + (config.option.markexpr != "not slow")
     workers = max(1, min(wanted, 8, memory // 2**31 or 8))
-    if workers < (cores or 1):  # products of all workers share the cores
+    # Products of all workers share the cores; threads of BLAS would only wait for each other.
+    if workers < (cores or 1):
         os.environ.setdefault("OMP_NUM_THREADS", str(max(2, cores // workers)))
+    else:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return workers
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import add_options, can_measure, print_stored, store
+from harness import run_command
 from real_sets import RESULTS, machine, table
 
 from nnnorm.encoders import load_encoder
@@ -135,16 +135,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure what BLIP's own habits change.")
-    add_options(parser)
-    arguments = parser.parse_args()
-    if arguments.tables:
-        return print_stored(arguments.output or OUTPUT, tables)
-    if not can_measure(arguments.output):
-        return 1
-    results = {**machine(), **measure()}
-    store(arguments.output, results)
-    print(tables(results), end="")
-    return 0
+    return run_command(parser, OUTPUT, lambda _: {**machine(), **measure()}, tables)
 
 
 if __name__ == "__main__":

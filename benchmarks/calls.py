@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from engines import QUICK, postgres, unit
-from harness import add_options, can_measure, print_stored, store
+from harness import run_command
 from real_sets import RESULTS, Floats, machine, table
 from threadpoolctl import threadpool_limits
 
@@ -189,16 +189,7 @@ def tables(results: dict[str, Any]) -> str:
     return table(columns, rows) + "\n"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Time one query through an index.")
-    parser.add_argument("--engine", choices=ENGINES, action="append", help="only this one")
-    parser.add_argument("--calls", type=int, default=300)
-    add_options(parser)
-    arguments = parser.parse_args()
-    if arguments.tables:
-        return print_stored(arguments.output or OUTPUT, tables)
-    if not can_measure(arguments.output):
-        return 1
+def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     n_items, dim = 5000, 256
     rng = np.random.default_rng(0)
     drawn = {"gallery": n_items, "references": 2000, "queries": 50}
@@ -210,10 +201,14 @@ def main() -> int:
         for name in arguments.engine or ENGINES:
             found.append(measure(name, rows, bias, arguments.calls))
             print(found[-1], file=sys.stderr)
-    results = {**machine(), "n_items": n_items, "dim": dim, "k": K, "engines": found}
-    store(arguments.output, results)
-    print(tables(results), end="")
-    return 0
+    return {**machine(), "n_items": n_items, "dim": dim, "k": K, "engines": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time one query through an index.")
+    parser.add_argument("--engine", choices=ENGINES, action="append", help="only this one")
+    parser.add_argument("--calls", type=int, default=300)
+    return run_command(parser, OUTPUT, measure_all, tables)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import add_options, can_measure, print_stored, store
-from paste import paste
+from harness import run_command
 from real_sets import RESULTS, machine, table
 
 from nnnorm.encoders import encode_to_folder, load_encoder
@@ -230,18 +229,7 @@ def tables(results: dict[str, Any]) -> str:
     return text
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Time encoding beside decoding and the model.")
-    parser.add_argument("--pictures", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
-    parser.add_argument("--types", action="store_true", help="other number types as well")
-    add_options(parser)
-    arguments = parser.parse_args()
-    if arguments.tables:
-        return print_stored(arguments.output or OUTPUT, tables)
-    if not can_measure(arguments.output):
-        return 1
+def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     warnings.simplefilter("ignore")  # of the library, about weights that were never trained
@@ -258,13 +246,16 @@ def main() -> int:
     results = {**machine(), "n_pictures": len(paths), "cores": CORES, "models": found}
     results["versions"]["torch"] = torch.__version__
     results["types"] = types
-    is_stored = arguments.output is not None and arguments.output.resolve() == OUTPUT
-    old = tables(json.loads(OUTPUT.read_text(encoding="utf-8"))) if is_stored else ""
-    store(arguments.output, results)
-    if is_stored and not paste("encoders.md", old, tables(results)):
-        print("docs/encoders.md has another table; put this one there", file=sys.stderr)
-    print(tables(results), end="")
-    return 0
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Time encoding beside decoding and the model.")
+    parser.add_argument("--pictures", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", choices=MODELS, action="append", help="only this one")
+    parser.add_argument("--types", action="store_true", help="other number types as well")
+    return run_command(parser, OUTPUT, measure_all, tables, page="encoders.md")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from harness import add_options, can_measure, print_stored, store
+from harness import run_command
 from real_sets import RESULTS, machine, table
 from sweep import make_rows
 
@@ -61,16 +61,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Time the values of later items.")
     parser.add_argument("--small", action="store_true", help="a tenth of the size")
     parser.add_argument("--runs", type=int, default=5)
-    add_options(parser)
-    arguments = parser.parse_args()
-    if arguments.tables:
-        return print_stored(arguments.output or OUTPUT, tables)
-    if not can_measure(arguments.output):
-        return 1
-    results = measure(0.1 if arguments.small else 1.0, arguments.runs)
-    store(arguments.output, results)
-    print(tables(results), end="")
-    return 0
+    return run_command(
+        parser, OUTPUT, lambda given: measure(0.1 if given.small else 1.0, given.runs), tables
+    )
 
 
 if __name__ == "__main__":

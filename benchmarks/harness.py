@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paste import paste
+
 from nnnorm import NNNormError
 from nnnorm.io.files import check_writable, write_whole
 
@@ -54,3 +56,41 @@ def store(path: Path | None, results: dict[str, Any] | str) -> None:
     if path is not None:
         text = results if isinstance(results, str) else json.dumps(results, indent=1) + "\n"
         write_whole(path, lambda file: file.write(text.encode()))
+
+
+def run_command(
+    parser: argparse.ArgumentParser,
+    stored: Path,
+    measure: Callable[[argparse.Namespace], dict[str, Any]],
+    tables: Callable[[dict[str, Any]], str],
+    page: str | None = None,
+) -> int:
+    """Measure and print tables, and store the results with ``--output``; returns the exit code.
+
+    Parameters
+    ----------
+    parser : ArgumentParser
+        With the options of `measure`.
+    stored : Path
+        The results whose tables ``--tables`` prints where there is no ``--output``.
+    measure : callable
+        Given the options, returns the results.
+    tables : callable
+        The Markdown of the results.
+    page : str, optional
+        Page of docs/ whose tables are replaced when `stored` is.
+    """
+    add_options(parser)
+    arguments = parser.parse_args()
+    if arguments.tables:
+        return print_stored(arguments.output or stored, tables)
+    if not can_measure(arguments.output):
+        return 1
+    results = measure(arguments)
+    is_stored = arguments.output is not None and arguments.output.resolve() == stored
+    old = tables(json.loads(stored.read_text(encoding="utf-8"))) if is_stored and page else ""
+    store(arguments.output, results)
+    if old and page and not paste(page, old, tables(results)):
+        print(f"docs/{page} has another table; put this one there", file=sys.stderr)
+    print(tables(results).rstrip("\n"))
+    return 0

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from harness import add_options, print_stored, store
+from harness import run_command
 
 import nnnorm
 from nnnorm.methods import PAPER_GRID, find_method
@@ -131,20 +131,13 @@ def tables(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a tenth of each size")
-    parser.add_argument("--runs", type=int, default=3)
-    add_options(parser)
-    options = parser.parse_args()
-    if options.tables:
-        return print_stored(options.output or RESULTS, tables)
-    problem = make_problem(0.1 if options.small else 1.0, 512, seed=0)
-    seconds, n_settings = measure(problem, options.runs)
+def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
+    problem = make_problem(0.1 if arguments.small else 1.0, 512, seed=0)
+    seconds, n_settings = measure(problem, arguments.runs)
     names = ("queries", "gallery", "references", "gallery_references")
-    results = {
+    return {
         "sizes": {**{name: len(problem[name]) for name in names}, "dim": problem["gallery"].dim},
-        "runs": options.runs,
+        "runs": arguments.runs,
         "seconds": seconds,
         "n_settings": n_settings,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -153,9 +146,13 @@ def main() -> int:
         "nnnorm": nnnorm.__version__,
         "seed": 0,
     }
-    print(tables(results))
-    store(options.output, results)
-    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="a tenth of each size")
+    parser.add_argument("--runs", type=int, default=3)
+    return run_command(parser, RESULTS, measure_all, tables)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import nnnorm
-from tests.cli.test_core import assert_fails, run
+from tests.command import assert_fails, run
 
 FIT = ["fit", "--gallery", "gallery.npy", "--references", "references.npy"]
 FIT += ["-o", "bias.safetensors", "--save-corrector", "corrector.safetensors"]

@@ -19,7 +19,7 @@ import pytest
 import nnnorm
 from nnnorm.index import open_index
 from tests import stores  # noqa: F401 - one thread per engine
-from tests.cli.test_core import assert_fails, run
+from tests.command import assert_fails, run
 from tests.index.test_index import exact, make_data, save_parquet
 
 

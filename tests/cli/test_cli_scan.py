@@ -1,20 +1,21 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 import nnnorm
-from tests.cli.test_core import assert_fails, run
+from tests.command import assert_fails, run
 
 SCAN = ["scan", "--gallery", "gallery.npy", "--references", "references.npy"]
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
     shapes = nnnorm.load_shapes()
     hub = shapes.references[6000:6300].mean(axis=0)
     hub /= np.linalg.norm(hub)
-    monkeypatch.chdir(tmp_path)
+    folder = tmp_path_factory.mktemp("made")
     arrays = {
         "clean": shapes.gallery[:400],
         "gallery": np.concatenate([shapes.gallery[:400], hub[None]]),
@@ -24,8 +25,16 @@ def files(tmp_path, monkeypatch):
         "none": shapes.gallery[:0],
     }
     for name, array in arrays.items():
-        np.save(f"{name}.npy", array.astype(np.float32))
-    nnnorm.Corrector.fit(shapes.gallery[:400], shapes.references[:2000]).save("c.safetensors")
+        np.save(folder / f"{name}.npy", array.astype(np.float32))
+    corrector = nnnorm.Corrector.fit(shapes.gallery[:400], shapes.references[:2000])
+    corrector.save(folder / "c.safetensors")
+    return folder
+
+
+@pytest.fixture
+def files(made, tmp_path, monkeypatch):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 

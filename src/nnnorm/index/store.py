@@ -405,6 +405,9 @@ def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
     --------
     >>> check_ids(None, 2).tolist(), check_ids(["a", "b"], 2).tolist()
     ([0, 1], ['a', 'b'])
+    >>> check_ids([7, 7], 2)
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: ids of gallery must be unique, but 7 occurs at positions 0 and 1; ...
     """
     if ids is None:
         return np.arange(n_items, dtype=np.int64)

@@ -150,25 +150,11 @@ def verify_index(
         raise NNNormError("a bias goes together with its gallery; give both, or a corrector")
     if gallery is not None and given is None:
         raise NNNormError("gallery and bias go together; give both or neither")
-    recipe = index.recipe
-    asked = recipe.open_queries(queries, normalize, index.store.name)
+    asked = index.recipe.open_queries(queries, normalize, index.store.name)
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(len(asked), min(sample, len(asked)), replace=False))
     some = asked[rows]
-    if gallery is None:
-        names, items, expected = _read_index(index)
-        if isinstance(given, Corrector):
-            held = Embeddings([items.rows(0, len(items))], name=items.name)
-            items, expected = open_items(held, given, name=items.name, normalize=None)
-    else:
-        unit = True if recipe.unit and normalize is None and isinstance(given, Corrector) else None
-        items, expected = open_items(
-            gallery,
-            given,  # type: ignore[arg-type]  # the case of None was refused above
-            name="gallery",
-            normalize=unit if normalize is None else normalize,
-        )
-        names = name_items(items, ids)
+    names, items, expected = _open_expected(index, gallery, given, ids, normalize)
     problems = [] if given is None else _about_origin(index, items, expected, weight)
     n_compared, of_stored = 0, list[str]()
     if given is not None and vectors > 0:
@@ -176,10 +162,7 @@ def verify_index(
     used = expected.weight if weight is None else weight
     right = search(some, items, expected, k=min(k, len(items)), weight=used)
     found = index.search(some, k=k, weight=used)
-    row_of = {name: row for row, name in enumerate(names.tolist())}
-    found_rows = np.array(
-        [[row_of.get(name, -1) for name in row] for row in found.ids.tolist()], dtype=np.int64
-    ).reshape(len(some), -1)
+    found_rows = _find_rows(found.ids, names)
     known = (found_rows >= 0) & np.isfinite(found.scores)
     raw, values = _score(some, items, expected, found_rows)
     scale = float(np.ptp(right.scores)) or 1.0
@@ -460,6 +443,38 @@ def _about_recall(index: CorrectedIndex, found: IndexRanking, result: Verificati
     if store.is_quantized:
         return ["numbers are stored in few bits: re-score the hits (refine), or use float32"]
     return ["the approximate search is too narrow: increase ef, probes or candidates"]
+
+
+def _open_expected(
+    index: CorrectedIndex,
+    gallery: Source | None,
+    given: Corrector | Bias | None,
+    ids: Any,
+    normalize: bool | None,
+) -> tuple[Ids, Embeddings, Bias]:
+    """Ids, items and bias that the index should have; its own where no gallery is given."""
+    if gallery is None:
+        names, items, expected = _read_index(index)
+        if isinstance(given, Corrector):
+            held = Embeddings([items.rows(0, len(items))], name=items.name)
+            items, expected = open_items(held, given, name=items.name, normalize=None)
+        return names, items, expected
+    if normalize is None and index.recipe.unit and isinstance(given, Corrector):
+        normalize = True
+    items, expected = open_items(
+        gallery,
+        given,  # type: ignore[arg-type]  # a gallery without a bias was refused
+        name="gallery",
+        normalize=normalize,
+    )
+    return name_items(items, ids), items, expected
+
+
+def _find_rows(found: Ids, names: Ids) -> npt.NDArray[np.int64]:
+    """Rows of the gallery that were found, -1 for ids that it does not have."""
+    row_of = {name: row for row, name in enumerate(names.tolist())}
+    rows = [[row_of.get(name, -1) for name in row] for row in found.tolist()]
+    return np.array(rows, dtype=np.int64).reshape(len(found), -1)
 
 
 def _read_index(index: CorrectedIndex) -> tuple[Ids, Embeddings, Bias]:

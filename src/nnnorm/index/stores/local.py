@@ -13,11 +13,9 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeAlias
@@ -41,6 +39,7 @@ from nnnorm.index.store import (
     check_kind,
     check_positive,
 )
+from nnnorm.index.stores.gate import Gate, deferred_interrupts
 from nnnorm.index.urls import show_url
 from nnnorm.io import check_entries, check_regular, check_writable, digest_of, write_whole
 
@@ -89,7 +88,7 @@ class LocalStore(Store):
     def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
         self._path = Path(place) if str(place) else None
-        self._gate, self._opening = _Gate(), threading.RLock()
+        self._gate, self._opening = Gate(), threading.RLock()
         self._other: LocalStore | None = None  # of a store without a path
         self.rewrites_values = self._path is not None
         self._forget()
@@ -609,73 +608,6 @@ class LocalStore(Store):
         keys, kept = self._sorted
         places = np.searchsorted(keys, labels).clip(max=len(keys) - 1)
         return np.where(keys[places] == labels, kept[places], np.float32(0))
-
-
-class _Gate:
-    """Lets many readers in, or one writer, who may come in again."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._readers, self._writer, self._depth = 0, 0, 0
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        with self._condition:
-            mine = self._writer == threading.get_ident()
-            self._condition.wait_for(lambda: mine or not self._writer)
-            self._readers += not mine
-        try:
-            yield
-        finally:
-            if not mine:
-                with self._condition:
-                    self._readers -= 1
-                    self._condition.notify_all()
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        own = threading.get_ident()
-        with self._condition:
-            if self._writer != own:
-                self._condition.wait_for(lambda: not self._writer and not self._readers)
-            self._writer, self._depth = own, self._depth + 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._depth -= 1
-                self._writer = own if self._depth else 0
-                self._condition.notify_all()
-
-
-@contextmanager
-def deferred_interrupts() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block has ended: graphs that it cuts off are broken.
-
-    Examples
-    --------
-    >>> try:
-    ...     with deferred_interrupts():
-    ...         signal.raise_signal(signal.SIGINT)
-    ...         print("done")
-    ... except KeyboardInterrupt:
-    ...     print("stopped")
-    done
-    stopped
-    """
-    former = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or former is not signal.default_int_handler:
-        yield  # another thread gets no Ctrl-C, and another handler decides by itself
-        return
-    caught: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, former)
-    if caught:
-        raise KeyboardInterrupt
 
 
 def score_by(metric: StoreMetric, queries: FloatArray, vectors: FloatArray) -> FloatArray:
