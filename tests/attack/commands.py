@@ -135,6 +135,8 @@ LINES = {
         f"--from {url_of('usearch')} --to hnswlib:out --references references.npy --json",
         f"--from {url_of('faiss')} --to usearch:out --corrector corrector.safetensors --json",
     ],
+    "table write": ["bias.safetensors -o out --ids ids.npy --shards 3 --json"],
+    "table refresh": ["bias-table --bias bias.safetensors --dry-run --json"],
     "scan": [
         "--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
@@ -185,6 +187,7 @@ FILES = {
     "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
+    "table": "bias-table",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
@@ -196,8 +199,8 @@ _ONLY_WITH_CHECKPOINTS = "tokenizer"
 # BLIP, whose lists are read as those of --texts and --images are.
 NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
 # They change the index, so that the same command on a clean file has another answer. Their inputs
-# are read by the other commands of an index.
-LEFT_OUT = ("index add", "index adopt", "index delete", "index rollback")
+# are read by the other commands of an index. A plan reads no file.
+LEFT_OUT = ("index add", "index adopt", "index delete", "index rollback", "plan")
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "explore", "reproduce")
 

@@ -168,9 +168,12 @@ def make_viso(root):
 def make_records(root):
     """A bias, a bank, a corrector and a ranking."""
     import nnnorm
+    from nnnorm.cluster import write_table
 
     gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
-    nnnorm.NNN(8, 0.75).fit(gallery, references).save(root / "bias.safetensors")
+    bias = nnnorm.NNN(8, 0.75).fit(gallery, references)
+    bias.save(root / "bias.safetensors")
+    write_table(bias, root / "bias-table", n_shards=2)
     nnnorm.Bank.of(references).save(root / "bank.safetensors")
     nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.75)).save(
         root / "corrector.safetensors"

@@ -9,7 +9,7 @@ import sys
 
 try:
     from nnnorm.cli import core, cluster, study, bank, corrector, encode, scan, index  # noqa: I001
-    from nnnorm.cli import explore, audit, reproduce
+    from nnnorm.cli import explore, audit, plan, table, reproduce
     from nnnorm.cli.app import app
 except KeyboardInterrupt:  # the imports take a second, in which no handler of the app is active
     sys.exit("Error: interrupted")
