@@ -19,7 +19,7 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.cli.core import facts_of_bias
-from nnnorm.cluster import Job, settle
+from nnnorm.cluster import Job, fit_on_ray, settle
 from nnnorm.cluster import merge as merge_parts
 from nnnorm.errors import NNNormError
 from nnnorm.io import Share, find_place
@@ -76,8 +76,8 @@ def fit_share(
             }
         )
         return
-    done = "done" if worked.is_new else "was done already"
-    typer.echo(f"Shard {share} is {done}: rows {first:,} to {last - 1:,} in {output}")
+    done = "is done" if worked.is_new else "was done already"
+    typer.echo(f"Shard {share} {done}: rows {first:,} to {last - 1:,} in {output}")
     folder = shlex.quote(str(output))
     after = f"nnnorm merge {folder} -o bias.safetensors"
     typer.echo(
@@ -90,8 +90,6 @@ def fit_on_cluster(
     spread: Spread, method: Method, gallery: Path, references: Any, output: Path, options: Any
 ) -> Bias:
     """Do the work of `fit --on ray`."""
-    from nnnorm.cluster import fit_on_ray  # type: ignore[attr-defined]
-
     job = _settle(method, gallery, references, output.with_suffix(".parts"), options)
     with show_progress("Scoring the gallery on Ray") as progress:
         return fit_on_ray(

@@ -53,6 +53,7 @@ from nnnorm.cluster.planning import (
     make_plan,
     sampling_residual,
 )
+from nnnorm.cluster.ray import fit_on_ray
 from nnnorm.cluster.serving import (
     BiasTable,
     ShardMove,

@@ -307,6 +307,11 @@ class Job:
         every = [Share(number + 1, n_shares) for number in range(n_shares)]
         return [share for share in every if share not in done]
 
+    @property
+    def begun(self) -> int | None:
+        """Number of shards of the parts that are there; None where there are none."""
+        return max((share.n_shares for share, _ in find_parts(self.folder)), default=None)
+
     def _is_sound(self, share: Share) -> bool:
         try:
             entry, _ = load_part(self.folder, share)

@@ -38,8 +38,19 @@ def save_record(
     dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps(about)
     metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": digest_of(dense, text)}
-    blob = save(dense, metadata)
-    write_whole(path, lambda file: file.write(blob))
+    blob = memoryview(save(dense, metadata))
+    n_header = 8 + int.from_bytes(blob[:8], "little")
+    header = _sort_metadata(bytes(blob[8:n_header]))
+    length = len(header).to_bytes(8, "little")
+    write_whole(path, lambda file: file.writelines([length, header, blob[n_header:]]))
+
+
+def _sort_metadata(header: bytes) -> bytes:
+    """Bring the metadata of a safetensors header, which is in random order, into one order."""
+    entries = json.loads(header)
+    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)  # the numbers behind it are aligned
 
 
 def load_record(
