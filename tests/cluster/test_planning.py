@@ -236,7 +236,7 @@ def run(monkeypatch):
 def test_the_command_begins_with_the_answer(run):
     result = run(LINE)
     assert result.exit_code == 0
-    first = result.output.partition("\n\n")[0].replace("\n", " ")
+    first = " ".join(result.output.partition("\n\n")[0].split())
     assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 88 min")
     assert "(error about 11%)" in first
     assert "a bank of 8,192 intents: " in first

@@ -22,11 +22,11 @@ from nnnorm.errors import NNNormError
 from nnnorm.report import Table
 
 _LABELS = {
-    "exact": "exact, every reference",
-    "approximate": "approximate, every reference",
-    "gpu": "exact on GPUs (not measured)",
-    "sample": "exact, a random part",
-    "default": "default, one row per intent",
+    "exact": "exact",
+    "approximate": "approximate",
+    "gpu": "exact on GPUs",
+    "sample": "a random part",
+    "default": "default",
 }
 
 
@@ -135,8 +135,9 @@ def _tabulate(plan: Plan) -> Table:
         f"Measured on {plan.rates.cores} cores of this machine; a cluster of other machines is "
         "faster or slower by as much as they are. Starting, waiting and lost workers are not "
         "counted.",
-        "Error: of the values of the whole bank; for the default, of those of an endless bank of "
-        "the same kind. Once: on one node, before the map.",
+        "Error: to the values of the whole bank; of the default, to those of an endless bank of "
+        "the same kind, half to twice that on real sets. Once: on one node, before the map, mostly "
+        "for reading the gallery. Memory: of one worker per node, for all of its cores.",
     ]
     if machines.gpus:
         notes.append(

@@ -25,6 +25,7 @@ _T = TypeVar("_T")
 Half: TypeAlias = npt.NDArray[np.float16]
 
 _REPEATS = 3
+_READ_VALUES = 2**23
 _N_TOPICS = 500
 # Lists of these rows keep about as many dimensions as those of real models, 0.3 to 0.45.
 _SPECTRUM = -0.6
@@ -61,7 +62,7 @@ class Sizes(NamedTuple):
     def of(cls, dim: int) -> "Sizes":
         """What takes about ten seconds, with enough items for lists of projected rows."""
         list_items = min(max(_LIST_WORK // dim, 50_000), 200_000)
-        return cls(4096, (4096, 16_384), list_items, (32_768, 131_072), 8192)
+        return cls(2048, (4096, 16_384), list_items, (32_768, 131_072), 8192)
 
 
 def measure_rates(dim: int, reference_k: int, *, sizes: Sizes | None = None) -> Rates:
@@ -91,7 +92,7 @@ def measure_rates(dim: int, reference_k: int, *, sizes: Sizes | None = None) -> 
     bank = make.rows(max(*sizes.list_banks, *sizes.exact_banks))
     items = make.rows(max(sizes.list_items, sizes.exact_items))
     learn, probe, width = _time_lists(items[: sizes.list_items], bank, reference_k, sizes)
-    read, sign = _time_reading(items[: sizes.exact_items])
+    read, sign = _time_reading(items[: max(1, _READ_VALUES // dim)])
     return Rates(
         exact=_time_exact(items[: sizes.exact_items], bank, reference_k, sizes),
         learn=learn,
@@ -158,7 +159,7 @@ def _time_reading(items: Half) -> tuple[float, float]:
         path = Path(folder) / "items.npy"
         np.save(path, items)
         read, signed = (
-            min(_time(partial(open_embeddings, path, fingerprint=both))[0] for _ in range(_REPEATS))
+            min(_time_of_thread(partial(open_embeddings, path, fingerprint=both)) for _ in range(3))
             for both in (False, True)
         )
     return read / items.nbytes, max(signed - read, 0.0) / items.nbytes
@@ -175,6 +176,13 @@ def _time_intents(log: Half) -> float:
 def _open_bank(rows: Half) -> Embeddings:
     """References as a worker holds them, in float32."""
     return open_embeddings(rows.astype(np.float32))
+
+
+def _time_of_thread(work: Callable[[], object]) -> float:
+    """Processor seconds of the calling thread, for what one core does."""
+    started = time.thread_time()
+    work()
+    return time.thread_time() - started
 
 
 def _time(work: Callable[[], _T]) -> tuple[float, _T]:
