@@ -135,7 +135,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["banks.md", "check.md", "corrector.md", "scan.md"])
+@pytest.mark.parametrize("name", ["banks.md", "check.md", "cluster.md", "corrector.md", "scan.md"])
 def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
     """In their order, after the Python, which writes their files; a comment says the exit code."""
     monkeypatch.chdir(tmp_path)

@@ -51,6 +51,10 @@ _WRITERS = {
     "cli.reproduce._write_lines": "data",
     "cli.reproduce.dataset": "caller",
     "cli.sheet.OpenSheet.write": "caller",
+    "cluster.job._save_bank": "constant",
+    "cluster.job._settle": "constant",
+    "cluster.job.settle": "caller",
+    "cluster.parts.save_part": "constant",  # with the number of the shard
     "corrector.Corrector.save": "caller",
     "datasets.clip_retrieval.save_clip_retrieval": "data",
     "datasets.pairs._write_text": "data",
@@ -83,6 +87,7 @@ _WRITERS = {
     "index.stores.qdrant_edge.QdrantEdgeStore.exchange": "caller",
     "io.files.make_folder": "caller",
     "io.records.save_record": "caller",
+    "io.remote.RemotePath.send.put": "caller",
     "ranking.Ranking.save": "caller",
     "report.plots.save_figure": "caller",
     "reproduce.results.Results.keep": "constant",

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -17,12 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import Embeddings, check_entries, damaged, load_record, save_record
+from nnnorm.io import (
+    Embeddings,
+    check_entries,
+    damaged,
+    load_record,
+    make_folder,
+    save_record,
+)
 from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
+_MAKER = "nnnorm fit"
+# Of a bias in several files: 64 MB of values each.
+_FILE_ROWS = 2**24
 # Beyond this, a score minus the correction may be infinite in float32.
 _LARGEST_CORRECTION = 1e37
 _KINDS = {
@@ -289,7 +300,13 @@ class Bias:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all.
+        """Write one `.safetensors` file, whole or not at all, or a folder of them.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            A file that ends in ``.safetensors``, or a new folder, for a bias of very many items: it
+            gets a file for every 16,777,216 of them.
 
         Examples
         --------
@@ -300,15 +317,29 @@ class Bias:
         >>> Bias.load(path).weight
         0.5
         """
-        arrays: dict[str, npt.NDArray[Any]] = {"values": self.values}
+        if Path(path).suffix:
+            save_record(path, "bias", self._arrays(slice(None)), self.to_dict())
+            return
+        folder = make_folder(path)
+        if found := sorted(file.name for file in folder.iterdir()):
+            raise NNNormError(f"{folder} is not empty (it has {found[0]}); choose a new folder")
+        n_files = -(-len(self) // _FILE_ROWS)
+        for number in range(n_files):
+            rows = slice(number * _FILE_ROWS, min((number + 1) * _FILE_ROWS, len(self)))
+            about = {**self.to_dict(), "rows": [rows.start, rows.stop]}
+            name = f"bias-{number + 1:05}-of-{n_files:05}.safetensors"
+            save_record(folder / name, "bias", self._arrays(rows), about)
+
+    def _arrays(self, rows: slice) -> dict[str, npt.NDArray[Any]]:
+        arrays: dict[str, npt.NDArray[Any]] = {"values": self.values[rows]}
         for number, gate in enumerate(self.gates):
-            arrays[f"gate.{number}.values"] = gate.values
-            arrays[f"gate.{number}.active"] = gate.active
-        save_record(path, "bias", arrays, self.to_dict())
+            arrays[f"gate.{number}.values"] = gate.values[rows]
+            arrays[f"gate.{number}.active"] = gate.active[rows]
+        return arrays
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
-        """Read a file that `save` wrote.
+        """Read a file or a folder that `save` wrote.
 
         Examples
         --------
@@ -316,13 +347,17 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "bias", "nnnorm fit")
+        is_folder = os.path.isdir(path)
         try:
+            read = _load_files(Path(path)) if is_folder else load_record(path, "bias", _MAKER)
+            arrays, about = read
+            if "rows" in about:
+                raise NNNormError(f"{path} is one of several files of a bias; load their folder")
             return cls.from_dict(arrays, about)
         except NNNormError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged(path, "bias", "nnnorm fit", error) from error
+            raise damaged(path, "bias", _MAKER, error) from error
 
     @classmethod
     def from_dict(cls, arrays: Mapping[str, npt.NDArray[Any]], about: Mapping[str, Any]) -> "Bias":
@@ -353,6 +388,32 @@ class Bias:
 
 
 Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]
+
+
+def _load_files(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """The arrays and the description of a bias that is in several files."""
+    files = sorted(folder.glob("bias-*-of-*.safetensors"))
+    if not files:
+        raise NNNormError(
+            f"{folder} is a folder; expected a bias file (.safetensors), or a folder of them"
+        )
+    read = [load_record(path, "bias", _MAKER) for path in files]
+    about = {name: value for name, value in read[0][1].items() if name != "rows"}
+    edges = [0]
+    for path, (arrays, other) in zip(files, read, strict=True):
+        rows = other.pop("rows", None)
+        if other != about or rows != [edges[-1], edges[-1] + len(arrays.get("values", ()))]:
+            raise NNNormError(
+                f"{path} does not continue the files before it in {folder} (one is missing or of "
+                "another bias); copy the folder again"
+            )
+        edges.append(rows[1])
+    if edges[-1] != about.get("n_gallery"):
+        raise NNNormError(
+            f"{folder} ends after {edges[-1]:,} of {about.get('n_gallery'):,} items; copy it again"
+        )
+    names = read[0][0]
+    return {name: np.concatenate([one[name] for one, _ in read]) for name in names}, about
 
 
 def check_weight(weight: float, name: str = "weight") -> float:

@@ -35,7 +35,9 @@ LINES = {
         "--gallery gallery.npy --references references.npy --recent others.npy "
         "--save-corrector out-corrector.safetensors -o out.safetensors --json",
         "--gallery gallery.npy --references references.npy --method sinkhorn -o out.safetensors",
+        "--gallery shards --references references.npy --shard 2/3 -o out --json",
     ],
+    "merge": ["parts -o out.safetensors --json"],
     "search": [
         f"{_TASK} --bias bias.safetensors -k 3 --json",
         "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
@@ -181,7 +183,8 @@ FILES = {
     "bias": "bias.safetensors", "bank": "bank.safetensors", "corrector": "corrector.safetensors",
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
-    "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv", "images": "pictures",
+    "log": "log.csv", "folder": "parts", "file": "gallery.npy", "files": "pairs.csv",
+    "images": "pictures",
     "captions": "item-captions.txt", "query_captions": "query-captions.txt",
     "reference_captions": "captions.txt", "texts": "captions.txt",
     "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",

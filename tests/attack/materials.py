@@ -166,9 +166,9 @@ def make_viso(root):
 
 
 def make_records(root):
-    """A bias, a bank, a corrector and a ranking."""
+    """A bias, a bank, a corrector, a table, a ranking and the parts of a fit."""
     import nnnorm
-    from nnnorm.cluster import write_table
+    from nnnorm.cluster import Share, settle, write_table
 
     gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
     bias = nnnorm.NNN(8, 0.75).fit(gallery, references)
@@ -180,6 +180,9 @@ def make_records(root):
     )
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
+    job = settle(gallery, references, nnnorm.NNN(8, 0.75), folder=root / "parts")
+    for number in (1, 2):
+        job.work(Share(number, 2))
 
 
 def make_index(folder, engine):

@@ -17,7 +17,7 @@ sandboxed = [
 ]
 # Side by side they take as long as one of them.
 PARTS = {
-    "search": ["fit", "search", "info", "extend", "drift"],
+    "search": ["fit", "merge", "search", "info", "extend", "drift"],
     "studies": ["evaluate", "diagnose", "tune", "compare", "ablate"],
     "tables": ["bank build", "bank add", "bank info", "audit", "dataset"],
 }

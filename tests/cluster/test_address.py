@@ -23,6 +23,13 @@ def test_without_the_extra_the_command_that_installs_it_is_named(job, monkeypatc
         fit_on_ray(job)
 
 
+def test_a_solver_of_gpus_needs_some(tmp_path):
+    gallery = write_shards(tmp_path / "img_emb")
+    job = settle(gallery, REFERENCES, CSLS(5), folder=tmp_path / "parts", solver="cuda")
+    with pytest.raises(NNNormError, match="solver cuda computes on a GPU; give every task one"):
+        fit_on_ray(job)
+
+
 @pytest.mark.slow
 def test_an_address_that_no_ray_answers_at_fails_in_seconds(job):
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")

@@ -63,22 +63,23 @@ def test_json_says_what_was_done_and_what_is_left():
 def test_other_commands_take_the_shards_and_the_merged_bias(tmp_path):
     for number in (1, 2):
         run(f"{FIT} --shard {number}/2 -o parts")
+    run("merge parts -o bias")
     run("merge parts -o bias.safetensors")
     np.save("queries.npy", rows(20, 8))
     np.save("truth.npy", np.arange(20))
-    task = "--gallery img_emb --queries queries.npy --bias bias.safetensors"
+    task = "--gallery img_emb --queries queries.npy --bias bias"
     found = [
         json.loads(run(f"evaluate {task} --truth truth.npy --json").stdout),
         json.loads(run(f"diagnose {task} --json").stdout),
     ]
     np.save("gallery.npy", GALLERY)
-    whole = task.replace("img_emb", "gallery.npy")
+    whole = "--gallery gallery.npy --queries queries.npy --bias bias.safetensors"
     assert found == [
         json.loads(run(f"evaluate {whole} --truth truth.npy --json").stdout),
         json.loads(run(f"diagnose {whole} --json").stdout),
     ]
     pytest.importorskip("faiss")
-    run("index build --to faiss:items.faiss --gallery img_emb --bias bias.safetensors")
+    run("index build --to faiss:items.faiss --gallery img_emb --bias bias")
     assert (tmp_path / "items.faiss").exists()
 
 

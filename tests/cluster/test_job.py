@@ -9,13 +9,14 @@ import sys
 import numpy as np
 import pytest
 
-from nnnorm import CSLS, NNN, InvertedSoftmax, NNNormError
+from nnnorm import CSLS, NNN, InvertedSoftmax, NNNormError, Sinkhorn
 from nnnorm.bank import Bank
 from nnnorm.cluster import Job, Share, merge, settle
 from tests.cluster.cases import (
     DIM,
     GALLERY,
     N_GALLERY,
+    OTHERS,
     REFERENCES,
     as_params,
     assert_same_bias,
@@ -260,6 +261,7 @@ def test_a_part_of_another_bank_is_refused_and_computed_again_by_its_shard(job, 
     [
         ({"references": rows(301, 9)}, "holds a job with other references than those given"),
         ({"method": NNN(9, 0.5)}, r'holds a job with method .*"reference_k": 8.*got .*: 9'),
+        ({"method": Sinkhorn(), **OTHERS}, r'holds a job with method .*got .*"name": "sinkhorn"'),
         ({"solver": "exact"}, 'holds a job with solver "auto"; got "exact"'),
         ({"normalize": True}, "holds a job with normalize false; got true"),
         ({"duplicates": "keep"}, 'holds a job with duplicates "drop"; got "keep"'),
@@ -274,6 +276,12 @@ def test_a_folder_keeps_to_one_job(job, gallery, change, words):
     with pytest.raises(NNNormError, match=words):
         settle(folder=job.folder, **given)
     assert settle(gallery, REFERENCES, METHOD, folder=job.folder).fingerprint == job.fingerprint
+
+
+def test_a_gallery_bank_that_is_given_later_is_another_job(gallery, tmp_path):
+    settle(gallery, REFERENCES, Sinkhorn(), folder=tmp_path / "parts")
+    with pytest.raises(NNNormError, match="a job with other gallery_references than those given"):
+        settle(gallery, REFERENCES, Sinkhorn(), folder=tmp_path / "parts", **OTHERS)
 
 
 def test_a_gallery_that_has_changed_is_noticed(job, gallery):

@@ -169,7 +169,9 @@ DuplicatesOption = Annotated[
 OwnRows = Annotated[
     bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
 ]
-BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
+BiasFile = Annotated[
+    Path | None, Option(help="A file made by `nnnorm fit`, or a folder by `nnnorm merge`.")
+]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
 Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
 IdsFile = Annotated[

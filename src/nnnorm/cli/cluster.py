@@ -29,12 +29,21 @@ from nnnorm.methods import Method
 @command("merge bias.parts -o bias.safetensors")
 def merge(
     folder: Annotated[Path, Argument(help="Folder that `nnnorm fit --shard` wrote to.")],
-    output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
+    output: Annotated[
+        Path,
+        Option(
+            "--output",
+            "-o",
+            help="Where the bias goes: a .safetensors file, or a new folder of them for very many "
+            "items.",
+        ),
+    ],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Join the parts of a fit that was spread over several processes."""
-    check_output(output, ".safetensors", [])
+    if output.suffix:
+        check_output(output, ".safetensors", [])
     bias = merge_parts(folder)
     bias.save(output)
     if as_json:

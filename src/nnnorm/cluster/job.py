@@ -580,7 +580,7 @@ def _check_same(
     prints = job.about["facts"]["fingerprints"]
     banks = {"references": open_references(past, normalize=normalize), "gallery_references": second}
     for role, bank in banks.items():
-        if prints.get(role) != (bank and bank.fingerprint) and role in job.about["banks"]:
+        if prints.get(role) != (bank and bank.fingerprint):
             raise NNNormError(
                 f"{job.folder} holds a job with other {role} than those given; use the same bank "
                 "for all shards, or another folder"

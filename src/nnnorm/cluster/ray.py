@@ -85,6 +85,8 @@ def fit_on_ray(
         )
     if num_cpus <= 0 and num_gpus <= 0:
         raise NNNormError("a task needs a part of a core or of a GPU; got num_cpus=0, num_gpus=0")
+    if job.about["solver"] == "cuda" and num_gpus <= 0:
+        raise NNNormError("solver cuda computes on a GPU; give every task one (--num-gpus 1)")
     ray = _import_ray()
     with _connected(ray, address):
         slots = _count_slots(ray, num_cpus, num_gpus)
@@ -111,7 +113,8 @@ def _run(
     stored = ray.put(job)
     n_rows = {share: share.rows(job.n_gallery) for share in missing}
     n_done = job.n_gallery - sum(last - first for first, last in n_rows.values())
-    waiting, flying = list(reversed(missing)), {}
+    waiting = list(reversed(missing))
+    flying: dict[Any, Share] = {}
     try:
         while waiting or flying:
             while waiting and len(flying) < _WAITING * slots:
