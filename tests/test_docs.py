@@ -21,7 +21,8 @@ ALL_SETS = " and no ".join(
 )
 ALL_SETS += " and no bli_zh-en"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
-WITH_PYTHON = [page for page in PAGES if page.parent.name != "guide"]  # test_guide.py runs those
+# Those of the guide and of large galleries are followed literally, by test_guide.py and others.
+WITH_PYTHON = [page for page in PAGES if page.parent.name != "guide" and page.stem != "billion"]
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def benchmark(monkeypatch):
         ("blip", "encoders.md"),
         ("calls", "speed.md"),
         ("choosing", "choosing.md"),
+        ("cluster", "billion.md"),
         ("drift", "corrector.md"),
         ("encode", "encoders.md"),
         ("engines", "engines/README.md"),

@@ -25,7 +25,7 @@ HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfi
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
 HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
 HEAVY |= {"fastapi", "starlette", "uvicorn", "ray", "fsspec"}
-HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets"}
+HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets", "pyspark"}
 
 
 def modules_after(code):

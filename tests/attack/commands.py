@@ -166,6 +166,8 @@ LINES = {
         f"--from {url_of('usearch')} --to hnswlib:out --references references.npy --json",
         f"--from {url_of('faiss')} --to usearch:out --corrector corrector.safetensors --json",
     ],
+    "table write": ["bias.safetensors -o out --ids ids.npy --shards 3 --json"],
+    "table refresh": ["bias-table --bias bias.safetensors --dry-run --json"],
     "scan": [
         "--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
@@ -217,6 +219,7 @@ FILES = {
     "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
+    "table": "bias-table",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
@@ -229,6 +232,8 @@ _ONLY_WITH_CHECKPOINTS = "tokenizer"
 NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
 # They change the index, so what it answers afterwards is a part of their answer.
 CHANGING = ("index add", "index adopt", "index delete", "index refresh", "index rollback")
+# It reads no file.
+LEFT_OUT = ("plan",)
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "explore", "reproduce")
 
@@ -253,9 +258,10 @@ class Command:
 
 
 def walk_commands():
-    """All commands of the package, by name."""
+    """All commands of the package but those of `LEFT_OUT`, by name."""
     load_commands()
-    return {name: _make(name, function) for name, function in _leaves(app, ())}
+    found = {name: function for name, function in _leaves(app, ()) if name not in LEFT_OUT}
+    return {name: _make(name, function) for name, function in found.items()}
 
 
 def _leaves(group, path):

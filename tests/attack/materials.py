@@ -169,12 +169,14 @@ def make_viso(root):
 
 
 def make_records(root):
-    """A bias, a bank, a corrector, a ranking and the parts of a fit."""
+    """A bias, a bank, a corrector, a table, a ranking and the parts of a fit."""
     import nnnorm
-    from nnnorm.cluster import Share, settle
+    from nnnorm.cluster import Share, settle, write_table
 
     gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
-    nnnorm.NNN(8, 0.75).fit(gallery, references).save(root / "bias.safetensors")
+    bias = nnnorm.NNN(8, 0.75).fit(gallery, references)
+    bias.save(root / "bias.safetensors")
+    write_table(bias, root / "bias-table", n_shards=2)
     nnnorm.Bank.of(references).save(root / "bank.safetensors")
     nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.75)).save(
         root / "corrector.safetensors"

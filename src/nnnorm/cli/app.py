@@ -85,6 +85,8 @@ COMMANDS = {
     "audit": ("audit", "Count how often each group of items is retrieved."),
     "encode": ("encode", "Turn images, texts or sounds into embeddings."),
     "merge": ("cluster", "Join the parts of a fit that was spread over processes."),
+    "plan": ("plan", "Tell what a fit on many machines will take."),
+    "table": ("table", "Keep a bias as sharded parquet for very large engines."),
     "dataset": ("reproduce", "Write a data set's captions, pairs and splits as lists."),
     "reproduce": ("reproduce", "Measure the paper's tables again."),
     "info": ("core", "Show versions and the active BLAS, or what a file holds."),

@@ -36,7 +36,33 @@ A job may be pickled, and a worker should keep it between calls: it holds the ba
 approximate solvers are sorted when they are first used.
 """
 
+from nnnorm.cluster.calibration import Sizes, measure_rates
 from nnnorm.cluster.job import Job, Worked, merge, settle
 from nnnorm.cluster.parts import Part
+from nnnorm.cluster.planning import (
+    DEFAULT_RESIDUAL,
+    DEFAULT_TFLOPS,
+    Line,
+    Machines,
+    Plan,
+    Rates,
+    Way,
+    Workload,
+    describe_bytes,
+    describe_duration,
+    enough_share,
+    make_plan,
+    sampling_residual,
+)
 from nnnorm.cluster.ray import fit_on_ray
+from nnnorm.cluster.serving import (
+    BiasTable,
+    ShardMove,
+    TableShard,
+    find_moved,
+    open_table,
+    refresh_table,
+    vespa_updates,
+    write_table,
+)
 from nnnorm.io import Share

@@ -23,7 +23,7 @@ inverted_lists   the bank, clustered into lists
 torch, faiss     means computed by those libraries
 """
 
-from nnnorm.means.approximate import choose_quality
+from nnnorm.means.approximate import choose_quality, count_list_scores, expected_error
 from nnnorm.means.dispatch import (
     Learnt,
     Solver,
