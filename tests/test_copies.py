@@ -200,6 +200,7 @@ def test_a_random_part_of_the_intents_is_named_as_one(rng):
     assert all(found.to_dict()["intents_sampled"] for found in (tuning, comparison))
 
 
+@pytest.mark.slow
 def test_all_studies_count_intents(rng):
     gallery, intents = rng.normal(size=(30, 32)), rng.normal(size=(40, 32))
     log = intents[np.arange(200) % 40]

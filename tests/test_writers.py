@@ -135,6 +135,7 @@ def find_writers():
     return found
 
 
+@pytest.mark.slow
 def test_every_writer_is_known_and_its_names_accounted_for():
     assert find_writers() == set(_WRITERS)
 

@@ -125,6 +125,7 @@ def test_an_archive_larger_than_the_memory_is_refused_before_it_is_read(tmp_path
         open_embeddings(tmp_path / "bomb.npz")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_rows", "dim"), [(3000, 100), (1, 300_000)])
 def test_a_parquet_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch, n_rows, dim):
     """A few zeros in run lengths announce gigabytes; here it is the memory that is small."""

@@ -57,6 +57,7 @@ def test_check_says_words_first_then_figures_then_commands_that_run(problem):
         run(*command)
 
 
+@pytest.mark.slow
 def test_the_gain_of_check_is_that_of_the_commands_it_prints(problem):
     found = json.loads(run("check", *FILES, *BANK, *TRUTH, "--json").stdout)
     fit, evaluate, _ = (shlex.split(line)[1:] for line in found["next"])
@@ -122,6 +123,7 @@ def test_the_command_fits_every_method_as_it_was_tuned(problem, method):
     np.testing.assert_allclose(fitted.correction, chosen.correction, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_file_name_with_spaces_and_quotes_is_printed_as_a_shell_takes_it(problem):
     np.save("it's --my gallery.npy", problem["gallery"])
     text = run("check", "--gallery", "it's --my gallery.npy", *FILES[2:], *BANK).stdout

@@ -245,6 +245,7 @@ def test_a_second_file_that_belongs_to_another_index_is_refused(tmp_path):
         open_index(FaissStore(tmp_path / "a.faiss"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["faiss:?kind=hnsw", "hnswlib:", "usearch:"])
 def test_no_item_gets_lost_while_it_is_added(store):
     """usearch itself, adding from two threads, loses some in most such builds."""
@@ -369,6 +370,7 @@ def test_on_photos_eight_bits_cost_the_corrected_search_what_they_cost_the_plain
     assert corrected > share_found(plain.search(queries, 10).ids, raw) - 0.01
 
 
+@pytest.mark.slow
 def test_values_that_are_longer_than_the_items_do_not_lead_a_graph():
     gallery, queries, past = make_embeddings(n_items=2000, n_past=500, dim=32, seed=5)
     clicks = np.random.default_rng(0).zipf(1.5, size=2000)

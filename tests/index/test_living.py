@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,9 +32,6 @@ from tests.stores import CASES, LIVING, SHARED, parametrize
 
 LIVE = [case for case in CASES if case.engine in LIVING]
 each = parametrize(LIVE)
-each_long = parametrize(  # many operations take seconds where each is a transaction
-    [replace(case, slow=case.slow or case.engine in ("duckdb", "sqlite-vec")) for case in LIVE]
-)
 # Each of five operations is stopped at four moments, 20 per engine, on one row with the bias in the
 # vectors and one with the bias beside them; on all rows where NNNORM_KILLS says how many moments.
 ASKED = os.environ.get("NNNORM_KILLS")
@@ -155,7 +151,8 @@ def test_a_refresh_to_a_generation_that_was_changed_makes_it_anew(case, store, c
     life.index.close()
 
 
-@each_long
+@pytest.mark.slow
+@each
 def test_two_hundred_operations_agree_with_a_dictionary(case, store):
     """On the rows of `FEW`, and a quarter of them on others of the same engine."""
     life = Life(case, store, seed=len(case.name))

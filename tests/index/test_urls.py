@@ -120,6 +120,7 @@ def test_an_option_given_twice_is_refused():
         open_store("sqlite:photos.db?table=a&table=b")
 
 
+@pytest.mark.slow
 def test_addresses_are_put_into_messages_by_show_url_only():
     """An f-string with an address or a URL in it, outside of a call, would print its password."""
     room = Path(nnnorm.__file__).parent

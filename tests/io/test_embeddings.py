@@ -1078,6 +1078,7 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path, suffix, whole):
         assert_no_such_kind(refusal(path), suffix)
 
 
+@pytest.mark.slow
 @npy_and_npz
 def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path, suffix, whole):
     path = tmp_path / f"a{suffix}"

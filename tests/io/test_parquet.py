@@ -288,6 +288,7 @@ def test_a_parquet_file_cut_short_anywhere_is_refused(save, path):
         assert refusal(path).endswith("is it cut short, or another kind of file?")
 
 
+@pytest.mark.slow
 def test_a_damaged_parquet_file_is_refused_or_read_but_never_crashes(save, path):
     save(VALUES)
     whole = path.read_bytes()

@@ -42,6 +42,7 @@ def test_a_second_run_measures_nothing_and_gives_the_same(root):
     assert again == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["settings-image", "gender", "cross-attention", "hubness", "outliers", "runtime"]
 )

@@ -81,6 +81,7 @@ def test_every_statistic_by_hand():
     assert json.loads(json.dumps(hubness.to_dict())) == hubness.to_dict()
 
 
+@pytest.mark.slow
 @given(counts_of_items)
 def test_kurtosis_and_skewness_are_scipys_excess_and_biased(counts):
     assume(len(set(counts)) > 1)
@@ -226,6 +227,7 @@ def test_the_correction_flattens_flickr8k_and_the_test_sees_it(flickr8k):
 # --- two distributions ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(counts_of_items, counts_of_items)
 def test_the_ks_statistic_is_scipys(before, after):
     assume(len(before) + len(after) > 2)  # SciPy divides by zero for one item each
@@ -235,6 +237,7 @@ def test_the_ks_statistic_is_scipys(before, after):
     assert compare_occurrences(after, before) == (statistic, p_value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_items", "tolerance"), [(20, 0.03), (200, 0.015), (5000, 0.005)])
 @pytest.mark.parametrize("shift", [0.0, 0.5, 1.0, 2.0])
 def test_the_ks_p_value_is_scipys_asymptotic_one(rng, n_items, tolerance, shift):
@@ -252,6 +255,7 @@ def test_the_same_counts_do_not_differ_and_far_ones_surely_do(rng):
     assert p_value < 1e-100
 
 
+@pytest.mark.slow
 def test_galleries_of_different_sizes_are_compared_too(rng):
     before, after = rng.poisson(5, size=80), rng.poisson(6, size=300)
     expected = scipy.stats.ks_2samp(before, after, method="asymp")
@@ -325,6 +329,7 @@ def test_the_threshold_itself_counts_and_may_be_chosen():
     assert find_outliers(bias, threshold=0.6745).tolist() == [4, 0, 1, 3]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=30))
 def test_robust_scores_are_iglewicz_and_hoaglins(values):
     deviation = np.array(values) - np.median(values)

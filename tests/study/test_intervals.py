@@ -212,6 +212,7 @@ def test_a_sure_difference_has_the_smallest_p_there_is(rng, sign):
     assert not interval.includes_zero
 
 
+@pytest.mark.slow
 def test_a_p_value_is_that_of_the_sign_of_the_mean(rng):
     # Means of many differences are nearly normal: compare with the z-test of the same data.
     noise = rng.integers(0, 20, size=2000).astype(float)
