@@ -199,7 +199,7 @@ def in_files(tmp_path, monkeypatch):
     monkeypatch.setattr("nnnorm.bias._FILE_ROWS", 10)
     gates = (Gate(np.linspace(0, 1, 23), np.arange(23) % 3 == 0),)
     bias = Bias(np.linspace(0, 1, 23), 1.0, "qbnorm", {"beta": 2.0}, gates=gates)
-    bias.save(tmp_path / "bias")
+    bias.save_in_files(tmp_path / "bias")
     return bias, tmp_path / "bias"
 
 
@@ -214,7 +214,7 @@ def test_a_bias_of_many_items_may_be_in_several_files(in_files):
     with pytest.raises(NNNormError, match="is one of several files of a bias; load their folder"):
         Bias.load(folder / names[1])
     with pytest.raises(NNNormError, match=r"is not empty .it has bias-00001"):
-        bias.save(folder)
+        bias.save_in_files(folder)
 
 
 @pytest.mark.parametrize(

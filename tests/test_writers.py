@@ -45,6 +45,7 @@ _WRITING = {
 _WRITERS = {
     "bank.Bank.save": "caller",
     "bias.Bias.save": "caller",
+    "bias.Bias.save_in_files": "constant",
     "cli.app.Report.check": "caller",
     "cli.app.Report.deliver": "constant",
     "cli.reproduce._open_results": "caller",

@@ -300,13 +300,7 @@ class Bias:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one `.safetensors` file, whole or not at all, or a folder of them.
-
-        Parameters
-        ----------
-        path : str or PathLike
-            A file that ends in ``.safetensors``, or a new folder, for a bias of very many items: it
-            gets a file for every 16,777,216 of them.
+        """Write one `.safetensors` file, whole or not at all.
 
         Examples
         --------
@@ -317,9 +311,20 @@ class Bias:
         >>> Bias.load(path).weight
         0.5
         """
-        if Path(path).suffix:
-            save_record(path, "bias", self._arrays(slice(None)), self.to_dict())
-            return
+        save_record(path, "bias", self._arrays(slice(None)), self.to_dict())
+
+    def save_in_files(self, path: str | os.PathLike[str]) -> None:
+        """Write a new folder with a `.safetensors` file for every 16,777,216 items.
+
+        Examples
+        --------
+        >>> import numpy as np, tempfile
+        >>> from pathlib import Path
+        >>> folder = Path(tempfile.mkdtemp()) / "bias"
+        >>> Bias(np.array([0.1, 0.2]), 0.5, "nnn").save_in_files(folder)
+        >>> [path.name for path in folder.iterdir()], len(Bias.load(folder))
+        (['bias-00001-of-00001.safetensors'], 2)
+        """
         folder = make_folder(path)
         if found := sorted(file.name for file in folder.iterdir()):
             raise NNNormError(f"{folder} is not empty (it has {found[0]}); choose a new folder")
@@ -339,7 +344,7 @@ class Bias:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
-        """Read a file or a folder that `save` wrote.
+        """Read a file that `save` wrote, or a folder of `save_in_files`.
 
         Examples
         --------

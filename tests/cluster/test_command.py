@@ -89,7 +89,7 @@ def test_other_commands_take_the_shards_and_the_merged_bias(tmp_path):
         (f"{FIT} --shard 3/2 -o parts", "a shard is one of 1/n to n/n, such as 2/4; got '3/2'"),
         (f"{FIT} --shard 1/2 -o bias.safetensors", "such as bias.parts; nnnorm merge makes the"),
         (f"{FIT} --shard 1/2 --on ray -o parts", "two ways to share the work; give one of them"),
-        (f"{FIT} --shards 3 -o bias.safetensors", "--shards and --num-gpus are for --on ray"),
+        (f"{FIT} --shards 3 -o bias.safetensors", "--num-cpus and --num-gpus are for --on ray"),
         (f"{FIT} --shard 1/2 --recent references.npy -o parts", "--recent can't be used with"),
         ("merge nowhere -o bias.safetensors", "there is no job in nowhere; start one with: nnnorm"),
         ("merge img_emb -o bias.npy", "the output must end in .safetensors; got bias.npy"),

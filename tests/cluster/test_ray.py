@@ -21,7 +21,10 @@ from nnnorm.cluster import fit_on_ray, settle
 from tests.cluster.cases import CASES, GALLERY, REFERENCES, assert_same_bias, rows, write_shards
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc"),
+]
 KEEP = {"duplicates": "keep"}
 
 

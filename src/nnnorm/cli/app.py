@@ -244,8 +244,10 @@ class Spread:
 
     def check(self, others: Mapping[str, Any]) -> None:
         """Raise where options do not go together."""
-        if self.on is None and (self.address or self.shards or self.num_gpus):
-            raise NNNormError("--address, --shards and --num-gpus are for --on ray; add it")
+        if self.on is None and (self.address or self.shards or self.num_gpus or self.num_cpus != 1):
+            raise NNNormError(
+                "--address, --shards, --num-cpus and --num-gpus are for --on ray; add it"
+            )
         if self.shard is None and self.on is None:
             return
         if self.shard is not None and self.on is not None:

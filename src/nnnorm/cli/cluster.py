@@ -45,7 +45,10 @@ def merge(
     if output.suffix:
         check_output(output, ".safetensors", [])
     bias = merge_parts(folder)
-    bias.save(output)
+    if output.suffix:
+        bias.save(output)
+    else:
+        bias.save_in_files(output)
     if as_json:
         print_json({**bias.to_dict(), "output": str(output)})
         return
@@ -71,7 +74,7 @@ def fit_share(
     job = _settle(method, gallery, references, output, options)
     with show_progress(f"Shard {share} of the gallery") as progress:
         worked = job.work(share, memory_budget=options["memory_budget"], progress=progress)
-    left = job.missing(share.n_shares)
+    left = worked.n_left
     first, last = worked.rows
     if as_json:
         print_json(
@@ -80,7 +83,7 @@ def fit_share(
                 "shard": list(share),
                 "rows": [first, last],
                 "is_new": worked.is_new,
-                "n_missing": len(left),
+                "n_missing": left,
                 "job": job.fingerprint,
             }
         )
@@ -90,7 +93,7 @@ def fit_share(
     folder = shlex.quote(str(output))
     after = f"nnnorm merge {folder} -o bias.safetensors"
     typer.echo(
-        f"\nNext: {after}" if not left else f"\n{len(left)} of {share.n_shares} shards are left",
+        f"\nNext: {after}" if not left else f"\n{left} of {share.n_shares} shards are left",
         err=True,
     )
 

@@ -19,15 +19,16 @@ once and stored; the value of an item then follows from the item and the job alo
         compared: another bank, method or gallery is refused.
     Job.load(folder) -> Job
         A settled job, without its gallery being read.
-    job.value(rows) -> Part
+    job.value(rows, first_row=None) -> Part, with values of shape (n_rows,), float32
         The values of some rows (an array, a path or `Embeddings`), wherever they come from. Engines
         call this: it reads nothing but the job, and it is the same on every worker. The rows are
         those of the gallery or later ones; `job.open_rows(start, stop)` reads those of the gallery.
-    Part.values : ndarray, shape (n_rows,), float32
     job.work(Share(number, n_shares)) -> Worked
         Value the rows of one share and write its part; a part that is there is left as it is.
     job.save_part(share, part), job.missing(n_shares) -> list of Share
         For engines whose workers return parts: what is left to do, and where a part goes.
+    fit_on_ray(job, n_shares) -> Bias
+        Compute what is missing on a Ray cluster, and join all parts.
     merge(folder) -> Bias
         Check that every row is there exactly once, and join the parts.
 

@@ -89,11 +89,14 @@ class Worked:
         First and last row.
     is_new : bool
         Whether it was computed; False where it was there.
+    n_left : int
+        Number of shares that have no part yet.
     """
 
     share: Share
     rows: tuple[int, int]
     is_new: bool
+    n_left: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,11 +271,12 @@ class Job:
         ((0, 13), False)
         """
         rows = self._rows_of(share)
-        if share not in self.missing(share.n_shares):
-            return Worked(share, rows, False)
-        options: Any = {"memory_budget": memory_budget, "progress": progress}
-        self.save_part(share, self.value(self.open_rows(*rows), first_row=rows[0], **options))
-        return Worked(share, rows, True)
+        there = self._find_parts(share.n_shares)
+        is_new = share not in there or not self._is_sound(share)
+        if is_new:
+            options: Any = {"memory_budget": memory_budget, "progress": progress}
+            self.save_part(share, self.value(self.open_rows(*rows), first_row=rows[0], **options))
+        return Worked(share, rows, is_new, share.n_shares - len({*there, share}))
 
     def save_part(self, share: Share, part: Part) -> None:
         """Write the part of a share, whole or not at all."""
@@ -296,16 +300,20 @@ class Job:
         >>> job.missing(3)
         [Share(number=1, n_shares=3), Share(number=3, n_shares=3)]
         """
-        there = find_parts(self.folder)
-        others = {share.n_shares for share, _ in there} - {n_shares}
+        done = {share for share in self._find_parts(n_shares) if self._is_sound(share)}
+        every = [Share(number + 1, n_shares) for number in range(n_shares)]
+        return [share for share in every if share not in done]
+
+    def _find_parts(self, n_shares: int) -> list[Share]:
+        """The shares that have a part, by its name; raise where they were counted otherwise."""
+        there = [share for share, _ in find_parts(self.folder)]
+        others = {share.n_shares for share in there} - {n_shares}
         if others:
             raise NNNormError(
                 f"{self.folder} holds parts of {min(others)} shards; got {n_shares}: use that "
                 "number, or another folder"
             )
-        done = {share for share, _ in there if self._is_sound(share)}
-        every = [Share(number + 1, n_shares) for number in range(n_shares)]
-        return [share for share in every if share not in done]
+        return there
 
     @property
     def begun(self) -> int | None:

@@ -1,0 +1,107 @@
+"""Files and folders behind a URL, and files that are read in pieces, are read as any other."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnnorm import NNNormError, open_embeddings
+from nnnorm.errors import MissingExtraError
+from nnnorm.io import open_rows
+
+ROWS = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+@pytest.fixture
+def memory():
+    fsspec = pytest.importorskip("fsspec")
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def write_parquet(folder):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir()
+    for number, rows in enumerate(np.split(np.arange(50), [20])):
+        table = pyarrow.table({"id": 1000 + rows, "embedding": list(ROWS[rows])})
+        parquet.write_table(table, folder / f"part_{number}.parquet", row_group_size=7)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "shards", "pattern"])
+def test_a_url_is_opened_as_a_path_is(memory, kind):
+    url = "memory://set/gallery.npy"
+    if kind == "npy":
+        memory.pipe_file("/set/gallery.npy", npy(ROWS))
+    elif kind == "npz":
+        file = io.BytesIO()
+        np.savez(file, embedding=ROWS)
+        memory.pipe_file("/set/gallery.npz", file.getvalue())
+        url = "memory://set/gallery.npz"
+    else:
+        for number, part in enumerate(np.split(ROWS, [5, 30])):
+            memory.pipe_file(f"/set/img_emb/img_emb_{number}.npy", npy(part))
+        url = "memory://set" if kind == "shards" else "memory://set/img_emb/*_emb_?.npy"
+    here = open_embeddings(ROWS)
+    for source in (url, Path(url)):  # a Path has lost a slash
+        there = open_embeddings(source, name="gallery")
+        assert there.fingerprint == here.fingerprint
+        np.testing.assert_array_equal(there.take(np.array([49, 3, 30])), ROWS[[49, 3, 30]])
+    np.testing.assert_array_equal(open_rows(url, 4, 31).rows(0, 27), ROWS[4:31])
+
+
+def test_parquet_behind_a_url_keeps_its_ids(memory, tmp_path):
+    for path in write_parquet(tmp_path / "packed").iterdir():
+        memory.pipe_file(f"/packed/{path.name}", path.read_bytes())
+    found = open_embeddings("memory://packed", name="gallery")
+    assert found.fingerprint == open_embeddings(ROWS).fingerprint
+    assert found.ids.tolist() == list(range(1000, 1050))
+
+
+def test_parquet_files_that_fill_the_memory_are_read_in_pieces(tmp_path, monkeypatch):
+    folder = write_parquet(tmp_path / "packed")
+    held = open_embeddings(folder, name="gallery")
+    monkeypatch.setattr("nnnorm.io.arrays._LARGE_SHARE", 10**12)
+    found = open_embeddings(folder, name="gallery")
+    assert found.fingerprint == held.fingerprint
+    assert found.ids.tolist() == held.ids.tolist()
+    np.testing.assert_array_equal(found.take(np.array([49, 3, 19, 20])), ROWS[[49, 3, 19, 20]])
+
+
+def test_rows_beyond_the_end_are_refused():
+    with pytest.raises(NNNormError, match=r"rows 40 to 51 were asked for, but .* has 50 rows"):
+        open_rows(ROWS, 40, 51)
+
+
+def test_what_is_not_there_or_is_cut_short_is_named(memory):
+    memory.pipe_file("/set/img_emb_0.npy", npy(ROWS)[:-9])
+    for url, words in {
+        "memory://set": "it is cut short",
+        "memory://none.npy": r"gallery \(memory://none.npy\): there is no such file",
+        "memory://set/*.parquet": "no file matches the pattern",
+        "nosuch://bucket/x.npy": "nosuch://bucket/x.npy can't be reached .*Protocol not known",
+    }.items():
+        with pytest.raises(NNNormError, match=words):
+            open_embeddings(url, name="gallery")
+
+
+def test_a_pattern_sorts_files_by_their_numbers(tmp_path):
+    for number, part in zip((9, 10, 11), np.split(ROWS, [5, 30]), strict=True):
+        np.save(tmp_path / f"part-{number}.npy", part)
+    assert open_embeddings(tmp_path / "part-*.npy").fingerprint == open_embeddings(ROWS).fingerprint
+
+
+def test_without_fsspec_the_command_that_installs_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'nnnorm\[remote\]'"):
+        open_embeddings("memory://gallery.npy")
