@@ -85,10 +85,14 @@ def explain_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
-            signature.bind(*args, **kwargs)
+            return function(*args, **kwargs)
         except TypeError:
-            raise ArgumentError(_explain(name, signature, args, kwargs)) from None
-        return function(*args, **kwargs)
+            # Afterwards, because a search of one query takes hardly longer than this does.
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError:
+                raise ArgumentError(_explain(name, signature, args, kwargs)) from None
+            raise
 
     return checked
 
