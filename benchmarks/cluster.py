@@ -358,8 +358,10 @@ def _residual_table(found: list[dict[str, Any]]) -> str:
         law = (sampling_residual(round(share * k), share) for share in shares)
         rows.append(["**√((1 − share) / (share·k))**", "", str(k), *(f"{one:.2f}" for one in law)])
     head = ["bank", "references", "k", *(f"1/{round(1 / share)} of it" for share in shares)]
-    note = "Residual of the means of a random part, mean of three draws; up to 1,000 items."
-    return f"{table(head, rows)}\n\n{note}"
+    return (
+        f"{table(head, rows)}\n\nResidual of the means of a random part, mean of three draws; up "
+        "to 1,000 items."
+    )
 
 
 def main() -> int:

@@ -57,6 +57,9 @@ _WRITERS = {
     "cluster.job._settle": "constant",
     "cluster.job.settle": "caller",
     "cluster.parts.save_part": "constant",  # with the number of the shard
+    "cluster.serving._write_about": "constant",
+    "cluster.serving._write_shard": "constant",  # names from a description are checked
+    "cluster.serving.write_table": "caller",
     "corrector.Corrector.save": "caller",
     "datasets.clip_retrieval.save_clip_retrieval": "data",
     "datasets.pairs._write_text": "data",

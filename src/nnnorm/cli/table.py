@@ -29,7 +29,9 @@ table_app = typer.Typer(
 )
 app.add_typer(table_app, name="table")
 
-BiasArgument = Annotated[Path, Argument(help="A file made by `nnnorm fit` or `nnnorm merge`.")]
+BiasArgument = Annotated[
+    Path, Argument(help="A file, or a folder of files, made by `nnnorm fit` or `nnnorm merge`.")
+]
 
 
 @command("table write bias.safetensors -o bias-table --ids ids.npy", table_app)

@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ Folder: TypeAlias = str | os.PathLike[str]
 ID, BIAS = "id", "nnnorm_bias"
 _ABOUT = "bias-table.json"
 _FORMAT = "nnnorm.bias-table/1"
+_FILE = re.compile(r"part-\d{5,}-of-\d{5,}\.parquet")
 _KINDS = {"format": str, "weight": float, "method": str, "fingerprints": dict, "shards": list}
 _SHARD_KINDS = {"file": str, "n_items": int}
 
@@ -191,10 +193,12 @@ def open_table(folder: Folder) -> BiasTable:
         check_entries(about, _KINDS)
         if about["format"] != _FORMAT:
             raise ValueError(f"its format is {about['format']}")
+        if not about["shards"]:
+            raise ValueError("it has no shards")
         for shard in about["shards"]:
             check_entries(shard, _SHARD_KINDS)
-            if Path(shard["file"]).name != shard["file"]:
-                raise ValueError(f"a shard outside of the folder: {shard['file']}")
+            if not _FILE.fullmatch(shard["file"]):
+                raise ValueError(f"no shard has the name {shard['file']}")
     except (KeyError, TypeError, ValueError) as error:
         raise NNNormError(
             f"{path / _ABOUT} does not describe a table of a bias ({first_line(error)}); write the "
