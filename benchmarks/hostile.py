@@ -26,15 +26,16 @@ from nnnorm.signals import SIGNALS
 from nnnorm.suspects import WATCH, count_alerts
 
 OUTPUT = RESULTS / "hostile.json"
-# Flickr8k takes ten times as long as the others.
+# Of each kind of hub, at least 100 that count (see `LEAST_HELD`) in each set.
 SEEDS = {
-    "flickr8k": (110, 111, 112, 113),
+    "flickr8k": (*range(110, 119),),
     "unsplash500": (102, 103, 106, 107),
     "shapes": (102, 103, 106, 107),
 }
-SHARES = (0.0001, 0.001, 0.01, 0.05)
+# As many as alerts three times, since only few of those that hide hold first places.
+SHARES = (0.0001, 0.001, 0.002, 0.002, 0.002, 0.01, 0.05)
 # Of fewer than 1,000 items: one, two, and so on.
-SMALL_SHARES = (0.001, 0.002, 0.01, 0.05)
+SMALL_SHARES = (0.001, 0.002, 0.005, 0.01, 0.05)
 BUDGETS = ("0.2%", "0.4%", "1%")
 KINDS = ("mean of a topic", "mean of 20 neighbours", "mean of all")
 KINDS += ("gradient, a topic", "gradient, all")
@@ -208,7 +209,7 @@ def galleries(
     """What is planted into each gallery: one kind, or where a scan takes long, all together."""
     best = best_scores(task.attacker, task.gallery)
     shares = SHARES if len(task.gallery) > 1000 else SMALL_SHARES
-    for n in sorted({round(share * len(task.gallery)) for share in shares} - {0}):
+    for n in filter(None, (round(share * len(task.gallery)) for share in shares)):
         if is_mixed:
             kinds = [(kind, is_hidden) for kind in KINDS for is_hidden in (False, True)]
             drawn = [kinds[place] for place in rng.permutation(len(kinds))]
@@ -244,8 +245,8 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
                 "largest": round(float(alone.suspicion.max()), 2),
             }
         )
-        for planted in galleries(task, name == "flickr8k", rng):
-            cases += [{**about, **record} for record in judge(task, planted)]
+        for place, planted in enumerate(galleries(task, name == "flickr8k", rng)):
+            cases += [{**about, "gallery": place, **record} for record in judge(task, planted)]
     return {"cases": cases, "clean": clean}
 
 
@@ -254,6 +255,10 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
 
 def within(cases: list[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
     return [case for case in cases if all(case[key] == value for key, value in wanted.items())]
+
+
+def count_galleries(cases: list[dict[str, Any]]) -> int:
+    return len({(case["seed"], case["gallery"]) for case in cases})
 
 
 def share_found(cases: list[dict[str, Any]], signal: str, budget: int) -> str:
@@ -270,8 +275,9 @@ def tables(results: dict[str, Any]) -> str:
     cases, parts = results["cases"], []
     rows = []
     for name, label in NAMES.items():
-        for is_hidden, words in ((False, "plain"), (True, "z below 3")):
-            some = within(cases, set=name, hidden=is_hidden)
+        hidden: list[tuple[dict[str, Any], str]] = [({}, "all"), ({"hidden": False}, "plain")]
+        for wanted, words in (*hidden, ({"hidden": True}, "z below 3")):
+            some = within(cases, set=name, **wanted)
             found = [share_found(some, "sum", place) for place in range(len(BUDGETS))]
             rows.append([f"{label}, {words}", *found])
     parts.append(make_table(["planted hubs found", *(f"at {b}" for b in BUDGETS)], rows))
@@ -297,19 +303,15 @@ def tables(results: dict[str, Any]) -> str:
     for name, label in NAMES.items():
         for n in sorted({case["n"] for case in within(cases, set=name)}):
             some = within(cases, set=name, n=n)
-            # Of galleries with one kind each, the mean; of kinds planted together, the sum.
-            per_seed = 1 if name == "flickr8k" else len(KINDS)
             cells = []
             for is_hidden in (False, True):
                 group = within(some, hidden=is_hidden)
-                n_galleries = per_seed * len({case["seed"] for case in group})
+                # The mean of galleries; of kinds that are planted together, the sum.
                 held = [sum(c[when] for c in group) for when in ("held_before", "held_after")]
-                shares = [100 * one / max(1, n_galleries) for one in held]
+                shares = [100 * one / max(1, count_galleries(group)) for one in held]
                 cells.append(f"{shares[0]:.1f} → {shares[1]:.1f} %" if group else "–")
-            n_galleries = len({case["seed"] for case in some})
-            n_galleries *= 1 if name == "flickr8k" else 2 * len(KINDS)
             used = sum(c["planted_alerts"][0] for c in some)
-            most = n_galleries * min(n, some[0]["alerts"][0])
+            most = count_galleries(some) * min(n, some[0]["alerts"][0])
             rows.append([f"{label}, {n} planted", *cells, f"{100 * used / most:.0f} %"])
     heads = ["first places, plain", "first places, z below 3", "planted among the first alerts"]
     parts.append(make_table(["gallery", *heads], rows))
@@ -348,7 +350,7 @@ def draw(results: dict[str, Any], figure: Any) -> None:
         shares = [100 * sum(c["found"][s][0] for c in some) / n_holding for s in signals]
         right.bar(np.arange(len(signals)) + 0.27 * (place - 1), shares, 0.25, label=NAMES[name])
     right.set_xticks(range(len(signals)), signals, rotation=25)
-    right.set(ylabel="planted hubs found at a budget of 0.2 %, %")
+    right.set(ylabel="planted hubs found at 0.2 %, in %")
 
 
 def main() -> int:
