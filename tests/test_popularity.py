@@ -260,3 +260,21 @@ def test_a_weight_at_the_end_of_the_grid_is_said(traffic):
     noise = 8 * np.random.default_rng(1).normal(size=sure["queries"].shape)
     with pytest.warns(nnnorm.NNNormWarning, match="largest weight .* is the best one, 0.12"):
         nnnorm.tune(**(sure | {"queries": sure["queries"] + noise}), normalize=True)
+
+
+@pytest.mark.parametrize(
+    ("popularity", "growth", "words"),
+    [
+        (Popularity(np.ones(60)), float("nan"), "growth must be a finite number of at least 1"),
+        (Popularity(np.ones(60)), float("inf"), "growth must be a finite number of at least 1"),
+        (Popularity(np.ones(60)), -1, "growth must be a finite number of at least 1"),
+        ([1.0, 2.0], 10, "popularity must be a Popularity, .* got list"),
+    ],
+)
+def test_room_for_clicks_is_a_finite_factor_of_a_popularity(popularity, growth, words):
+    rng = np.random.default_rng(0)
+    corrector = nnnorm.Corrector.fit(
+        rng.normal(size=(60, 8)), rng.normal(size=(90, 8)), nnnorm.NNN(4, 0.5), normalize=True
+    )
+    with pytest.raises(nnnorm.NNNormError, match=words):
+        corrector.with_room(popularity, growth=growth)

@@ -560,6 +560,7 @@ class Corrector:
             stored[rows] = self.augmentation.extend_items(block, values[rows])
         return stored
 
+    @explain_arguments
     def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
         """Return a corrector whose rows have room for items with clicks, before any are stored.
 
@@ -587,6 +588,15 @@ class Corrector:
         (40, 10)
         """
         self._check_weight()
+        if not isinstance(popularity, Popularity):
+            raise NNNormError(
+                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
+                f"{type(popularity).__name__}"
+            )
+        if not isinstance(growth, (int, float)) or not 1 <= growth < math.inf:
+            raise NNNormError(
+                f"growth must be a finite number of at least 1, such as 1000; got {growth!r}"
+            )
         most = math.log1p(growth * float(np.max(popularity.clicks)))
         old = self.augmentation
         far = math.sqrt(max(0.0, (old.radius / (1 + _ROUNDING)) ** 2 - self.longest**2))

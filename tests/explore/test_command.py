@@ -116,6 +116,27 @@ def test_an_index_is_seen_as_it_serves(files, served):
     assert found["before"].tolist() != found["after"].tolist()
 
 
+def test_the_password_of_an_index_is_neither_on_the_page_nor_in_its_export(
+    files, served, monkeypatch, tmp_path
+):
+    opened = nnnorm.open_index(served.options["index"])
+    monkeypatch.setattr("nnnorm.explore.material.open_index", lambda url: opened)
+    found = open_material(
+        index="pgvector://me:s3cret@box/photos",
+        queries=files / "queries.npy",
+        references=files / "references.npy",
+    )
+    views = Views(session := Session(found))
+    method = session.open_method("index", {})
+    shown = repr((views.about(), views.search(method, query=3), found.served, found.options))
+    assert "s3cret" not in shown
+    assert "pgvector://…@box/photos" in shown
+    record(session, tmp_path / "page")
+    written = [path.read_bytes() for path in (tmp_path / "page").rglob("*") if path.is_file()]
+    assert len(written) > 3
+    assert not any(b"s3cret" in one for one in written)
+
+
 def test_queries_of_an_index_of_unit_rows_are_divided_by_their_norms(files, tmp_path):
     pytest.importorskip("faiss")
     gallery, references = (2 * np.load(files / f"{name}.npy") for name in ("gallery", "references"))

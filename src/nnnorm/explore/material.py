@@ -22,7 +22,7 @@ from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
-from nnnorm.index import open_index
+from nnnorm.index import open_index, show_url
 from nnnorm.io import (
     TABLE_SUFFIXES,
     Embeddings,
@@ -286,6 +286,7 @@ def open_material(
         served=served,
         options={
             **{name: str(value) for name, value in given.items() if value is not None},
+            **({} if index is None else {"index": show_url(index)}),
             **({} if normalize is None else {"normalize": "yes" if normalize else "no"}),
         },
         notes=notes,
@@ -312,7 +313,7 @@ def _read_index(
     with open_index(url) as opened:
         batches, recipe = list(opened.scan()), opened.recipe
     if not batches:
-        raise NNNormError(f"{url} holds no items; add some, or give --gallery")
+        raise NNNormError(f"{show_url(url)} holds no items; add some, or give --gallery")
     rows = np.concatenate([batch.vectors for batch in batches])
     entries = [entry for batch in batches for entry in batch.metadata_list()]
     columns = _columns(entries)
@@ -323,7 +324,8 @@ def _read_index(
         for batch in batches
     ]
     stored = np.concatenate(values)
-    served = Served(url, recipe.method, recipe.reference_k, stored, recipe.weight)
+    # The page shows the name and writes it to exports: no password may be in it.
+    served = Served(show_url(url), recipe.method, recipe.reference_k, stored, recipe.weight)
     items = open_embeddings(rows, name="gallery", normalize=normalize)
     return items, ids, columns, served, recipe.unit
 

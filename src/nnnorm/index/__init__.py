@@ -11,5 +11,5 @@ from nnnorm.index.corrected import CorrectedIndex, IndexRanking, build_index, op
 from nnnorm.index.export import export_index
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import Facts, Found, Items, Store, Way
-from nnnorm.index.urls import ENGINES, open_store
+from nnnorm.index.urls import ENGINES, open_store, show_url
 from nnnorm.index.verify import Verification, adopt_index, verify_index
