@@ -377,7 +377,9 @@ def _find_resize(processor: Any, about: Mapping[str, Any]) -> Callable[[Any], An
     if not (about.get("do_resize") and isinstance(resample, int) and is_known):
         return unchanged
     pillow, rng = require("PIL.Image", "encoders"), np.random.default_rng(0)
-    for shape in ((301, 233, 3), (90, 117, 3)):
+    # A longer side with the largest fraction, which rounding and cutting off treat differently.
+    longer = max(range(101, 140), key=lambda side: (edge or 0) * side / 100 % 1)
+    for shape in ((301, 233, 3), (100, longer, 3)):
         image = pillow.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
         plain, quick = (
             _as_arrays(processor(images=[one], return_tensors="np"))
