@@ -717,6 +717,14 @@ def test_a_milvus_collection_keeps_ids_and_fields_in_its_corrected_copy(folder, 
     client.close()
 
 
+def test_a_filter_that_milvus_refuses_is_one_sentence_without_its_log(folder, data, caplog):
+    index = build_index(MilvusStore(folder / "milvus.db", "filters"), data.gallery, data.bias)
+    with pytest.raises(nnnorm.NNNormError, match="Milvus says: unexpected character '='"):
+        index.search(data.queries[:1], k=3, filter="a=")
+    assert [one for one in caplog.records if one.name.startswith("pymilvus")] == []
+    index.close()
+
+
 def test_a_file_of_milvus_must_say_that_it_is_one():
     with pytest.raises(nnnorm.NNNormError, match=r"that ends in \.db.*got 'photos'"):
         open_store("milvus:photos?collection=photos")

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -48,6 +49,8 @@ _QUERIES = 1000  # in one request
 # The format of Milvus Lite's own files that is known here.
 _MANIFEST_FORMAT = 2
 _STRONG: dict[str, Any] = {"consistency_level": "Strong"}
+# Whether errors become sentences of ours, so that the traceback that pymilvus logs is left out.
+_IS_TRANSLATED = ContextVar("is_translated", default=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,6 +461,16 @@ class MilvusStore(AliasedStore):
     def _errors(self) -> tuple[type[Exception], ...]:
         return (require("pymilvus", "milvus").MilvusException, OSError)
 
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        logging.getLogger("pymilvus.decorators").addFilter(_is_left_to_the_log)
+        former = _IS_TRANSLATED.set(True)
+        try:
+            with super()._translating():
+                yield
+        finally:
+            _IS_TRANSLATED.reset(former)
+
     def _quote(self, error: Exception) -> str:
         return str(getattr(error, "message", "")).partition("\n")[0] or first_line(error)
 
@@ -511,6 +524,10 @@ def _to_metadata(row: dict[str, Any], schema: _Schema) -> dict[str, Any]:
     others = {name: row.pop(name) for name in schema.others if name in row}
     known = row[METADATA] if schema.is_old else row | (row.pop(_REST, None) or {})
     return Entry(known, others) if others else known
+
+
+def _is_left_to_the_log(record: logging.LogRecord) -> bool:
+    return not _IS_TRANSLATED.get()
 
 
 @contextmanager
