@@ -221,6 +221,20 @@ def test_shards_of_different_widths_are_refused(gallery, tmp_path):
         settle(gallery, REFERENCES, METHOD, folder=tmp_path / "parts")
 
 
+def test_a_job_that_could_not_be_settled_leaves_no_file(tmp_path):
+    np.save(tmp_path / "gallery.npy", GALLERY[:, :15])
+    with pytest.raises(NNNormError, match="dim"):
+        settle(tmp_path / "gallery.npy", REFERENCES, NNN(4, 0.5), folder=tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_pipe_in_the_place_of_the_bank_is_refused(job):
+    (job.folder / "bank.npy").unlink()
+    os.mkfifo(job.folder / "bank.npy")
+    with pytest.raises(NNNormError, match=r"bank\.npy is a device, a pipe or a socket"):
+        Job.load(job.folder)
+
+
 def test_missing_shards_are_named(job):
     with pytest.raises(NNNormError, match=r"parts holds no parts yet; run nnnorm fit --shard i/n"):
         job.merge()

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,7 @@ from nnnorm.io import (
     Share,
     Source,
     check_entries,
+    check_regular,
     damaged,
     digest_of,
     fetched,
@@ -627,6 +628,7 @@ def _load_bank(place: Place, role: str, digest: str) -> Embeddings:
     """Map the rows of a bank that is on this machine, or read it."""
     try:
         if isinstance(place, Path):
+            check_regular(place)
             found = np.asarray(np.lib.format.open_memmap(place, mode="r"))  # type: ignore[no-untyped-call,unused-ignore]
         else:
             with fetched(place) as copy:
@@ -687,4 +689,9 @@ def _only_one(place: Place) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except (ImportError, OSError):  # another system, or a file system without locks
             pass
-        yield
+        try:
+            yield
+        finally:
+            # Others may wait for this very file; by now the job is there, or they fail alike.
+            with suppress(OSError):
+                os.unlink(place / _LOCK)
