@@ -205,7 +205,7 @@ class CorrectedIndex:
                 f"{self.store.engine} has no filters; leave out the filter, or use another engine"
             )
         given = None if weight is None else check_weight(weight)
-        former: object = None
+        former, noted = None, None
         for _ in range(_ATTEMPTS):
             # Before the recipe: another thread or task may read a new one of either meanwhile.
             expected = self._mark
@@ -218,14 +218,15 @@ class CorrectedIndex:
                 marks.append((yield Step(self.store.mark)))
             if all(one == expected for one in marks):
                 return ranking
-            if (expected, marks) == former:
+            # The note was read after the former search: a client that lives would see as much.
+            if mark is not None and mark == former and mark != noted:
                 raise NNNormError(
                     f"the given client sees another generation of {self.store.name} than the index "
                     "does, as in a transaction that began before the last refresh; end that "
                     "transaction and search again, or leave out client="
                 )
-            former = expected, marks
-            yield Step(self._read_note)  # the next generation is served since
+            former = mark
+            noted = yield Step(self._read_note)  # the next generation is served since
         raise NNNormError(
             f"{self.store.name} changed during each of {_ATTEMPTS} searches; search it again when "
             "fewer programs write to it"
@@ -543,9 +544,11 @@ class CorrectedIndex:
             )
         self._read_note()
 
-    def _read_note(self) -> None:
+    def _read_note(self) -> object:
+        """Read the recipe of the generation that is served, and return its mark."""
         opened = open_index(self.store)
         self.recipe, self._mark = opened.recipe, opened._mark
+        return opened._mark
 
     # --- files -----------------------------------------------------------------------------------
 
