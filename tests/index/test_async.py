@@ -10,6 +10,7 @@ import lancedb
 import numpy as np
 import psycopg
 import pytest
+from psycopg.rows import dict_row, namedtuple_row
 from pymilvus import AsyncMilvusClient
 from qdrant_client import AsyncQdrantClient
 
@@ -19,10 +20,11 @@ from nnnorm.index.stores.chroma import ChromaStore
 from nnnorm.index.stores.faiss import FaissStore
 from nnnorm.index.stores.lancedb import LancedbStore
 from nnnorm.index.stores.milvus import MilvusStore
+from nnnorm.index.stores.pgvector import PgvectorStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from tests.index.test_index import make_data
 from tests.index.test_index_servers import chroma_server
-from tests.servers import clear_memory, in_memory, pgvector, postgres
+from tests.servers import clear_memory, in_memory, pgvector, postgres, unique
 from tests.stores import CASES, parametrize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
@@ -88,9 +90,20 @@ def test_a_thread_leaves_the_event_loop_free(data):
 
 
 @contextlib.asynccontextmanager
-async def connect():
-    async with await psycopg.AsyncConnection.connect(postgres(), autocommit=True) as connection:
+async def connect(**options):
+    opened = await psycopg.AsyncConnection.connect(postgres(), autocommit=True, **options)
+    async with opened as connection:
         yield connection
+
+
+def fit(data, seed):
+    bank = make_data(60, 20, 9, unit=True, seed=seed).references
+    return nnnorm.Corrector.fit(data.gallery, bank, nnnorm.NNN(8, (0.75, 0.4)[seed]))
+
+
+def exact(data, seed):
+    bias = fit(data, seed).bias
+    return nnnorm.search(data.queries, data.gallery, bias, k=5).indices.tolist()
 
 
 @pytest.mark.slow
@@ -162,24 +175,114 @@ def test_an_open_index_finds_the_generation_that_another_connection_brought(
             return pgvector()(tmp_path, "photos")
         return LancedbStore(folder / "lance", "photos")
 
-    def fit(seed):
-        bank = make_data(60, 20, 9, unit=True, seed=seed).references
-        return nnnorm.Corrector.fit(data.gallery, bank, nnnorm.NNN(8, 0.75))
-
     async def search(index):
         client = connect() if engine == "pgvector" else connect_lancedb(folder)
         async with client as opened:
             before = await index.search_async(data.queries, k=5, client=opened)
             with open_index(make()) as other:
-                await asyncio.to_thread(other.refresh, fit(1))
+                await asyncio.to_thread(other.refresh, fit(data, 1))
             both = [index.search_async(data.queries, k=5, client=opened) for _ in range(5)]
             return before, await asyncio.gather(*both)
 
-    with build_index(make(), data.gallery, fit(0)) as index:
+    with build_index(make(), data.gallery, fit(data, 0)) as index:
         before, after = asyncio.run(search(index))
-    for found, corrector in ((before, fit(0)), *((one, fit(1)) for one in after)):
-        exact = nnnorm.search(data.queries, data.gallery, corrector.bias, k=5)
-        assert found.ids.tolist() == exact.indices.tolist()
+    assert before.ids.tolist() == exact(data, 0)
+    for found in after:
+        assert found.ids.tolist() == exact(data, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_metadata", [False, True])
+@pytest.mark.parametrize("way", ["ip", "column", "rerank"])
+def test_a_transaction_that_began_before_a_refresh_never_mixes_generations(
+    way, with_metadata, data, tmp_path
+):
+    async def search(index):
+        async with await psycopg.AsyncConnection.connect(postgres()) as connection:
+            await connection.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
+            await connection.execute("SELECT 1")
+            with open_index(pgvector()(tmp_path, "photos")) as other:
+                other.refresh(fit(data, 1))
+            asked = {"k": 5, "client": connection, "with_metadata": with_metadata}
+            if way == "ip" or with_metadata:  # metadata are read by the index
+                with pytest.raises(nnnorm.NNNormError, match="began before the last refresh; end"):
+                    await index.search_async(data.queries, **asked)
+            else:
+                former = await index.search_async(data.queries, **asked)
+                assert former.ids.tolist() == exact(data, 0)
+            await connection.rollback()
+            return await index.search_async(data.queries, **asked)
+
+    store = pgvector()(tmp_path, "photos")
+    with build_index(store, data.gallery, fit(data, 0), way=way, metadata=YEARS) as index:
+        found = asyncio.run(search(index))
+    assert found.ids.tolist() == exact(data, 1)
+    if with_metadata:
+        assert [[entry["year"] for entry in row] for row in found.metadata] == found.ids.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_searches_leave_a_connection_of_psycopg_without_a_transaction(kind, data, tmp_path):
+    def make():
+        return pgvector(kind=kind)(tmp_path, "photos")
+
+    def refresh():
+        with open_index(make()) as other:
+            other.store.client.execute("SET lock_timeout = '2s'")
+            other.refresh(fit(data, 1))
+
+    async def search(index):
+        async with await psycopg.AsyncConnection.connect(postgres()) as connection:
+            for condition in (None, "year >= 20", "year > 9999"):
+                asked = {"k": 5, "client": connection, "filter": condition}
+                both = [index.search_async(data.queries, **asked) for _ in range(3)]
+                await asyncio.gather(*both)
+                assert connection.info.transaction_status.name == "IDLE"
+            await asyncio.to_thread(refresh)
+            await connection.execute("SELECT 1")  # the transaction of the caller goes on
+            found = await index.search_async(data.queries, k=5, client=connection)
+            assert connection.info.transaction_status.name == "INTRANS"
+            return found
+
+    with build_index(make(), data.gallery, fit(data, 0), metadata=YEARS) as index:
+        assert asyncio.run(search(index)).ids.tolist() == exact(data, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", [dict_row, namedtuple_row])
+def test_a_connection_of_psycopg_may_have_rows_of_its_own(factory, data, tmp_path):
+    async def search(index):
+        async with connect(row_factory=factory) as connection:
+            return await index.search_async(data.queries, k=5, client=connection)
+
+    with build_index(pgvector()(tmp_path, "photos"), data.gallery, fit(data, 0)) as index:
+        assert asyncio.run(search(index)).ids.tolist() == exact(data, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_no_statement_of_the_index_itself_blocks_the_event_loop(kind, data, tmp_path):
+    class Noting(psycopg.Cursor):
+        def execute(self, *args, **kwargs):
+            threads.append(threading.get_ident())
+            return super().execute(*args, **kwargs)
+
+    async def search(index):
+        async with connect() as connection:
+            threads.clear()
+            await index.search_async(data.queries, k=5, client=connection)
+            with pytest.raises(nnnorm.NNNormError, match="PostgreSQL says"):
+                await index.search_async(data.queries, client=connection, filter="nothing > 1")
+            # What is known about the table is read again after an error.
+            await index.search_async(data.queries, k=5, client=connection)
+            assert threads
+            assert threading.get_ident() not in threads
+
+    threads = []
+    build_index(pgvector(kind=kind)(tmp_path, "photos"), data.gallery, data.bias).close()
+    with psycopg.connect(postgres(), autocommit=True, cursor_factory=Noting) as own:
+        asyncio.run(search(open_index(PgvectorStore(own, unique(tmp_path, "photos")))))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import pyarrow
 import pytest
 import sqlean
 import sqlite_vec as extension
+from psycopg.rows import dict_row, namedtuple_row
 
 import nnnorm
 from nnnorm.index import Items, Store, adopt_table
@@ -552,24 +553,67 @@ def test_what_is_written_belongs_to_the_transaction_of_the_caller(tmp_path, item
         assert store.facts().n_items == N
         connection.rollback()
         assert PgvectorStore(connection, unique(tmp_path, "own")).facts() is None
+        fill(store, items)
+        connection.commit()
+        store.upsert(items.take(items.ids < 7))
+        store.search(items.vectors[:1], 5)
+        store.set_values([(items.ids, items.values + 1)], note("second"))
+        connection.rollback()
+        assert store.read_note()["of"] == "first"
+        assert store.value_range()[1] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_what_only_reads_leaves_an_idle_connection_idle(kind, tmp_path, items):
+    table = unique(tmp_path, "own")
+    fill(PgvectorStore(postgres(), table, kind=kind), items).close()
+    with psycopg.connect(postgres()) as connection:
+        store = PgvectorStore(connection, table)
+        for read in (
+            store.facts,
+            store.mark,
+            store.read_note,
+            lambda: store.search(items.vectors[:2], 5, filter="year > 1990"),
+            lambda: store.search(items.vectors[:2], 5, filter="year > 9999"),
+            lambda: store.metadata_of(items.ids[:2]),
+            lambda: list(store.scan()),
+        ):
+            read()
+            assert connection.info.transaction_status.name == "IDLE"
+        with pytest.raises(nnnorm.NNNormError, match="PostgreSQL says"):
+            store.search(items.vectors[:1], 5, filter="no_such_column > 1")
+        assert connection.info.transaction_status.name == "IDLE"
+        connection.execute("SELECT 1")  # the transaction of the caller goes on
+        store.search(items.vectors[:1], 5)
+        assert connection.info.transaction_status.name == "INTRANS"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factory", [dict_row, namedtuple_row])
+def test_a_connection_may_have_rows_of_its_own(factory, tmp_path, items):
+    with psycopg.connect(postgres(), autocommit=True, row_factory=factory) as connection:
+        store = fill(PgvectorStore(connection, unique(tmp_path, "own")), items)
+        assert store.search(items.vectors[:9], 1).ids[:, 0].tolist() == items.ids[:9].tolist()
+        assert contents(store).metadata == items.metadata
+        assert store.read_note()["of"] == "first"
 
 
 @pytest.mark.slow
 def test_a_search_sends_one_statement_to_postgresql(tmp_path, items):
-    class Counting(psycopg.Connection):
-        sent = 0
-
+    class Counting(psycopg.Cursor):
         def execute(self, *args, **kwargs):
-            self.sent += 1
+            sent.append(args)
             return super().execute(*args, **kwargs)
 
     fill(MAKERS["pgvector"](tmp_path, "photos"), items).close()
-    with Counting.connect(postgres(), autocommit=True) as connection:
+    sent = []
+    with psycopg.connect(postgres(), autocommit=True, cursor_factory=Counting) as connection:
         store = PgvectorStore(connection, unique(tmp_path, "photos"))
         store.search(items.vectors[:1], 5)
-        connection.sent = 0
+        sent.clear()
         store.search(items.vectors[:1], 5)
-        assert connection.sent == 1
+        assert len(sent) == 1
 
 
 def test_a_search_sends_one_statement_to_sqlite(tmp_path, items):

@@ -205,17 +205,28 @@ class CorrectedIndex:
                 f"{self.store.engine} has no filters; leave out the filter, or use another engine"
             )
         given = None if weight is None else check_weight(weight)
+        former, noted = None, None
         for _ in range(_ATTEMPTS):
             # Before the recipe: another thread or task may read a new one of either meanwhile.
             expected = self._mark
             ranking, mark = yield from self._search(
                 rows, int(k), given, filter, max_fetch, with_metadata
             )
-            if mark is None and expected is not None:
-                mark = yield Step(self.store.mark)
-            if mark == expected:
+            marks = [] if mark is None else [mark]
+            # Metadata are read after the hits, and by the store's own client.
+            if expected is not None and (mark is None or with_metadata):
+                marks.append((yield Step(self.store.mark)))
+            if all(one == expected for one in marks):
                 return ranking
-            yield Step(self._read_note)  # the next generation is served since
+            # The note was read after the former search: a client that lives would see as much.
+            if mark is not None and mark == former and mark != noted:
+                raise NNNormError(
+                    f"the given client sees another generation of {self.store.name} than the index "
+                    "does, as in a transaction that began before the last refresh; end that "
+                    "transaction and search again, or leave out client="
+                )
+            former = mark
+            noted = yield Step(self._read_note)  # the next generation is served since
         raise NNNormError(
             f"{self.store.name} changed during each of {_ATTEMPTS} searches; search it again when "
             "fewer programs write to it"
@@ -230,16 +241,15 @@ class CorrectedIndex:
         max_fetch: int,
         with_metadata: bool,
     ) -> Steps[tuple[IndexRanking, object]]:
-        """Search once, and return the mark of what was searched too; None where it is not known."""
+        """Search once, and return the mark of the hits too; None where it is not known."""
         store, recipe = self.store, self.recipe
         used = recipe.weight if weight is None else weight
         check_correction(used, [recipe.lowest, recipe.highest])
         known: dict[Any, dict[str, Any]] = {}
-        mark: object = None
         if recipe.way == "rerank":
             limit = max(k, min(max_fetch, store.largest_k or max_fetch))
             asked = {"weight": used, "limit": limit, "filter": filter, "mark": self._mark}
-            ranking = yield from rerank(store, recipe, rows, k, **asked)
+            ranking, mark = yield from rerank(store, recipe, rows, k, **asked)
         else:
             if recipe.way == "column":
                 found = yield Step(store.search_column, (rows, k, used, filter))
@@ -248,8 +258,7 @@ class CorrectedIndex:
                 vectors = recipe.ask(rows, used)
                 found = yield Step(store.search, (vectors, k, filter))
                 scores = recipe.read_scores(found.scores, vectors, used)
-            ranking = rank(found.ids, scores, k)
-            mark = None if with_metadata else found.mark  # metadata are read after the hits
+            ranking, mark = rank(found.ids, scores, k), found.mark
             if with_metadata and found.metadata is not None:
                 known = {
                     own: entry
@@ -535,9 +544,11 @@ class CorrectedIndex:
             )
         self._read_note()
 
-    def _read_note(self) -> None:
+    def _read_note(self) -> object:
+        """Read the recipe of the generation that is served, and return its mark."""
         opened = open_index(self.store)
         self.recipe, self._mark = opened.recipe, opened._mark
+        return opened._mark
 
     # --- files -----------------------------------------------------------------------------------
 

@@ -155,8 +155,11 @@ def rerank(
     limit: int,
     filter: Any = None,
     mark: object = None,
-) -> Steps[IndexRanking]:
+) -> Steps[tuple[IndexRanking, object]]:
     """Fetch by raw score, correct, and fetch more until no other item can be among the best.
+
+    The mark of what was searched last comes back too, None where the engine does not return it;
+    `mark` is that of the recipe.
 
     An item that was not fetched has at most the raw score of the last fetched one, and at least
     the smallest correction of any item. Where a fetched item has a bias outside of the range of the
@@ -170,7 +173,8 @@ def rerank(
     >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
     >>> index = build_index("faiss:", np.eye(2), bias, way="rerank")
     >>> asked = np.float32([[0.8, 0.6]])
-    >>> run_steps(rerank(index.store, index.recipe, asked, 1, weight=0.75, limit=2)).ids.tolist()
+    >>> found = run_steps(rerank(index.store, index.recipe, asked, 1, weight=0.75, limit=2))
+    >>> found[0].ids.tolist()
     [[1]]
     """
     smallest = min(weight * recipe.lowest, weight * recipe.highest)
@@ -218,13 +222,16 @@ def rerank(
         for own, best in zip(ids, scores, strict=True)
     ]
     gathered = gather_hits(hits)
-    if is_stale and (yield Step(store.mark)) == mark:  # else the search is repeated
+    searched = found.mark
+    if is_stale and searched is None:
+        searched = yield Step(store.mark)
+    if is_stale and searched == mark:  # else the search is repeated
         warn(
             f"the bias that {store.name} stores is not within the range that was noted when it was "
             "built, so another program changed it, and the re-rank is not certain; open the index "
             "again, and change the bias with index.refresh (nnnorm index refresh)"
         )
-    return IndexRanking(
+    ranking = IndexRanking(
         gathered.scores,
         gathered.ids,
         gathered.ids,
@@ -232,6 +239,7 @@ def rerank(
         n_fetched=n_fetched,
         certain=complete & settled & (not is_stale),
     )
+    return ranking, searched
 
 
 def add_metadata(

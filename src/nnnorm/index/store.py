@@ -106,7 +106,8 @@ class Found:
         Metadata of the items, per query, where the engine returns them with the hits anyway; else
         `Store.metadata_of` is asked for them when a caller wants them.
     mark : object
-        What `Store.mark` would have returned, where the engine returns it with the hits; else None.
+        What `Store.mark` would have returned through the client that found the hits; None where
+        nothing but the client of the store finds them.
     """
 
     ids: Ids

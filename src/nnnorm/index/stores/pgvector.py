@@ -8,10 +8,10 @@ as metadata. The operator ``<#>`` is minus the inner product: indexes only sort 
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from nnnorm.errors import NNNormError, require
@@ -91,6 +91,7 @@ _MARK = (
     "(SELECT xmin::text::bigint FROM pg_description WHERE objoid = to_regclass(%s) AND "
     "objsubid = 0 AND classoid = 'pg_class'::regclass)"
 )
+_ASK_MARK = f"SELECT {_MARK}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,14 @@ class _Table:
         return {name: _KINDS.get(kind, "other") for name, kind in self.others.items()}
 
 
+class _Plan(NamedTuple):
+    """What a search has to know about a table."""
+
+    table: _Table
+    metric: StoreMetric
+    version: int  # of pgvector, where there is a graph
+
+
 class PgvectorStore(TableStore):
     """A table of PostgreSQL with the extension pgvector.
 
@@ -125,7 +134,8 @@ class PgvectorStore(TableStore):
     ----------
     place : str or psycopg.Connection
         What libpq takes: ``postgresql://user@host/database``; empty for its environment variables.
-        Or an open connection, which stays open; what is written then belongs to its transaction.
+        Or an open connection, which stays open; what is written then belongs to its transaction,
+        and what is only read leaves it without one.
     """
 
     engine, product = "pgvector", "PostgreSQL"
@@ -321,26 +331,22 @@ class PgvectorStore(TableStore):
         return None if rows[0][0] is None else rows[0]
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        return self._ask(self._by_distance(), queries, k, self._metric(), filter)
+        return self._ask(queries, k, None, filter)
 
     def search_column(
         self, queries: FloatArray, k: int, weight: float, filter: Any = None
     ) -> Found:
-        return self._ask(_by_column(weight), queries, k, "ip", filter)
+        return self._ask(queries, k, weight, filter)
 
     async def search_async(
         self, client: Any, queries: FloatArray, k: int, filter: Any = None
     ) -> Found:
-        metric = self._metric()
-        return await self._ask_async(client, self._by_distance(), queries, k, metric, filter)
+        return await self._ask_async(client, queries, k, None, filter)
 
     async def search_column_async(
         self, client: Any, queries: FloatArray, k: int, weight: float, filter: Any = None
     ) -> Found:
-        return await self._ask_async(client, _by_column(weight), queries, k, "ip", filter)
-
-    def _by_distance(self) -> str:
-        return f"{{vector}} {_OPERATORS[self._metric()]} {{query}}"
+        return await self._ask_async(client, queries, k, weight, filter)
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         table = self._found(self._look())
@@ -371,7 +377,7 @@ class PgvectorStore(TableStore):
 
     def mark(self) -> object:
         """The transactions that last gave the table its name, and that last commented on it."""
-        return self._run(f"SELECT {_MARK}", [self._table, self._table])[0]
+        return self._run(_ASK_MARK, [self._table, self._table])[0]
 
     def version(self) -> object:
         """Every change of a row, as its transaction numbers show: a scan without the vectors."""
@@ -486,8 +492,8 @@ class PgvectorStore(TableStore):
                 )
             )
             if columns:
-                self._known = self._describe_table(columns)
                 self._metric_known = None
+                self._known = self._describe_table(columns)
                 if self._known.graph is not None:
                     self.is_graph, self.is_exact = True, False
                 if self._known.base == "halfvec":
@@ -655,17 +661,39 @@ class PgvectorStore(TableStore):
         return (require("psycopg", "pgvector").Error,)
 
     def _run(self, statement: str, values: Any = None) -> list[tuple[Any, ...]]:
+        if statement.startswith("SELECT"):
+            with self._reading():
+                return self._execute(statement, values)
+        return self._execute(statement, values)
+
+    def _execute(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
             client = self.client
-            with self._translating():
-                done = client.execute(statement, values)
-                return done.fetchall() if done.description else []
+            with self._translating(), client.cursor(row_factory=_rows()) as cursor:
+                cursor.execute(statement, values)
+                return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Leave an idle connection of the caller idle, without locks that make writers wait."""
+        if self.client.autocommit:
+            yield
+            return
+        with self._lock:  # before the look: transactions of other threads are not the caller's
+            if not _is_idle(self.client):
+                yield
+                return
+            with self._translating(), self.client.transaction():
+                yield
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing, also for threads that share the connection."""
-        with self._lock, self._translating(), self.client.transaction():
-            yield
+        with self._lock, self._translating():
+            if _is_idle(self.client):  # a transaction of the caller begins, and ends it
+                self._execute("SELECT 1", None)
+            with self.client.transaction():
+                yield
 
     def _writable(self, table: _Table, items: Items) -> list[str]:
         """Columns that are written: without metadata, those of the application stay as they are."""
@@ -693,69 +721,101 @@ class PgvectorStore(TableStore):
                 ]
                 copy.write_row([*row[:n_first], *known][: len(names)])
 
-    def _ask(
-        self, distance: str, queries: FloatArray, k: int, metric: StoreMetric, filter: Any
-    ) -> Found:
-        table = self._found(self._look())
-        statement = self._statement(table, distance, k, filter)
-        answers = []
-        with self._searching(table, k):
-            for query in queries:
-                values = self._values(query)
-                found = self._run(statement, values)
-                if filter is not None and len(found) < k and table.graph is not None:
-                    # The graph gives up after 20,000 rows that the filter refuses.
-                    with self._transaction():
-                        self._run(_SCAN_ALL)
-                        found = self._run(statement, values)
-                answers.append(found)
-        return _gather(answers, metric)
+    def _ask(self, queries: FloatArray, k: int, weight: float | None, filter: Any) -> Found:
+        """Search by the distance, or by the distance and the column of the bias."""
+        with self._reading():
+            plan = self._plan()
+            statement = self._statement(plan, k, weight, filter, self.client)
+            answers = []
+            with self._searching(plan, k):
+                for query in queries:
+                    values = self._values(query)
+                    found = self._run(statement, values)
+                    if filter is not None and len(found) < k and plan.table.graph is not None:
+                        # The graph gives up after 20,000 rows that the filter refuses.
+                        with self._transaction():
+                            self._run(_SCAN_ALL)
+                            found = self._run(statement, values)
+                    answers.append(found)
+                mark = _mark_of(answers) or self.mark()
+        return _gather(answers, plan, weight, mark)
 
     async def _ask_async(
-        self,
-        client: Any,
-        distance: str,
-        queries: FloatArray,
-        k: int,
-        metric: StoreMetric,
-        filter: Any,
+        self, client: Any, queries: FloatArray, k: int, weight: float | None, filter: Any
     ) -> Found:
         """The same through a connection of the caller, whose settings stay as they are."""
-        table = self._found(self._look())
-        statement = self._statement(table, distance, k, filter)
+        plan = self._remembered()
+        if plan is None:
+            plan = await asyncio.to_thread(self._plan)
+        statement = self._statement(plan, k, weight, filter, client)
+        is_graph = plan.table.graph is not None
 
-        async def fetch(values: list[Any]) -> list[tuple[Any, ...]]:
-            found: list[tuple[Any, ...]] = await (
-                await client.execute(statement, values)
-            ).fetchall()
+        async def run(statement: str, values: list[str] | None = None) -> list[tuple[Any, ...]]:
+            async with client.cursor(row_factory=_rows()) as cursor:
+                await cursor.execute(statement, values)
+                found: list[tuple[Any, ...]] = await cursor.fetchall() if values else []
             return found
 
         answers = []
-        asked = [self._values(query) for query in queries]
         with self._translating():
-            if table.graph is None:
-                return _gather([await fetch(values) for values in asked], metric)
-            # Transactions of one connection can't overlap.
-            async with self._turns.setdefault(client, asyncio.Lock()), client.transaction():
-                for setting in self._settings(k):
-                    await client.execute(f"SET LOCAL {setting}")
-                for values in asked:
-                    found = await fetch(values)
-                    if filter is not None and len(found) < k:
+            async with self._turn(client, is_whole=is_graph):
+                for setting in self._settings(plan, k) if is_graph else ():
+                    await run(f"SET LOCAL {setting}")
+                for query in queries:
+                    values = self._values(query)
+                    found = await run(statement, values)
+                    if filter is not None and len(found) < k and is_graph:
                         async with client.transaction(force_rollback=True):
-                            await client.execute(_SCAN_ALL)
-                            found = await fetch(values)
+                            await run(_SCAN_ALL)
+                            found = await run(statement, values)
                     answers.append(found)
-        return _gather(answers, metric)
+                mark = _mark_of(answers)
+                if mark is None:
+                    (mark,) = await run(_ASK_MARK, [self._table, self._table])
+        return _gather(answers, plan, weight, mark)
 
-    def _statement(self, table: _Table, distance: str, k: int, filter: Any) -> str:
+    @asynccontextmanager
+    async def _turn(self, client: Any, *, is_whole: bool) -> AsyncIterator[None]:
+        """Wait for other searches of a connection: its transactions can't overlap.
+
+        The search is a transaction where it has to be one, or where it would begin one that makes
+        writers wait until the caller ends it.
+        """
+        async with self._turns.setdefault(client, asyncio.Lock()):
+            if is_whole or _is_idle(client):
+                async with client.transaction():
+                    yield
+            else:
+                yield
+
+    def _plan(self) -> _Plan:
+        """What a search has to know about the table, asking the server where that is not known."""
+        table = self._found(self._look())
+        return _Plan(table, self._metric(), self._version() if table.graph is not None else 0)
+
+    def _remembered(self) -> _Plan | None:
+        """The same without asking the server; None where something is not known."""
+        table, metric = self._known, self._metric_known
+        version = self._session.get("version") if table and table.graph is not None else 0
+        if table is None or metric is None or version is None:
+            return None
+        return _Plan(table, metric, version)
+
+    def _statement(
+        self, plan: _Plan, k: int, weight: float | None, filter: Any, client: Any
+    ) -> str:
         """The search for one query: ids, distances, bias and mark of the nearest rows.
 
         The number of rows is written out: as a parameter it would make the server plan each search
         anew. What is the same for all rows is added to the nearest ones only.
         """
-        asked = distance.format(vector=quote_name(table.vector), query=f"%s::{table.base}")
-        where = "" if filter is None else f"WHERE {self._condition(filter)} "
+        table = plan.table
+        vector, query = quote_name(table.vector), f"%s::{table.base}"
+        if weight is None:
+            asked = f"{vector} {_OPERATORS[plan.metric]} {query}"
+        else:
+            asked = f"({vector} <#> {query}) + {float(weight)!r}::float8 * {BIAS}"
+        where = "" if filter is None else f"WHERE {self._condition(filter, client)} "
         bias = f", {BIAS}" if self.returns_values and table.has_bias else ""
         return (
             f"SELECT found.*{'' if bias else ', NULL'}, {_MARK} FROM (SELECT "
@@ -767,46 +827,65 @@ class PgvectorStore(TableStore):
         """The parameters of `_statement`, in the order of its text: those of the mark first."""
         return [self._table, self._table, _literal(query)]
 
-    def _condition(self, filter: Any) -> str:
+    def _condition(self, filter: Any, client: Any) -> str:
         composable = require("psycopg.sql", "pgvector").Composable
         is_made = isinstance(filter, composable)
-        text = filter.as_string(self.client) if is_made else filter
+        text = filter.as_string(client) if is_made else filter
         return check_condition(text, self.engine).replace("%", "%%")
 
     @contextmanager
-    def _searching(self, table: _Table, k: int) -> Iterator[None]:
+    def _searching(self, plan: _Plan, k: int) -> Iterator[None]:
         """Set the breadth of an HNSW search, which limits the number of rows that it returns."""
         beam = self._beam(k)
-        if table.graph is None or (not self._is_given and self._session.get("beam") == beam):
+        is_set = not self._is_given and self._session.get("beam") == beam
+        if plan.table.graph is None or is_set:
             yield
             return
         with self._lock:
             if not self._is_given:
-                for setting in self._settings(k):
+                for setting in self._settings(plan, k):
                     self._run(f"SET {setting}")
                 self._session["beam"] = beam
                 yield
             else:  # the settings of the caller's connection stay as they are
                 with self._transaction():
-                    for setting in self._settings(k):
+                    for setting in self._settings(plan, k):
                         self._run(f"SET LOCAL {setting}")
                     yield
 
     def _beam(self, k: int) -> int:
         return min(max(self.options.ef, k), _WIDEST_BEAM)
 
-    def _settings(self, k: int) -> list[str]:
+    def _settings(self, plan: _Plan, k: int) -> list[str]:
         """What is set before a search of the graph."""
-        if "version" not in self._session:
+        settings = [f"hnsw.ef_search = {self._beam(k):d}"]
+        if plan.version >= 8:
+            settings.append("hnsw.iterative_scan = strict_order")
+        return settings
+
+    def _version(self) -> int:
+        """Version of pgvector: 1000 times the first number, and the second one."""
+        known = self._session.get("version")
+        if known is None:
             ((version,),) = self._run(
                 "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
             )
             major, minor = (int(part) for part in version.split(".")[:2])
-            self._session["version"] = 1000 * major + minor
-        settings = [f"hnsw.ef_search = {self._beam(k):d}"]
-        if self._session["version"] >= 8:
-            settings.append("hnsw.iterative_scan = strict_order")
-        return settings
+            known = self._session["version"] = 1000 * major + minor
+        return known
+
+
+def _rows() -> Any:
+    """Rows as tuples, also of a connection of the caller that makes others."""
+    return require("psycopg.rows", "pgvector").tuple_row
+
+
+def _is_idle(client: Any) -> bool:
+    """Whether the next statement would begin a transaction that only the caller ends."""
+    if client.autocommit:
+        return False
+    idle = require("psycopg.pq", "pgvector").TransactionStatus.IDLE
+    return bool(client.info.transaction_status == idle)
 
 
 def _described(table: _Table) -> str:
@@ -826,15 +905,18 @@ def _describe(table: _Table, values: Iterable[Any]) -> dict[str, Any]:
     return join_entry(table.others, known, rest)
 
 
-def _by_column(weight: float) -> str:
-    return f"({{vector}} <#> {{query}}) + {float(weight)!r}::float8 * {BIAS}"
+def _mark_of(answers: list[list[tuple[Any, ...]]]) -> tuple[Any, ...] | None:
+    """The mark in the last answer, which is that of all where it has not changed; None if empty."""
+    return answers[-1][0][3:] if answers and answers[-1] else None
 
 
-def _gather(answers: list[list[tuple[Any, ...]]], metric: StoreMetric) -> Found:
-    """Turn the rows of each query into arrays, with the mark of the last ones."""
-    mark = next((found[0][3:] for found in reversed(answers) if found), None)
+def _gather(
+    answers: list[list[tuple[Any, ...]]], plan: _Plan, weight: float | None, mark: object
+) -> Found:
+    """Turn the rows of each query into arrays."""
     rows = [[(_plain(i), d, m) for i, d, m, *_ in found if d is not None] for found in answers]
-    return replace(gather_hits(rows, _SCORES[metric]), mark=mark)
+    score = _SCORES[plan.metric if weight is None else "ip"]
+    return replace(gather_hits(rows, score), mark=mark)
 
 
 def _literal(vector: FloatArray) -> str:
