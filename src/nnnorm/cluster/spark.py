@@ -48,7 +48,6 @@ def bias_of_batches(
     --------
     >>> frame.mapInPandas(bias_of_batches("job"), "id bigint, nnnorm_bias float")  # doctest: +SKIP
     """
-
     if isinstance(job, Job):
         _refuse_gates(job)
 
