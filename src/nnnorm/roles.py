@@ -2,10 +2,13 @@
 
 A gallery that is its own bank passes every other check and does harm: each item's best reference is
 the item itself. Repeated items share the first place of their queries, so that R@K says nothing.
-Both are found in one read of the gallery.
+Both are found in one read of the gallery, or of a sample of a large one.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.copies import as_units
 from nnnorm.errors import NNNormError, warn
@@ -15,6 +18,16 @@ from nnnorm.io import Embeddings
 # an item, where titles are searched by titles.
 _MOST_OWN = 0.5
 _N_SAMPLE = 64
+# Of larger galleries so many rows are read, in runs that are spread evenly. Items that are repeated
+# far away from each other may then be missed.
+_MOST_ROWS = 20_000_000
+_RUN = 4096
+# As many of the references that are looked for are then among the rows that are read, if all of
+# them are items: more references are looked for, or more rows are read.
+_N_FOUND = 16
+_MOST_SAMPLE = 4096
+# Rows that are hashed together stay in the cache of a core.
+_HASH_BYTES = 2**18
 # A handful of rows is a toy, or too little to tell.
 _LEAST_REFERENCES = 16
 # Unit rows that are closer than this are one row, stored in another precision.
@@ -44,37 +57,90 @@ def check_roles(
     nnnorm.errors.NNNormError: references seem to be rows of gallery: 20 of 20 that were looked ...
     """
     is_checked = not own_rows and len(references) >= _LEAST_REFERENCES
-    places = np.linspace(0, len(references) - 1, _N_SAMPLE).astype(np.int64)
-    sample = as_units(references.take(np.unique(places) if is_checked else places[:0]))
-    nearest = np.zeros(len(sample), dtype=np.int64)
-    best = np.full(len(sample), -np.inf, dtype=np.float32)
-    hashes = np.empty(len(gallery), dtype=np.int64)
+    # Where no references are looked for, no further rows are needed to find them in.
+    n_rows, n_sample = count_checked(len(gallery), len(references) if is_checked else _MOST_SAMPLE)
+    places = np.linspace(0, len(references) - 1, n_sample).astype(np.int64)
+    sample = as_units(references.take(places if is_checked else places[:0]))
     if sample.shape[1] != gallery.dim:
         return  # refused elsewhere, with both shapes
-    for start, block in gallery.blocks():
-        part = slice(start, start + len(block))
-        # The 0 makes -0 the 0 that it equals.
-        hashes[part] = [hash(row.tobytes()) for row in block + np.float32(0)]
+    nearest = np.zeros_like(sample)
+    best = np.full(len(sample), -np.inf, dtype=np.float32)
+    hashes = np.empty(n_rows, dtype=np.uint64)
+    n_read = 0
+    for block in _read(gallery, n_rows):
+        hashes[n_read : n_read + len(block)] = _hash_rows(block)
+        n_read += len(block)
         if len(sample):
-            scores = sample @ as_units(block).T
+            scores = sample @ block.T
+            if not gallery.normalized:
+                scores /= np.sqrt(np.einsum("ij,ij->i", block, block))
             highest = scores.argmax(axis=1)
             values = np.take_along_axis(scores, highest[:, None], axis=1)[:, 0]
             is_better = values > best
-            nearest[is_better], best[is_better] = start + highest[is_better], values[is_better]
-    _warn_of_repeats(gallery, len(np.unique(hashes)))
+            nearest[is_better], best[is_better] = block[highest[is_better]], values[is_better]
+    _warn_of_repeats(gallery, hashes[:n_read])
     if len(sample):
-        distances = np.linalg.norm(sample - as_units(gallery.take(nearest)), axis=1)
-        _judge(gallery, references, int((distances < _SAME_ROW).sum()), len(sample), own_rows)
+        distances = np.linalg.norm(sample - as_units(nearest), axis=1)
+        n_own = int((distances < _SAME_ROW).sum())
+        _judge(gallery, references, n_own, len(sample), n_read / len(gallery), own_rows)
+
+
+def count_checked(n_gallery: int, n_references: int) -> tuple[int, int]:
+    """Numbers of rows of the gallery that are read, and of references that are looked for in them.
+
+    Examples
+    --------
+    >>> count_checked(5000, 200), count_checked(10**9, 10**7), count_checked(10**9, 100)
+    ((5000, 64), (20000000, 800), (160000000, 100))
+    """
+    wanted = -(-_N_FOUND * n_gallery // _MOST_ROWS)
+    n_sample = min(n_references, _MOST_SAMPLE, max(_N_SAMPLE, wanted))
+    return min(n_gallery, max(_MOST_ROWS, -(-_N_FOUND * n_gallery // n_sample))), n_sample
+
+
+def _read(gallery: Embeddings, n_rows: int) -> Iterator[npt.NDArray[np.float32]]:
+    """All rows in blocks, or about so many of them in runs that do not overlap."""
+    if n_rows == len(gallery):
+        yield from (block for _, block in gallery.blocks())
+        return
+    run = min(_RUN, n_rows)
+    for start in np.linspace(0, len(gallery) - run, n_rows // run).astype(np.int64).tolist():
+        yield gallery.rows(start, start + run)
+
+
+def _hash_rows(block: npt.NDArray[np.float32]) -> npt.NDArray[np.uint64]:
+    """A number per row that is the same for equal rows, by weights that are drawn at random."""
+    n_rows, dim = block.shape
+    width = dim + dim % 2
+    step = max(1, _HASH_BYTES // (4 * width))
+    weights = np.random.default_rng(0).integers(2**63, size=width // 2, dtype=np.uint64) * 2 + 1
+    buffer = np.zeros((step, width), dtype=np.float32)
+    hashes = np.empty(n_rows, dtype=np.uint64)
+    for start in range(0, n_rows, step):
+        some = block[start : start + step]
+        rows = buffer[: len(some)]
+        np.add(some, np.float32(0), out=rows[:, :dim])  # -0 becomes the 0 that it equals
+        words = rows.view(np.uint64)
+        # The upper half of a word alone would change the upper half of the sum only.
+        hashes[start : start + step] = (words ^ (words >> np.uint64(32))) @ weights
+    return hashes
 
 
 def _judge(
-    gallery: Embeddings, references: Embeddings, n_own: int, n_sample: int, own_rows: bool | None
+    gallery: Embeddings,
+    references: Embeddings,
+    n_own: int,
+    n_sample: int,
+    share: float,
+    own_rows: bool | None,
 ) -> None:
-    if n_own <= _MOST_OWN * n_sample:
+    """Raise or warn where too many references are in the share of the gallery that was read."""
+    if n_own <= _MOST_OWN * n_sample * share:
         return
+    part = "" if share == 1 else f" in {share:.1%} of the rows"
     found = (
         f"{references.name} seem to be rows of {gallery.name}: {n_own} of {n_sample} that were "
-        "looked for are items; an item's best reference would be the item itself"
+        f"looked for{part} are items; an item's best reference would be the item itself"
     )
     if own_rows is None:
         warn(f"{found}, which makes the search worse; give past queries instead")
@@ -85,9 +151,12 @@ def _judge(
         )
 
 
-def _warn_of_repeats(gallery: Embeddings, n_different: int) -> None:
-    if len(gallery) - n_different > _MOST_REPEATED * len(gallery):
+def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> None:
+    hashes.sort()  # in place: a copy would double the memory
+    n_rows, n_different = len(hashes), 1 + int(np.count_nonzero(hashes[1:] != hashes[:-1]))
+    if n_rows - n_different > _MOST_REPEATED * n_rows:
+        part = "" if n_rows == len(gallery) else " that were looked at"
         warn(
-            f"{gallery.name} has {n_different:,} different rows among {len(gallery):,}: repeated "
+            f"{gallery.name} has {n_different:,} different rows among {n_rows:,}{part}: repeated "
             "items share their places, so R@K means little; remove the repeated rows"
         )

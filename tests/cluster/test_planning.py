@@ -89,6 +89,12 @@ def test_a_bank_smaller_than_the_default_is_used_whole():
     assert "sample" not in [way.name for way in small.ways]
 
 
+def test_a_random_part_that_would_be_the_whole_bank_is_left_out():
+    assert [way.name for way in plan(replace(WORK, reference_k=1)).ways] == [
+        "exact", "approximate", "default",
+    ]  # fmt: skip
+
+
 def test_what_is_moved_is_the_gallery_twice_and_the_bank_once_per_node():
     way = plan().way("exact")
     assert way.moved_bytes == 10**9 * (2 * 512 * 2 + 4) + 32 * 10**7 * 512 * 4
@@ -258,6 +264,14 @@ def test_the_command_gives_json(run):
         "exact", "approximate", "gpu", "sample", "default",
     ]  # fmt: skip
     assert found["rates"]["exact"] == {"fixed": 1e-5, "slope": 1e-8}
+
+
+def test_the_memory_budget_in_json_is_the_number_that_the_option_takes(run):
+    for way in json.loads(run(f"{LINE} --json").output)["ways"]:
+        assert way["memory_budget_mb"] * 2**20 == pytest.approx(
+            plan().way(way["name"]).memory_budget, abs=2**20
+        )
+        assert "memory_budget" not in way
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

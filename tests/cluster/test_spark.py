@@ -113,6 +113,27 @@ def test_a_folder_without_a_job_is_refused(tmp_path, rows):
         list(bias_of_batches(tmp_path)(batches(rows[0])))
 
 
+@pytest.mark.parametrize("by_path", [True, False])
+def test_gated_methods_are_refused_because_they_need_the_whole_gallery(tmp_path, rows, by_path):
+    gated = settle(*rows, nnnorm.InvertedSoftmax(5.0, gated=True), folder=tmp_path, normalize=True)
+    with pytest.raises(NNNormError, match="has gates, which need the whole gallery"):
+        list(bias_of_batches(tmp_path if by_path else gated)(batches(rows[0])))
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_another_job_in_the_place_of_an_old_one_is_seen(tmp_path, rows, scheme):
+    fsspec = pytest.importorskip("fsspec")
+    gallery, references = rows
+    folder = f"{scheme}{tmp_path}/job"
+    for bank in (references[:100], references[100:200]):
+        settle(gallery, bank, nnnorm.NNN(8, 0.5), folder=folder, normalize=True)
+        found = pandas.concat(bias_of_batches(folder)(batches(gallery)))
+        right = nnnorm.NNN(8, 0.5).fit(gallery, bank, normalize=True).values
+        np.testing.assert_allclose(found["nnnorm_bias"], right, rtol=1e-5)
+        files, path = fsspec.core.url_to_fs(folder)
+        files.rm(path, recursive=True)
+
+
 # --- within Spark: `make extras` -----------------------------------------------------------------
 
 

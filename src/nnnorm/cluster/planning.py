@@ -222,8 +222,15 @@ class Plan:
         return next(way for way in self.ways if way.name == name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return asdict(self)
+        """Everything, ready for JSON.
+
+        In place of `memory_budget`, in bytes, ``memory_budget_mb`` is what ``--memory-budget``
+        of the command line takes.
+        """
+        ways = [asdict(way) for way in self.ways]
+        for way in ways:
+            way["memory_budget_mb"] = math.ceil(way.pop("memory_budget") / 2**20)
+        return {**asdict(self), "ways": ways}
 
 
 @explain_arguments
@@ -263,7 +270,7 @@ def make_plan(
     if machines.gpus:
         ways.append(estimate.gpu())
     share = enough_share(workload.reference_k, residual)
-    if share * workload.n_references > MOST_INTENTS:
+    if MOST_INTENTS < math.ceil(share * workload.n_references) < workload.n_references:
         ways.append(estimate.exact("sample", share))
     ways.append(estimate.default())
     enough_k = math.ceil((SAMPLING_CONSTANT / residual) ** 2)

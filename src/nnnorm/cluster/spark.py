@@ -8,13 +8,15 @@ any engine that maps over batches can use it; `bias_of_frame` wraps it for a Dat
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.cluster.job import Job
+from nnnorm.cluster.job import _JOB, Job
 from nnnorm.errors import NNNormError, explain_arguments, require
+from nnnorm.io import find_place
 
 # Of pandas; the library is only needed on the workers.
 Batches: TypeAlias = Iterator[Any]
@@ -46,10 +48,12 @@ def bias_of_batches(
     --------
     >>> frame.mapInPandas(bias_of_batches("job"), "id bigint, nnnorm_bias float")  # doctest: +SKIP
     """
+    if isinstance(job, Job):
+        _refuse_gates(job)
 
     def value(batches: Batches) -> Batches:
         pandas = require("pandas", "spark")
-        settled = job if isinstance(job, Job) else _load(os.fspath(job))
+        settled = job if isinstance(job, Job) else _load(os.fspath(job), _read_head(job))
         for batch in batches:
             for column in (id_column, embedding_column):
                 if column not in batch.columns:
@@ -100,9 +104,31 @@ def bias_of_frame(
 
 
 @lru_cache(maxsize=1)
-def _load(folder: str) -> Job:
+def _load(folder: str, head: bytes) -> Job:
     """A worker process values many partitions, and loads the job for the first of them."""
-    return Job.load(folder)
+    job = Job.load(folder)
+    _refuse_gates(job)
+    return job
+
+
+def _read_head(folder: Folder) -> bytes:
+    """The description of a job, with its digest; it differs where another one took its place."""
+    path = find_place(folder) / _JOB
+    if not path.exists():
+        return b""  # which `Job.load` explains
+    if not isinstance(path, Path):
+        return path.read(8, 8 + int.from_bytes(path.read(0, 8), "little"))
+    with path.open("rb") as file:  # safetensors: the length of the description comes first
+        return file.read(int.from_bytes(file.read(8), "little"))
+
+
+def _refuse_gates(job: Job) -> None:
+    """Raise where the value of an item depends on which items are the best of the whole gallery."""
+    if job.method.gated_by:
+        raise NNNormError(
+            f"method {job.method.name} has gates, which need the whole gallery, and batches are "
+            "valued one by one; use nnnorm fit --shard and nnnorm merge, or a method without gates"
+        )
 
 
 def _stack(column: Any, ids: Any) -> npt.NDArray[Any]:
