@@ -89,10 +89,10 @@ def test_the_gallery_may_be_in_any_form(tmp_path, kind):
     assert_same_bias(job.merge(), METHOD.fit(gallery, REFERENCES))
 
 
-def write_parquet(folder):
+def write_parquet(folder, gallery=GALLERY):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     folder.mkdir()
-    for number, part in enumerate((GALLERY[:300], GALLERY[300:])):
+    for number, part in enumerate((gallery[:300], gallery[300:])):
         column = pyarrow.array(list(part), pyarrow.list_(pyarrow.float32()))
         table = pyarrow.table({"id": np.arange(len(part)), "embedding": column})
         parquet.write_table(table, folder / f"part_{number}.parquet", row_group_size=128)
@@ -289,6 +289,50 @@ def test_a_gallery_that_has_changed_is_noticed(job, gallery):
     work(job, 7, order=(1, 7))
     with pytest.raises(NNNormError, match=r"has changed since the job in .* was settled"):
         job.work(Share(3, 7))
+
+
+@pytest.mark.parametrize("change", ["reversed", "scaled", "longer file", "float64"])
+def test_a_gallery_that_was_replaced_is_refused_by_the_same_call(tmp_path, change):
+    path = tmp_path / "gallery.npy"
+    np.save(path, GALLERY)
+    given = path, REFERENCES, METHOD
+    work(settle(*given, folder=tmp_path / "parts"), 2)
+    os.utime(path, ns=(0, 0))  # as a copy on another node
+    work(settle(*given, folder=tmp_path / "parts"), 2)
+    if change == "longer file":
+        with path.open("ab") as file:
+            file.write(b"more")
+    else:
+        new = {"reversed": GALLERY[::-1], "scaled": GALLERY * np.float32(1.01)}
+        np.save(path, new.get(change, GALLERY.astype(np.float64)))
+    with pytest.raises(NNNormError, match=r"gallery.npy.* has changed since the job in .*parts"):
+        settle(*given, folder=tmp_path / "parts")
+
+
+def test_rows_that_were_scaled_are_noticed_by_a_worker_unless_they_are_normalised(tmp_path):
+    path = tmp_path / "gallery.npy"
+    np.save(path, GALLERY)
+    raw, unit = (
+        settle(path, REFERENCES, METHOD, folder=tmp_path / str(normalize), normalize=normalize)
+        for normalize in (False, True)
+    )
+    np.save(path, GALLERY / np.linalg.norm(GALLERY, axis=1, keepdims=True))
+    with pytest.raises(NNNormError, match="has changed since the job"):
+        raw.work(Share(2, 2))
+    assert unit.work(Share(2, 2)).is_new
+
+
+def test_a_replaced_gallery_of_parquet_is_refused_and_an_equal_one_is_not(tmp_path):
+    given = write_parquet(tmp_path / "packed"), REFERENCES, METHOD
+    first, second = (tmp_path / "packed" / f"part_{number}.parquet" for number in (0, 1))
+    settle(*given, folder=tmp_path / "parts")
+    for path in (first, second):
+        os.utime(path, ns=(0, 0))
+    settle(*given, folder=tmp_path / "parts")
+    write_parquet(tmp_path / "other", GALLERY[::-1])
+    (tmp_path / "other" / "part_0.parquet").rename(first)
+    with pytest.raises(NNNormError, match="has changed since the job"):
+        settle(*given, folder=tmp_path / "parts")
 
 
 @pytest.mark.parametrize("name", ["job.safetensors", "bank.npy"])

@@ -44,6 +44,7 @@ from nnnorm.io import (
     digest_of,
     fetched,
     find_place,
+    list_files,
     load_record,
     make_folder,
     open_embeddings,
@@ -52,6 +53,7 @@ from nnnorm.io import (
     read_npy,
     save_at,
     save_record,
+    stamp_of,
     write_whole,
 )
 from nnnorm.means import Solver
@@ -72,10 +74,10 @@ _KINDS = {
     "banks": dict,
     "fingerprint": str,
 }
-# Rows of the gallery that a worker compares, of those that are in its share.
+# Rows of the gallery that are compared: a worker compares those of its share.
 _N_SPOTS = 4096
-# Float32 sums of a row in another order, and rows that another machine normalised.
-_SPOT_ERROR = 1e-4
+# Of a row's norm: rows that another machine normalised differ in the last bits of float32.
+_SPOT_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -240,15 +242,46 @@ class Job:
                 "it again"
             )
         rows = open_rows(self.gallery, start, stop, name="gallery", normalize=self.normalized)
-        places = self.arrays["spots.rows"]
-        is_here = (places >= start) & (places < stop)
-        found = _take_spots(rows, places[is_here] - start)
-        if not np.allclose(found, self.arrays["spots.sums"][is_here], atol=_SPOT_ERROR):
-            raise NNNormError(
-                f"{rows.name} has changed since the job in {self.folder} was settled; start again "
-                "in another folder"
-            )
+        self._compare_spots(rows, start)
         return rows
+
+    def check_gallery(self, gallery: Source) -> None:
+        """Raise where a gallery is not the one that the job was settled with.
+
+        Compared are its shape, the sizes of its files, and the rows that were noted. The row groups
+        of parquet files would have to be read whole for these, which is left out where no file was
+        written since.
+        """
+        rows = peek(gallery, name="gallery")
+        before, now = self.about["gallery"], _describe_gallery(gallery, rows)
+        if any(now[name] != before[name] for name in ("n_rows", "dim", "parts")):
+            raise NNNormError(
+                f"{self.folder} holds a job for a gallery of {self.n_gallery:,} rows of "
+                f"{self.bank.dim} dimensions in {len(before['parts'])} files; got {rows.name}, "
+                f"{len(rows):,} rows of {rows.dim} in {len(now['parts'])}. Use the same gallery "
+                "for all shards, or another folder"
+            )
+        stamps = list(zip(before.get("files", []), now["files"], strict=False))
+        if any(old[0] != new[0] for old, new in stamps):
+            raise self._changed(rows)
+        is_same = bool(stamps) and all(old == new and None not in new for old, new in stamps)
+        if not (is_same and now["packed"]):
+            self._compare_spots(rows, 0)
+
+    def _compare_spots(self, rows: Embeddings, start: int) -> None:
+        """Compare the noted rows among consecutive rows of the gallery."""
+        places = self.arrays["spots.rows"]
+        is_here = (places >= start) & (places < start + len(rows))
+        found, norms = _take_spots(rows, places[is_here] - start, self.normalized)
+        # Written so that a NaN, or an infinity, is a change too.
+        if not (np.abs(found - self.arrays["spots.sums"][is_here]) <= _SPOT_ERROR * norms).all():
+            raise self._changed(rows)
+
+    def _changed(self, rows: Embeddings) -> NNNormError:
+        return NNNormError(
+            f"{rows.name} has changed since the job in {self.folder} was settled; start again in "
+            "another folder"
+        )
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -500,25 +533,25 @@ def settle(
         "normalize": bool(normalize) or getattr(gallery, "normalized", False) is True,
     }
     with _only_one(place):
-        if (place / _JOB).exists():
-            job = Job.load(place, gallery)
-            _check_same(job, asked, gallery, past, second, normalize)
-            return job
-        items = open_embeddings(gallery, name="gallery", **opening)
-        statistics = method.open(
-            items,
-            past,
-            gallery_references=second,
-            duplicates=duplicates,
-            own_rows=own_rows,
-            solver="exact" if solver == "auto" else solver,
-            quality=quality,
-            normalize=normalize,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        _settle(place, method, statistics, asked, gallery)
-    return Job.load(place, gallery)
+        if not (place / _JOB).exists():
+            items = open_embeddings(gallery, name="gallery", **opening)
+            statistics = method.open(
+                items,
+                past,
+                gallery_references=second,
+                duplicates=duplicates,
+                own_rows=own_rows,
+                solver="exact" if solver == "auto" else solver,
+                quality=quality,
+                normalize=normalize,
+                memory_budget=memory_budget,
+                progress=progress,
+            )
+            _settle(place, method, statistics, asked, gallery)
+    # Behind a URL another process may have written its own in the meantime.
+    job = Job.load(place, gallery)
+    _check_same(job, asked, gallery, past, second, normalize)
+    return job
 
 
 def _settle(
@@ -538,7 +571,8 @@ def _settle(
     if statistics.has_gallery_bank and isinstance(statistics.gallery_scores, Products):
         banks["gallery_references"] = statistics.gallery_scores.columns
     spots = np.unique(np.linspace(0, len(items) - 1, _N_SPOTS).astype(np.int64))
-    arrays: Arrays = {**found, "spots.rows": spots, "spots.sums": _take_spots(items, spots)}
+    sums, _ = _take_spots(items, spots, asked["normalize"])
+    arrays: Arrays = {**found, "spots.rows": spots, "spots.sums": sums}
     about: dict[str, Any] = {
         "asked": dict(asked),
         "settled": settled.to_dict(),
@@ -564,7 +598,15 @@ def _describe_gallery(gallery: Source, rows: Embeddings) -> dict[str, Any]:
     source = os.fspath(gallery) if isinstance(gallery, (str, os.PathLike)) else None
     if isinstance(source, str) and isinstance(find_place(source), Path):
         source = os.path.abspath(source)
-    return {"source": source, "n_rows": len(rows), "dim": rows.dim, "parts": rows.part_sizes}
+    files = [] if source is None else list_files(find_place(source), rows.name)
+    return {
+        "source": source,
+        "n_rows": len(rows),
+        "dim": rows.dim,
+        "parts": rows.part_sizes,
+        "files": [list(stamp_of(file)) for file in files],
+        "packed": any(file.suffix == ".parquet" for file in files),
+    }
 
 
 def _check_same(
@@ -593,15 +635,7 @@ def _check_same(
                 f"{job.folder} holds a job with other {role} than those given; use the same bank "
                 "for all shards, or another folder"
             )
-    rows = peek(gallery, name="gallery")
-    found = _describe_gallery(gallery, rows)
-    if any(found[name] != job.about["gallery"][name] for name in ("n_rows", "dim", "parts")):
-        raise NNNormError(
-            f"{job.folder} holds a job for a gallery of {job.n_gallery:,} rows of "
-            f"{job.bank.dim} dimensions in {len(job.about['gallery']['parts'])} files; got "
-            f"{rows.name}, {len(rows):,} rows of {rows.dim} in {len(found['parts'])}. Use the same "
-            "gallery for all shards, or another folder"
-        )
+    job.check_gallery(gallery)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -660,12 +694,16 @@ def _read_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "reference_norms": norms and tuple(norms)}
 
 
-def _take_spots(rows: Embeddings, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """A number per row that changes with any of its values."""
+def _take_spots(
+    rows: Embeddings, places: npt.NDArray[np.int64], normalize: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """A number per row that changes with any of its values, and the norm of the row."""
     some = rows.take(places).astype(np.float64)
-    lengths = np.linalg.norm(some, axis=1)
-    weights = np.random.default_rng(0).normal(size=rows.dim)
-    return np.asarray(some @ weights / np.where(lengths > 0, lengths, 1))
+    norms = np.linalg.norm(some, axis=1)
+    if normalize:
+        with np.errstate(divide="ignore", invalid="ignore"):  # a row of zeros is a change
+            some, norms = some / norms[:, None], np.ones(len(some))
+    return some @ np.random.default_rng(0).normal(size=rows.dim), norms
 
 
 def _list(numbers: list[int], n_shares: int) -> str:

@@ -17,7 +17,7 @@ png            pictures written as PNG
 progress       how far long work has come
 """
 
-from nnnorm.io.arrays import find_shards, read_npy, read_npz
+from nnnorm.io.arrays import find_shards, list_files, read_npy, read_npz
 from nnnorm.io.embeddings import (
     Embeddings,
     Metric,
@@ -43,7 +43,7 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
-from nnnorm.io.remote import Place, RemotePath, fetched, find_place, save_at
+from nnnorm.io.remote import Place, RemotePath, fetched, find_place, save_at, stamp_of
 from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (

@@ -24,6 +24,9 @@ Place: TypeAlias = "Path | RemotePath"
 # A Path has lost the second slash of a URL. One letter is a drive of Windows.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
 _HEADER_BYTES = 4096
+# Names by which stores of fsspec tell the version or the time of a file, the surest first.
+_STAMPS = ("ETag", "etag", "md5Hash", "mtime", "modified", "LastModified", "last_modified")
+_STAMPS += ("modify", "created")
 
 
 class RemotePath:
@@ -96,6 +99,12 @@ class RemotePath:
         """Number of bytes."""
         return int(self._ask(lambda fs, path: fs.size(path)))
 
+    def stamp(self) -> tuple[int, str | None]:
+        """Number of bytes, and what the store has that changes when the file is written."""
+        about = self._ask(lambda fs, path: fs.info(path))
+        found = [str(about[key]) for key in _STAMPS if about.get(key) is not None]
+        return int(about["size"]), found[0] if found else None
+
     def read(self, start: int, stop: int) -> bytes:
         """Read a range of bytes."""
         return bytes(self._ask(lambda fs, path: fs.cat_file(path, start=start, end=stop)))
@@ -157,6 +166,21 @@ def find_place(path: str | os.PathLike[str]) -> Place:
         return Path(text)
     scheme, rest = match.groups()
     return Path(f"/{rest}") if scheme == "file" else RemotePath(f"{scheme}://{rest}")
+
+
+def stamp_of(place: Place) -> tuple[int, str | None]:
+    """Size of a file, and its version or the time it was written, where that is known.
+
+    Examples
+    --------
+    >>> _ = Path("five.txt").write_text("bytes")
+    >>> stamp_of(Path("five.txt"))[0]
+    5
+    """
+    if isinstance(place, RemotePath):
+        return place.stamp()
+    about = place.stat()
+    return about.st_size, str(about.st_mtime_ns)
 
 
 @contextmanager
