@@ -37,6 +37,7 @@ from nnnorm.io import (
     Metric,
     Place,
     Progress,
+    RemotePath,
     Share,
     Source,
     check_entries,
@@ -116,7 +117,7 @@ class Job:
     arrays, about : dict
         What the job file holds.
     gallery : array or path
-        The items; None where they have no path and the job was loaded.
+        The items; None where they have no path, or one with a password, and the job was loaded.
     """
 
     folder: Place
@@ -238,8 +239,8 @@ class Job:
         """
         if self.gallery is None:
             raise NNNormError(
-                f"the gallery of the job {self.folder} was an array, which it does not keep; pass "
-                "it again"
+                f"the gallery of the job {self.folder} was an array or a URL with a password, "
+                "which it does not keep; pass it again"
             )
         rows = open_rows(self.gallery, start, stop, name="gallery", normalize=self.normalized)
         self._compare_spots(rows, start)
@@ -595,10 +596,13 @@ def _open_bank(references: Source, opening: dict[str, Any]) -> Any:
 
 
 def _describe_gallery(gallery: Source, rows: Embeddings) -> dict[str, Any]:
-    source = os.fspath(gallery) if isinstance(gallery, (str, os.PathLike)) else None
-    if isinstance(source, str) and isinstance(find_place(source), Path):
-        source = os.path.abspath(source)
-    files = [] if source is None else list_files(find_place(source), rows.name)
+    source, files = None, []
+    if isinstance(gallery, (str, os.PathLike)):
+        place = find_place(gallery)
+        files = list_files(place, rows.name)
+        source = os.path.abspath(place) if isinstance(place, Path) else os.fspath(place)
+        if isinstance(place, RemotePath) and str(place) != source:
+            source = None  # passwords are not written down
     return {
         "source": source,
         "n_rows": len(rows),

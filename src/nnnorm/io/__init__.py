@@ -13,6 +13,7 @@ tables         the one reader of CSV, TSV, JSONL and JSON
 logs           query logs: embeddings, times and counts, read in parts
 files          files written whole or not at all
 records        arrays and a description in one file
+urls           URLs in messages, without passwords
 png            pictures written as PNG
 progress       how far long work has come
 """
@@ -55,3 +56,4 @@ from nnnorm.io.tables import (
     read_jsonl,
     read_lines,
 )
+from nnnorm.io.urls import hide_secrets, show_url

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.io.urls import hide_secrets, show_url
 
 # A path on this machine, or behind a URL.
 Place: TypeAlias = "Path | RemotePath"
@@ -25,12 +26,14 @@ Place: TypeAlias = "Path | RemotePath"
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
 _HEADER_BYTES = 4096
 # Names by which stores of fsspec tell the version or the time of a file, the surest first.
-_STAMPS = ("ETag", "etag", "md5Hash", "mtime", "modified", "LastModified", "last_modified")
-_STAMPS += ("modify", "created")
+_STAMPS = (
+    *("ETag", "etag", "md5Hash", "mtime", "modified", "LastModified", "last_modified"),
+    *("modify", "created"),
+)
 
 
 class RemotePath:
-    """A file or folder behind a URL.
+    """A file or folder behind a URL; as text it is written without a password.
 
     Parameters
     ----------
@@ -45,10 +48,10 @@ class RemotePath:
         return self.url
 
     def __str__(self) -> str:
-        return self.url
+        return show_url(self.url)
 
     def __repr__(self) -> str:
-        return f"RemotePath({self.url!r})"
+        return f"RemotePath({str(self)!r})"
 
     def __truediv__(self, name: str) -> "RemotePath":
         return RemotePath(f"{self.url.rstrip('/')}/{name}")
@@ -146,9 +149,10 @@ class RemotePath:
         except FileNotFoundError:
             raise
         except Exception as error:  # every kind of store raises its own
+            reason = hide_secrets(first_line(error), self.url)
             raise NNNormError(
-                f"{self.url} can't be reached ({first_line(error)}); check the URL, and that its "
-                "library (such as s3fs) and its credentials are there"
+                f"{self} can't be reached ({reason}); check the URL, and that its library (such "
+                "as s3fs) and its credentials are there"
             ) from error
 
 
