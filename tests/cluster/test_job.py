@@ -25,6 +25,7 @@ from tests.cluster.cases import (
 )
 
 METHOD = NNN(8, 0.5)
+SECRET = "hunter2"
 
 
 @pytest.fixture
@@ -35,6 +36,15 @@ def gallery(tmp_path):
 @pytest.fixture
 def job(gallery, tmp_path):
     return settle(gallery, REFERENCES, METHOD, folder=tmp_path / "parts")
+
+
+@pytest.fixture
+def memory():
+    """The files behind memory://, removed afterwards."""
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
 
 
 def work(job, n_shares, order=None):
@@ -89,10 +99,10 @@ def test_the_gallery_may_be_in_any_form(tmp_path, kind):
     assert_same_bias(job.merge(), METHOD.fit(gallery, REFERENCES))
 
 
-def write_parquet(folder):
+def write_parquet(folder, gallery=GALLERY):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     folder.mkdir()
-    for number, part in enumerate((GALLERY[:300], GALLERY[300:])):
+    for number, part in enumerate((gallery[:300], gallery[300:])):
         column = pyarrow.array(list(part), pyarrow.list_(pyarrow.float32()))
         table = pyarrow.table({"id": np.arange(len(part)), "embedding": column})
         parquet.write_table(table, folder / f"part_{number}.parquet", row_group_size=128)
@@ -132,32 +142,47 @@ def test_a_job_travels_to_workers_and_values_any_rows_there(job, tmp_path):
     np.testing.assert_allclose(there.value(GALLERY[5:9]).values, expected[5:9], atol=1e-6)
     np.testing.assert_array_equal(there.open_rows(5, 9).rows(0, 4), GALLERY[5:9])
     in_memory = settle(GALLERY, REFERENCES, METHOD, folder=tmp_path / "other")
-    with pytest.raises(NNNormError, match="was an array, which it does not keep; pass it again"):
+    with pytest.raises(NNNormError, match=r"was an array or a URL .*does not keep; pass it again"):
         pickle.loads(pickle.dumps(in_memory)).open_rows(0, 1)
 
 
-def test_jobs_and_galleries_may_be_behind_a_url(tmp_path):
-    fsspec = pytest.importorskip("fsspec")
-    memory = fsspec.filesystem("memory")
+def test_jobs_and_galleries_may_be_behind_a_url(memory, tmp_path):
     write_shards(tmp_path / "local")
     packed = write_parquet(tmp_path / "packed")
     for number, path in enumerate(sorted((tmp_path / "local").iterdir())):
         memory.pipe_file(f"/set/img_emb/img_emb_{number}.npy", path.read_bytes())
     for path in packed.iterdir():
         memory.pipe_file(f"/packed/{path.name}", path.read_bytes())
-    try:
-        for number, url in enumerate(("set", "set/img_emb/*.npy", "packed")):
-            folder = f"memory://jobs/{number}"
-            job = settle(f"memory://{url}", REFERENCES, METHOD, folder=folder)
-            work(job, 3, order=(2, 3, 1))
-            work(job, 3)
-            assert len(memory.glob(f"/jobs/{number}/part-*")) == 3
-            assert_same_bias(merge(folder), METHOD.fit(GALLERY, REFERENCES))
-        with pytest.raises(NNNormError, match=r"memory://nowhere.*there is no such file"):
-            settle("memory://nowhere", REFERENCES, METHOD, folder=tmp_path / "other")
-    finally:
-        memory.store.clear()
-        memory.pseudo_dirs[:] = [""]
+    for number, url in enumerate(("set", "set/img_emb/*.npy", "packed")):
+        folder = f"memory://jobs/{number}"
+        job = settle(f"memory://{url}", REFERENCES, METHOD, folder=folder)
+        work(job, 3, order=(2, 3, 1))
+        work(job, 3)
+        assert len(memory.glob(f"/jobs/{number}/part-*")) == 3
+        assert_same_bias(merge(folder), METHOD.fit(GALLERY, REFERENCES))
+    with pytest.raises(NNNormError, match=r"memory://nowhere.*there is no such file"):
+        settle("memory://nowhere", REFERENCES, METHOD, folder=tmp_path / "other")
+
+
+def test_a_password_in_a_url_is_neither_shown_nor_stored(memory, tmp_path, monkeypatch):
+    for number, path in enumerate(sorted(write_shards(tmp_path / "local").iterdir())):
+        memory.pipe_file(f"/me:{SECRET}@box/set/img_emb_{number}.npy", path.read_bytes())
+    url = f"memory://me:{SECRET}@box/set"
+    job = settle(url, REFERENCES, METHOD, folder=tmp_path / "parts")
+    assert SECRET not in f"{job}{job.open_rows(0, 9).name}"
+    assert SECRET.encode() not in (tmp_path / "parts" / "job.safetensors").read_bytes()
+    with pytest.raises(NNNormError, match="a URL with a password, which it does not keep; pass it"):
+        Job.load(tmp_path / "parts").work(Share(1, 2))
+    work(Job.load(tmp_path / "parts", url), 2)
+    for wrong in (f"memory://me:{SECRET}@box/nowhere", f"no-such-store://me:{SECRET}@box/set"):
+        with pytest.raises(NNNormError, match=r"//…@box/") as caught:
+            settle(wrong, REFERENCES, METHOD, folder=tmp_path / "other")
+        assert SECRET not in str(caught.value)
+    # What a library says may hold it too.
+    monkeypatch.setattr(memory, "cat_file", lambda *_, **__: 1 / {}[f"me:{SECRET}"])
+    with pytest.raises(NNNormError, match=r"can't be reached .'me:…'.; check the URL") as caught:
+        settle(url, REFERENCES, METHOD, folder=tmp_path / "other")
+    assert SECRET not in str(caught.value)
 
 
 # --- the same bytes -----------------------------------------------------------------------------
@@ -303,6 +328,50 @@ def test_a_gallery_that_has_changed_is_noticed(job, gallery):
     work(job, 7, order=(1, 7))
     with pytest.raises(NNNormError, match=r"has changed since the job in .* was settled"):
         job.work(Share(3, 7))
+
+
+@pytest.mark.parametrize("change", ["reversed", "scaled", "longer file", "float64"])
+def test_a_gallery_that_was_replaced_is_refused_by_the_same_call(tmp_path, change):
+    path = tmp_path / "gallery.npy"
+    np.save(path, GALLERY)
+    given = path, REFERENCES, METHOD
+    work(settle(*given, folder=tmp_path / "parts"), 2)
+    os.utime(path, ns=(0, 0))  # as a copy on another node
+    work(settle(*given, folder=tmp_path / "parts"), 2)
+    if change == "longer file":
+        with path.open("ab") as file:
+            file.write(b"more")
+    else:
+        new = {"reversed": GALLERY[::-1], "scaled": GALLERY * np.float32(1.01)}
+        np.save(path, new.get(change, GALLERY.astype(np.float64)))
+    with pytest.raises(NNNormError, match=r"gallery.npy.* has changed since the job in .*parts"):
+        settle(*given, folder=tmp_path / "parts")
+
+
+def test_rows_that_were_scaled_are_noticed_by_a_worker_unless_they_are_normalised(tmp_path):
+    path = tmp_path / "gallery.npy"
+    np.save(path, GALLERY)
+    raw, unit = (
+        settle(path, REFERENCES, METHOD, folder=tmp_path / str(normalize), normalize=normalize)
+        for normalize in (False, True)
+    )
+    np.save(path, GALLERY / np.linalg.norm(GALLERY, axis=1, keepdims=True))
+    with pytest.raises(NNNormError, match="has changed since the job"):
+        raw.work(Share(2, 2))
+    assert unit.work(Share(2, 2)).is_new
+
+
+def test_a_replaced_gallery_of_parquet_is_refused_and_an_equal_one_is_not(tmp_path):
+    given = write_parquet(tmp_path / "packed"), REFERENCES, METHOD
+    first, second = (tmp_path / "packed" / f"part_{number}.parquet" for number in (0, 1))
+    settle(*given, folder=tmp_path / "parts")
+    for path in (first, second):
+        os.utime(path, ns=(0, 0))
+    settle(*given, folder=tmp_path / "parts")
+    write_parquet(tmp_path / "other", GALLERY[::-1])
+    (tmp_path / "other" / "part_0.parquet").rename(first)
+    with pytest.raises(NNNormError, match="has changed since the job"):
+        settle(*given, folder=tmp_path / "parts")
 
 
 @pytest.mark.parametrize("name", ["job.safetensors", "bank.npy"])

@@ -1,5 +1,6 @@
 """A fit that is spread over processes and machines: parts of `fit`, and the command `merge`."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +66,7 @@ def fit_share(
 ) -> None:
     """Do the work of `fit --shard`, and print what is left."""
     share = Share.read(str(spread.shard))
+    place = find_place(output)
     if output.suffix == ".safetensors":
         raise NNNormError(
             f"with --shard the output is a folder that all shards share, such as "
@@ -79,7 +81,7 @@ def fit_share(
     if as_json:
         print_json(
             {
-                "folder": str(output),
+                "folder": str(place),
                 "shard": list(share),
                 "rows": [first, last],
                 "is_new": worked.is_new,
@@ -89,8 +91,8 @@ def fit_share(
         )
         return
     done = "is done" if worked.is_new else "was done already"
-    typer.echo(f"Shard {share} {done}: rows {first:,} to {last - 1:,} in {output}")
-    folder = shlex.quote(str(output))
+    typer.echo(f"Shard {share} {done}: rows {first:,} to {last - 1:,} in {place}")
+    folder = shlex.quote(str(place))
     after = f"nnnorm merge {folder} -o bias.safetensors"
     typer.echo(
         f"\nNext: {after}" if not left else f"\n{left} of {share.n_shares} shards are left",
@@ -119,5 +121,5 @@ def _settle(
     method: Method, gallery: Path, references: Any, folder: Path, options: dict[str, Any]
 ) -> Job:
     with show_progress("Reading the gallery and the references") as progress:
-        place = find_place(gallery)
-        return settle(str(place), references, method, folder=folder, progress=progress, **options)
+        source = os.fspath(find_place(gallery))
+        return settle(source, references, method, folder=folder, progress=progress, **options)

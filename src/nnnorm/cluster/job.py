@@ -37,6 +37,7 @@ from nnnorm.io import (
     Metric,
     Place,
     Progress,
+    RemotePath,
     Share,
     Source,
     check_entries,
@@ -45,6 +46,7 @@ from nnnorm.io import (
     digest_of,
     fetched,
     find_place,
+    list_files,
     load_record,
     make_folder,
     open_embeddings,
@@ -53,6 +55,7 @@ from nnnorm.io import (
     read_npy,
     save_at,
     save_record,
+    stamp_of,
     write_whole,
 )
 from nnnorm.means import Solver
@@ -73,10 +76,10 @@ _KINDS = {
     "banks": dict,
     "fingerprint": str,
 }
-# Rows of the gallery that a worker compares, of those that are in its share.
+# Rows of the gallery that are compared: a worker compares those of its share.
 _N_SPOTS = 4096
-# Float32 sums of a row in another order, and rows that another machine normalised.
-_SPOT_ERROR = 1e-4
+# Of a row's norm: rows that another machine normalised differ in the last bits of float32.
+_SPOT_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Job:
     arrays, about : dict
         What the job file holds.
     gallery : array or path
-        The items; None where they have no path and the job was loaded.
+        The items; None where they have no path, or one with a password, and the job was loaded.
     """
 
     folder: Place
@@ -237,19 +240,50 @@ class Job:
         """
         if self.gallery is None:
             raise NNNormError(
-                f"the gallery of the job {self.folder} was an array, which it does not keep; pass "
-                "it again"
+                f"the gallery of the job {self.folder} was an array or a URL with a password, "
+                "which it does not keep; pass it again"
             )
         rows = open_rows(self.gallery, start, stop, name="gallery", normalize=self.normalized)
-        places = self.arrays["spots.rows"]
-        is_here = (places >= start) & (places < stop)
-        found = _take_spots(rows, places[is_here] - start)
-        if not np.allclose(found, self.arrays["spots.sums"][is_here], atol=_SPOT_ERROR):
-            raise NNNormError(
-                f"{rows.name} has changed since the job in {self.folder} was settled; start again "
-                "in another folder"
-            )
+        self._compare_spots(rows, start)
         return rows
+
+    def check_gallery(self, gallery: Source) -> None:
+        """Raise where a gallery is not the one that the job was settled with.
+
+        Compared are its shape, the sizes of its files, and the rows that were noted. The row groups
+        of parquet files would have to be read whole for these, which is left out where no file was
+        written since.
+        """
+        rows = peek(gallery, name="gallery")
+        before, now = self.about["gallery"], _describe_gallery(gallery, rows)
+        if any(now[name] != before[name] for name in ("n_rows", "dim", "parts")):
+            raise NNNormError(
+                f"{self.folder} holds a job for a gallery of {self.n_gallery:,} rows of "
+                f"{self.bank.dim} dimensions in {len(before['parts'])} files; got {rows.name}, "
+                f"{len(rows):,} rows of {rows.dim} in {len(now['parts'])}. Use the same gallery "
+                "for all shards, or another folder"
+            )
+        stamps = list(zip(before.get("files", []), now["files"], strict=False))
+        if any(old[0] != new[0] for old, new in stamps):
+            raise self._changed(rows)
+        is_same = bool(stamps) and all(old == new and None not in new for old, new in stamps)
+        if not (is_same and now["packed"]):
+            self._compare_spots(rows, 0)
+
+    def _compare_spots(self, rows: Embeddings, start: int) -> None:
+        """Compare the noted rows among consecutive rows of the gallery."""
+        places = self.arrays["spots.rows"]
+        is_here = (places >= start) & (places < start + len(rows))
+        found, norms = _take_spots(rows, places[is_here] - start, self.normalized)
+        # Written so that a NaN, or an infinity, is a change too.
+        if not (np.abs(found - self.arrays["spots.sums"][is_here]) <= _SPOT_ERROR * norms).all():
+            raise self._changed(rows)
+
+    def _changed(self, rows: Embeddings) -> NNNormError:
+        return NNNormError(
+            f"{rows.name} has changed since the job in {self.folder} was settled; start again in "
+            "another folder"
+        )
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -501,25 +535,25 @@ def settle(
         "normalize": bool(normalize) or getattr(gallery, "normalized", False) is True,
     }
     with _only_one(place):
-        if (place / _JOB).exists():
-            job = Job.load(place, gallery)
-            _check_same(job, asked, gallery, past, second, normalize)
-            return job
-        items = open_embeddings(gallery, name="gallery", **opening)
-        statistics = method.open(
-            items,
-            past,
-            gallery_references=second,
-            duplicates=duplicates,
-            own_rows=own_rows,
-            solver="exact" if solver == "auto" else solver,
-            quality=quality,
-            normalize=normalize,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-        _settle(place, method, statistics, asked, gallery)
-    return Job.load(place, gallery)
+        if not (place / _JOB).exists():
+            items = open_embeddings(gallery, name="gallery", **opening)
+            statistics = method.open(
+                items,
+                past,
+                gallery_references=second,
+                duplicates=duplicates,
+                own_rows=own_rows,
+                solver="exact" if solver == "auto" else solver,
+                quality=quality,
+                normalize=normalize,
+                memory_budget=memory_budget,
+                progress=progress,
+            )
+            _settle(place, method, statistics, asked, gallery)
+    # Behind a URL another process may have written its own in the meantime.
+    job = Job.load(place, gallery)
+    _check_same(job, asked, gallery, past, second, normalize)
+    return job
 
 
 def _settle(
@@ -539,7 +573,8 @@ def _settle(
     if statistics.has_gallery_bank and isinstance(statistics.gallery_scores, Products):
         banks["gallery_references"] = statistics.gallery_scores.columns
     spots = np.unique(np.linspace(0, len(items) - 1, _N_SPOTS).astype(np.int64))
-    arrays: Arrays = {**found, "spots.rows": spots, "spots.sums": _take_spots(items, spots)}
+    sums, _ = _take_spots(items, spots, asked["normalize"])
+    arrays: Arrays = {**found, "spots.rows": spots, "spots.sums": sums}
     about: dict[str, Any] = {
         "asked": dict(asked),
         "settled": settled.to_dict(),
@@ -562,10 +597,21 @@ def _open_bank(references: Source, opening: dict[str, Any]) -> Any:
 
 
 def _describe_gallery(gallery: Source, rows: Embeddings) -> dict[str, Any]:
-    source = os.fspath(gallery) if isinstance(gallery, (str, os.PathLike)) else None
-    if isinstance(source, str) and isinstance(find_place(source), Path):
-        source = os.path.abspath(source)
-    return {"source": source, "n_rows": len(rows), "dim": rows.dim, "parts": rows.part_sizes}
+    source, files = None, []
+    if isinstance(gallery, (str, os.PathLike)):
+        place = find_place(gallery)
+        files = list_files(place, rows.name)
+        source = os.path.abspath(place) if isinstance(place, Path) else os.fspath(place)
+        if isinstance(place, RemotePath) and str(place) != source:
+            source = None  # passwords are not written down
+    return {
+        "source": source,
+        "n_rows": len(rows),
+        "dim": rows.dim,
+        "parts": rows.part_sizes,
+        "files": [list(stamp_of(file)) for file in files],
+        "packed": any(file.suffix == ".parquet" for file in files),
+    }
 
 
 def _check_same(
@@ -594,15 +640,7 @@ def _check_same(
                 f"{job.folder} holds a job with other {role} than those given; use the same bank "
                 "for all shards, or another folder"
             )
-    rows = peek(gallery, name="gallery")
-    found = _describe_gallery(gallery, rows)
-    if any(found[name] != job.about["gallery"][name] for name in ("n_rows", "dim", "parts")):
-        raise NNNormError(
-            f"{job.folder} holds a job for a gallery of {job.n_gallery:,} rows of "
-            f"{job.bank.dim} dimensions in {len(job.about['gallery']['parts'])} files; got "
-            f"{rows.name}, {len(rows):,} rows of {rows.dim} in {len(found['parts'])}. Use the same "
-            "gallery for all shards, or another folder"
-        )
+    job.check_gallery(gallery)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -662,12 +700,16 @@ def _read_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "reference_norms": norms and tuple(norms)}
 
 
-def _take_spots(rows: Embeddings, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """A number per row that changes with any of its values."""
+def _take_spots(
+    rows: Embeddings, places: npt.NDArray[np.int64], normalize: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """A number per row that changes with any of its values, and the norm of the row."""
     some = rows.take(places).astype(np.float64)
-    lengths = np.linalg.norm(some, axis=1)
-    weights = np.random.default_rng(0).normal(size=rows.dim)
-    return np.asarray(some @ weights / np.where(lengths > 0, lengths, 1))
+    norms = np.linalg.norm(some, axis=1)
+    if normalize:
+        with np.errstate(divide="ignore", invalid="ignore"):  # a row of zeros is a change
+            some, norms = some / norms[:, None], np.ones(len(some))
+    return some @ np.random.default_rng(0).normal(size=rows.dim), norms
 
 
 def _list(numbers: list[int], n_shares: int) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from nnnorm.bias import Bias
 from nnnorm.cluster.job import Job
 from nnnorm.cluster.parts import Part
-from nnnorm.errors import NNNormError, explain_arguments, first_line, require
+from nnnorm.errors import NNNormError, explain_arguments, first_line, require, warn
 from nnnorm.io import Progress, Share
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -31,6 +31,10 @@ _PARTS_PER_SLOT = 8
 _LEAST_ROWS = 1024
 _RETRIES = 5
 _REACHED_SECONDS = 5.0
+# Of one look for finished tasks, and until it is said that there are none.
+_LOOK_SECONDS, _NOTE_SECONDS = 2.0, 60.0
+# What Ray takes for an address, apart from those with a host and a port.
+_NO_HOSTS = ("local", "auto")
 # The beginning of HTTP/2, on which gRPC runs, with empty settings; a server answers with its own.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _MISSING = re.compile(r"No module named '[^']+'|\S+ is not installed and this needs it")
@@ -115,12 +119,19 @@ def _run(
     n_done = job.n_gallery - sum(last - first for first, last in n_rows.values())
     waiting = list(reversed(missing))
     flying: dict[Any, Share] = {}
+    waited, is_told = 0.0, False
     try:
         while waiting or flying:
             while waiting and len(flying) < _WAITING * slots:
                 share = waiting.pop()
                 flying[task.remote(stored, tuple(share), memory_budget, num_cpus)] = share
-            for ref in ray.wait(list(flying), num_returns=1)[0]:
+            # Not for ever at once, so that Ctrl-C is heard.
+            done, _ = ray.wait(list(flying), num_returns=1, timeout=_LOOK_SECONDS)
+            waited = 0.0 if done else waited + _LOOK_SECONDS
+            if waited >= _NOTE_SECONDS and not is_told:
+                is_told = True
+                _tell_of_waiting(ray)
+            for ref in done:
                 share = flying.pop(ref)
                 job.save_part(share, _get(ray, ref, share))
                 first, last = n_rows[share]
@@ -131,6 +142,16 @@ def _run(
         for ref in flying:
             with contextlib.suppress(Exception):  # it may have ended just now
                 ray.cancel(ref, force=True)
+
+
+def _tell_of_waiting(ray: Any) -> None:
+    there, free = (
+        one.get("CPU", 0) for one in (ray.cluster_resources(), ray.available_resources())
+    )
+    warn(
+        f"no part was finished for a minute, and {there - free:g} of the {there:g} cores of the "
+        "cluster are in use; if they are used by others, the tasks wait for them: see ray status"
+    )
 
 
 def _value_share(job: Job, share: tuple[int, int], memory_budget: int, num_cpus: float) -> Part:
@@ -216,12 +237,20 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
 
 def _check_reachable(address: str) -> None:
     """Raise where no gRPC server answers, for which Ray would wait for minutes, or for ever."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not host or not port.isdecimal() or os.environ.get("RAY_USE_TLS") == "1":
-        return  # "local" and "auto", or nothing that is said in the clear
+    scheme, _, place = address.rpartition("://")
+    if address in _NO_HOSTS or scheme not in ("", "ray"):
+        return
+    host, _, port = place.rpartition(":")
+    if not host or not port.isdecimal():
+        raise NNNormError(
+            f"the address of a Ray cluster has a host and a port, such as "
+            f"{'ray://10.0.0.1:10001' if scheme else '10.0.0.1:6379'}, or is auto; got {address}"
+        )
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return  # nothing is said in the clear
     try:
-        place = host.strip("[]"), int(port)
-        with socket.create_connection(place, timeout=_REACHED_SECONDS) as line:
+        target = host.strip("[]"), int(port)
+        with socket.create_connection(target, timeout=_REACHED_SECONDS) as line:
             line.sendall(_PREFACE)
             answer = line.recv(4)
     except (OSError, OverflowError) as error:
@@ -238,21 +267,30 @@ def _unreachable(address: str, reason: str) -> NNNormError:
 
 
 def _count_slots(ray: Any, num_cpus: float, num_gpus: float) -> int:
-    """Number of tasks that can run at once."""
-    there = ray.cluster_resources()
-    wanted = {"CPU": num_cpus, "GPU": num_gpus}
-    counts = [there.get(kind, 0) // n for kind, n in wanted.items() if n]
-    if min(counts) < 1 and num_gpus > there.get("GPU", 0):
-        raise NNNormError(
-            f"a task asks for {num_gpus:g} GPUs, and the cluster has {there.get('GPU', 0):g}; use "
-            "a smaller --num-gpus"
-        )
-    if min(counts) < 1:
-        raise NNNormError(
-            f"a task asks for {num_cpus:g} cores, and the cluster has {there.get('CPU', 0):g}; use "
-            "a smaller --num-cpus"
-        )
-    return int(min(counts))
+    """Number of tasks that can run at once; a task runs on one node, whatever the others have."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    wanted = {
+        ("CPU", "cores", "--num-cpus"): num_cpus,
+        ("GPU", "GPUs", "--num-gpus"): num_gpus,
+    }
+    wanted = {kind: n for kind, n in wanted.items() if n}
+    # A tenth is in 1 ten times, though not in floats.
+    slots = sum(
+        min(int(node.get(key, 0) / n + 1e-9) for (key, *_), n in wanted.items()) for node in nodes
+    )
+    if slots:
+        return slots
+    for (key, what, option), n in wanted.items():
+        most = max((node.get(key, 0) for node in nodes), default=0)
+        if most < n:
+            raise NNNormError(
+                f"a task asks for {n:g} {what}, and no node of the cluster has more than {most:g}; "
+                f"use a smaller {option}"
+            )
+    raise NNNormError(
+        f"a task asks for {num_cpus:g} cores and {num_gpus:g} GPUs, and no node of the cluster has "
+        "both; use a smaller --num-cpus or --num-gpus"
+    )
 
 
 def _choose_shares(job: Job, slots: int) -> int:

@@ -6,12 +6,12 @@ a password: messages show it through `show_url` only.
 """
 
 import importlib
-import re
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.options import parse_options
 from nnnorm.index.store import Store
+from nnnorm.io import show_url
 
 # Scheme of the URL: module and class.
 ENGINES = {
@@ -32,38 +32,6 @@ _ALIASES = {"sqlite-vec": "sqlite"}
 
 # What stands before the // of the address of a server; elsewhere a path may hold an @.
 _SERVERS = ("", "http:", "https:", "postgresql:", "postgres:")
-# User and password; up to the last @, since a password may hold one.
-_USER = re.compile(r"//\S*@")
-_SECRET = re.compile(r"(?i)(\w*(?:pass|token|secret|key)\w*\s*=\s*)('[^']*'|[^\s&]+)")
-
-
-def show_url(url: object) -> str:
-    """Write a URL or an address without user, password and keys, for messages and facts.
-
-    Examples
-    --------
-    >>> show_url("qdrant://me:secret@box:6333/photos")
-    'qdrant://…@box:6333/photos'
-    >>> show_url("host=box password='my secret'")
-    'host=box password=…'
-    """
-    return _SECRET.sub(r"\1…", _USER.sub("//…@", str(url)))
-
-
-def hide_secrets(text: str, address: str, *others: str | None) -> str:
-    """Remove the password of an address, and other secrets, from what an engine's library says.
-
-    Examples
-    --------
-    >>> hide_secrets("no such user me:se/cret", "http://me:se%2Fcret@box:6333")
-    'no such user me:…'
-    """
-    found = _USER.search(address)
-    _, _, password = (found.group()[2:-1] if found else "").partition(":")
-    for secret in (password, unquote(password), *others):
-        if secret:
-            text = text.replace(secret, "…")
-    return show_url(text)
 
 
 def check_server(address: str) -> None:

@@ -13,11 +13,12 @@ tables         the one reader of CSV, TSV, JSONL and JSON
 logs           query logs: embeddings, times and counts, read in parts
 files          files written whole or not at all
 records        arrays and a description in one file
+urls           URLs in messages, without passwords
 png            pictures written as PNG
 progress       how far long work has come
 """
 
-from nnnorm.io.arrays import find_shards, read_npy, read_npz
+from nnnorm.io.arrays import find_shards, list_files, read_npy, read_npz
 from nnnorm.io.embeddings import (
     Embeddings,
     Metric,
@@ -43,7 +44,7 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
-from nnnorm.io.remote import Place, RemotePath, fetched, find_place, save_at
+from nnnorm.io.remote import Place, RemotePath, fetched, find_place, save_at, stamp_of
 from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
@@ -55,3 +56,4 @@ from nnnorm.io.tables import (
     read_jsonl,
     read_lines,
 )
+from nnnorm.io.urls import hide_secrets, show_url

@@ -18,16 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.io.urls import hide_secrets, show_url
 
 # A path on this machine, or behind a URL.
 Place: TypeAlias = "Path | RemotePath"
 # A Path has lost the second slash of a URL. One letter is a drive of Windows.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
 _HEADER_BYTES = 4096
+# Names by which stores of fsspec tell the version or the time of a file, the surest first.
+_STAMPS = (
+    *("ETag", "etag", "md5Hash", "mtime", "modified", "LastModified", "last_modified"),
+    *("modify", "created"),
+)
 
 
 class RemotePath:
-    """A file or folder behind a URL.
+    """A file or folder behind a URL; as text it is written without a password.
 
     Parameters
     ----------
@@ -42,10 +48,10 @@ class RemotePath:
         return self.url
 
     def __str__(self) -> str:
-        return self.url
+        return show_url(self.url)
 
     def __repr__(self) -> str:
-        return f"RemotePath({self.url!r})"
+        return f"RemotePath({str(self)!r})"
 
     def __truediv__(self, name: str) -> "RemotePath":
         return RemotePath(f"{self.url.rstrip('/')}/{name}")
@@ -96,6 +102,12 @@ class RemotePath:
         """Number of bytes."""
         return int(self._ask(lambda fs, path: fs.size(path)))
 
+    def stamp(self) -> tuple[int, str | None]:
+        """Number of bytes, and what the store has that changes when the file is written."""
+        about = self._ask(lambda fs, path: fs.info(path))
+        found = [str(about[key]) for key in _STAMPS if about.get(key) is not None]
+        return int(about["size"]), found[0] if found else None
+
     def read(self, start: int, stop: int) -> bytes:
         """Read a range of bytes."""
         return bytes(self._ask(lambda fs, path: fs.cat_file(path, start=start, end=stop)))
@@ -137,9 +149,10 @@ class RemotePath:
         except FileNotFoundError:
             raise
         except Exception as error:  # every kind of store raises its own
+            reason = hide_secrets(first_line(error), self.url)
             raise NNNormError(
-                f"{self.url} can't be reached ({first_line(error)}); check the URL, and that its "
-                "library (such as s3fs) and its credentials are there"
+                f"{self} can't be reached ({reason}); check the URL, and that its library (such "
+                "as s3fs) and its credentials are there"
             ) from error
 
 
@@ -157,6 +170,21 @@ def find_place(path: str | os.PathLike[str]) -> Place:
         return Path(text)
     scheme, rest = match.groups()
     return Path(f"/{rest}") if scheme == "file" else RemotePath(f"{scheme}://{rest}")
+
+
+def stamp_of(place: Place) -> tuple[int, str | None]:
+    """Size of a file, and its version or the time it was written, where that is known.
+
+    Examples
+    --------
+    >>> _ = Path("five.txt").write_text("bytes")
+    >>> stamp_of(Path("five.txt"))[0]
+    5
+    """
+    if isinstance(place, RemotePath):
+        return place.stamp()
+    about = place.stat()
+    return about.st_size, str(about.st_mtime_ns)
 
 
 @contextmanager

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from nnnorm.errors import NNNormError, first_line
 from nnnorm.index.options import ServerOptions
 from nnnorm.index.store import Ids, Items, Store, check_kind, read_json_note
-from nnnorm.index.urls import check_server, check_user, hide_secrets, show_url
+from nnnorm.index.urls import check_server, check_user, show_url
+from nnnorm.io import hide_secrets
 
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="DatabaseStore")
