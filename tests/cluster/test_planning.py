@@ -249,6 +249,14 @@ def test_a_calibration_gives_rates_of_this_machine_and_leaves_its_threads_alone(
         assert line.slope > 0
 
 
+def test_rows_of_any_width_are_planned_for_without_being_made(monkeypatch):
+    monkeypatch.setattr("nnnorm.cluster.calibration._MOST_DIM", 16)
+    wide = measure_rates(16 * 10**9, 8, sizes=Sizes(128, (512, 1024), 512, (8192, 16_384), 64))
+    for line in (wide.exact, wide.learn, wide.probe):  # nanoseconds per score at 16 dimensions
+        assert line.slope > 1e-3
+    assert wide.width <= 1
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 LINE = "plan --gallery 1e9 --references 1e7 --dim 512 --reference-k 128 --nodes 32 --cores 64"
