@@ -151,7 +151,7 @@ MAY_IMPORT = {
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "bias", "ranking", "corrector"},
-    "cluster": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "methods"},
+    "cluster": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "roles", "methods"},
     "reproduce": {"version", "errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "explore": {"version", "errors", *ROOMS, "index", "encoders", "datasets"},

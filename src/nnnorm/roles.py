@@ -65,10 +65,10 @@ def check_roles(
         return  # refused elsewhere, with both shapes
     nearest = np.zeros_like(sample)
     best = np.full(len(sample), -np.inf, dtype=np.float32)
-    hashes = np.empty(n_rows, dtype=np.uint64)
-    n_read = 0
-    for block in _read(gallery, n_rows):
-        hashes[n_read : n_read + len(block)] = _hash_rows(block)
+    hashes, n_read, every = [], 0, -(-n_rows // _MOST_ROWS)
+    for number, block in enumerate(_read(gallery, n_rows)):
+        if number % every == 0:  # a few references need more rows; their hashes would take memory
+            hashes.append(_hash_rows(block))
         n_read += len(block)
         if len(sample):
             scores = sample @ block.T
@@ -78,7 +78,7 @@ def check_roles(
             values = np.take_along_axis(scores, highest[:, None], axis=1)[:, 0]
             is_better = values > best
             nearest[is_better], best[is_better] = block[highest[is_better]], values[is_better]
-    _warn_of_repeats(gallery, hashes[:n_read])
+    _warn_of_repeats(gallery, np.concatenate(hashes))
     if len(sample):
         distances = np.linalg.norm(sample - as_units(nearest), axis=1)
         n_own = int((distances < _SAME_ROW).sum())

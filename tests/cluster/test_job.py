@@ -15,6 +15,7 @@ from nnnorm.cluster import Job, Share, merge, settle
 from tests.cluster.cases import (
     DIM,
     GALLERY,
+    LARGE,
     N_GALLERY,
     OTHERS,
     REFERENCES,
@@ -65,6 +66,20 @@ def test_parts_join_to_the_bias_of_a_fit(gallery, tmp_path, method, references, 
     job = settle(gallery, references, method, folder=tmp_path / "parts", **options)
     work(job, 4, order=(3, 1, 4, 2))
     assert_same_bias(merge(tmp_path / "parts"), whole)
+
+
+def test_lists_are_restored_within_the_budget_of_the_worker(tmp_path):
+    options = {"solver": "approximate", "quality": 8, "duplicates": "keep"}
+    job = settle(GALLERY, LARGE, CSLS(16), folder=tmp_path, **options)
+
+    def held_bytes(budget):
+        job.value(GALLERY[:20], first_row=0, memory_budget=budget)
+        (learnt,) = job.recall(budget).values()
+        assert job.recall(budget)["learnt", 16, False] is learnt  # restored once
+        return learnt.model.lists.held_bytes
+
+    sorted_rows = LARGE.astype(np.float32).nbytes
+    assert held_bytes(sorted_rows) < held_bytes(2**29) <= sorted_rows
 
 
 @pytest.mark.parametrize("n_shares", [1, 2, 7, N_GALLERY])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nnnorm import NNNormError
+from nnnorm import NNN, NNNormError
 from nnnorm.cli import app
 from nnnorm.cluster import (
     Line,
@@ -22,7 +22,10 @@ from nnnorm.cluster import (
     make_plan,
     measure_rates,
     sampling_residual,
+    settle,
 )
+from nnnorm.io import RemotePath, Share
+from nnnorm.roles import count_checked
 
 RATES = Rates(
     exact=Line(1e-5, 1e-8), learn=Line(0.5, 2e-8), probe=Line(1e-5, 2e-8), read=1e-9, sign=3e-9,
@@ -42,8 +45,11 @@ def test_the_exact_time_is_that_of_all_scores_and_bytes_divided_by_all_cores():
     assert way.seconds - way.seconds_once == pytest.approx(10**9 * per_item / (32 * 64))
 
 
-def test_gallery_and_bank_are_read_and_signed_once_by_one_core():
-    assert plan().way("exact").seconds_once == pytest.approx(4e-9 * 2 * 512 * (10**9 + 10**7))
+def test_gallery_and_bank_are_read_and_signed_once_by_one_core_and_the_roles_are_checked():
+    signing = 4e-9 * 2 * 512 * (10**9 + 10**7)
+    n_checked, n_sample = count_checked(10**9, 10**7)
+    checking = n_checked * (1e-9 * 2 * 512 + (1e-5 + 1e-8 * n_sample) / 2)
+    assert plan().way("exact").seconds_once == pytest.approx(signing + checking)
 
 
 def test_intents_are_found_and_lists_learnt_by_the_cores_that_were_measured():
@@ -95,9 +101,28 @@ def test_a_random_part_that_would_be_the_whole_bank_is_left_out():
     ]  # fmt: skip
 
 
-def test_what_is_moved_is_the_gallery_twice_and_the_bank_once_per_node():
+def test_what_is_moved_is_the_gallery_three_times_and_the_bank_once_per_node():
     way = plan().way("exact")
-    assert way.moved_bytes == 10**9 * (2 * 512 * 2 + 4) + 32 * 10**7 * 512 * 4
+    checked = 2 * 512 * count_checked(10**9, 10**7)[0]
+    assert way.moved_bytes == 10**9 * (3 * 512 * 2 + 4) + checked + 32 * 10**7 * 512 * 4
+
+
+def test_a_fit_in_parts_reads_of_its_gallery_what_is_planned(tmp_path, monkeypatch):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    items, past = (np.random.default_rng(n).normal(size=(n, 16)) for n in (8000, 500))
+    np.save(tmp_path / "items.npy", items.astype(np.float16))
+    memory.pipe_file("/plan/items.npy", (tmp_path / "items.npy").read_bytes())
+    n_bytes = []
+    read = RemotePath.read
+    monkeypatch.setattr(
+        RemotePath, "read", lambda self, a, b: (n_bytes.append(b - a), read(self, a, b))[1]
+    )
+    job = settle("memory://plan/items.npy", past, NNN(8, 0.5), folder=tmp_path, normalize=True)
+    for number in (1, 2):
+        job.work(Share(number, 2))
+    planned = plan(Workload(8000, 500, 16, 8), Machines(1, 1)).way("default").moved_bytes
+    assert sum(n_bytes) == pytest.approx(planned - 8000 * 4 - 500 * 16 * 4, rel=0.1)
+    memory.rm("/plan", recursive=True)
 
 
 def test_a_worker_holds_the_references_that_are_used_and_what_its_threads_need():
@@ -224,6 +249,14 @@ def test_a_calibration_gives_rates_of_this_machine_and_leaves_its_threads_alone(
         assert line.slope > 0
 
 
+def test_rows_of_any_width_are_planned_for_without_being_made(monkeypatch):
+    monkeypatch.setattr("nnnorm.cluster.calibration._MOST_DIM", 16)
+    wide = measure_rates(16 * 10**9, 8, sizes=Sizes(128, (512, 1024), 512, (8192, 16_384), 64))
+    for line in (wide.exact, wide.learn, wide.probe):  # nanoseconds per score at 16 dimensions
+        assert line.slope > 1e-3
+    assert wide.width <= 1
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 LINE = "plan --gallery 1e9 --references 1e7 --dim 512 --reference-k 128 --nodes 32 --cores 64"
@@ -243,7 +276,7 @@ def test_the_command_begins_with_the_answer(run):
     result = run(LINE)
     assert result.exit_code == 0
     first = " ".join(result.output.partition("\n\n")[0].split())
-    assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 88 min")
+    assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 1.5 h")
     assert "(error about 11%)" in first
     assert "a bank of 8,192 intents: " in first
     assert "which is the default" in first

@@ -8,6 +8,7 @@ models have, because the approximate solver gains from both.
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -30,6 +31,8 @@ _N_TOPICS = 500
 # Lists of these rows keep about as many dimensions as those of real models, 0.3 to 0.45.
 _SPECTRUM = -0.6
 _BLOCK = 8192
+# Wider rows are not measured, since they may not fit the memory: work grows with the width.
+_MOST_DIM = 1024
 # Items times dimensions from which on the approximate solver projects with the smaller bank, as it
 # does with all galleries that need a cluster.
 _LIST_WORK = 50_000_000
@@ -72,7 +75,7 @@ def measure_rates(dim: int, reference_k: int, *, sizes: Sizes | None = None) -> 
     ----------
     dim, reference_k : int
         Of the work that is planned. Where k is more than a part of a bank that is measured, that
-        part is averaged.
+        part is averaged; rows of more than 1,024 dimensions are not measured, but scaled.
     sizes : Sizes, optional
         How much is measured.
 
@@ -87,6 +90,8 @@ def measure_rates(dim: int, reference_k: int, *, sizes: Sizes | None = None) -> 
     >>> rates.exact.at(1000) > 0 and rates.probe.at(1000) > 0
     True
     """
+    if dim > _MOST_DIM:
+        return _widen(measure_rates(_MOST_DIM, reference_k, sizes=sizes), dim / _MOST_DIM)
     sizes = Sizes.of(dim) if sizes is None else sizes
     make = _Maker(dim)
     bank = make.rows(max(*sizes.list_banks, *sizes.exact_banks))
@@ -102,6 +107,21 @@ def measure_rates(dim: int, reference_k: int, *, sizes: Sizes | None = None) -> 
         intent=_time_intents(make.rows(MOST_INTENTS + sizes.intents)),
         width=width,
         cores=count_threads(),
+    )
+
+
+def _widen(rates: Rates, factor: float) -> Rates:
+    """The rates of rows that are wider by a factor; those of bytes and shares stay."""
+
+    def steeper(line: Line) -> Line:
+        return replace(line, slope=line.slope * factor)
+
+    return replace(
+        rates,
+        exact=steeper(rates.exact),
+        learn=steeper(rates.learn),
+        probe=steeper(rates.probe),
+        intent=rates.intent * factor,
     )
 
 

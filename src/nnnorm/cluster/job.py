@@ -159,9 +159,19 @@ class Job:
         return bool(self.about["asked"]["normalize"])
 
     @cached_property
-    def known(self) -> dict[Hashable, Any]:
+    def known(self) -> dict[int, dict[Hashable, Any]]:
+        """What `recall` found last, by its memory budget."""
+        return {}
+
+    def recall(self, memory_budget: int) -> dict[Hashable, Any]:
         """What was learnt of the whole gallery, for the statistics of single items."""
-        return self.method.recall(self.arrays, self.about["learnt"], self.bank)
+        if memory_budget not in self.known:
+            self.known.clear()
+            found = self.method.recall(
+                self.arrays, self.about["learnt"], self.bank, memory_budget=memory_budget
+            )
+            self.known[memory_budget] = found
+        return self.known[memory_budget]
 
     # --- values ------------------------------------------------------------------------------
 
@@ -219,7 +229,7 @@ class Job:
         statistics = Statistics(
             Products(items, self.bank, **budget),
             None if self.gallery_bank is None else bank_scores,
-            known=self.known,
+            known=self.recall(memory_budget),
             solver=self.about["solver"],
             first_row=first_row,
             progress=progress,

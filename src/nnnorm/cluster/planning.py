@@ -1,8 +1,11 @@
 """What a fit on many machines will take: arithmetic on rates that this machine has measured.
 
-    once, on one node   gallery and bank are read and signed; intents found, or lists learnt
+    once, on one node   gallery and bank are read and signed, some items compared with some
+                        references (`check_roles`); intents found, or lists learnt
     the map             every item against the references that are used, divided by all cores
-    moved               the gallery twice, the used references once per node, one value per item
+    moved               the gallery three times, when it is signed and when workers check it and
+                        multiply it, and the items that are compared; the used references once per
+                        node, one value per item
 
 The cost of each phase is a line: seconds = fixed + slope · work, through two measured points. The
 work is counted in scores (items × references, and for inverted lists what `count_list_scores`
@@ -18,6 +21,7 @@ from typing import Any
 from nnnorm.copies import MOST_INTENTS
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.means import choose_quality, count_list_scores, expected_error
+from nnnorm.roles import count_checked
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 # Residual of m_k from a random part of a bank, times √(k / (1 − share)). It hardly depends on the
@@ -31,6 +35,8 @@ DEFAULT_RESIDUAL = 0.1
 _MOST = 10**15
 # What every thread of a worker needs to work on strips of its own.
 _THREAD_BUDGET = 64 * 2**20
+# Signed once by the node that settles the job; checked and then multiplied by the workers.
+_READS = 3
 _HALF, _SINGLE = 2, 4  # bytes of a float16 and of a float32
 _UNITS = (("years", 365 * 86400), ("days", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -404,8 +410,10 @@ class _Estimate:
         """
         work, machines, rates = self._work, self._machines, self._rates
         row = work.dim * _HALF
-        once /= rates.cores
+        checked, n_sample = count_checked(work.n_gallery, work.n_references)
+        once = (once + checked * rates.exact.at(n_sample)) / rates.cores
         once += (rates.read + rates.sign) * row * (work.n_gallery + work.n_references)
+        once += rates.read * row * checked
         shared = work.n_gallery * (per_item + rates.read * row) / machines.all_cores
         budget = max(DEFAULT_MEMORY_BUDGET, machines.cores * _THREAD_BUDGET) + memory
         bank = n_references * work.dim * _SINGLE
@@ -418,7 +426,10 @@ class _Estimate:
             seconds=once + shared,
             memory_budget=budget,
             worker_bytes=bank + budget,
-            moved_bytes=work.n_gallery * (2 * row + _SINGLE) + machines.nodes * bank,
+            moved_bytes=_READS * row * work.n_gallery
+            + row * checked
+            + _SINGLE * work.n_gallery
+            + machines.nodes * bank,
         )
 
 

@@ -268,14 +268,14 @@ def density_correlation(
         return 0.0
     items = _spread(n_gallery, _N_ITEMS)
     candidates = np.union1d(items, _spread(n_gallery, _N_CANDIDATES))
-    rows = scores.rows.subset(items)
-    near = Products(rows, gallery.subset(candidates), memory_budget=memory_budget)
+    some = scores.some_rows(items)
+    near = Products(some.rows, gallery.subset(candidates), memory_budget=memory_budget)
     n_near = min(_N_NEIGHBOURS, len(candidates) - 1)
     # An item may not be its own nearest where norms vary: it is left out by its place.
     best, indices = top_k(near, n_near + 1, memory_budget=memory_budget)
     is_other = candidates[indices] != items[:, None]
     density = _mean_of_first(best, is_other, n_near)
-    means = top_means(scores.some_rows(items), reference_k, memory_budget=memory_budget)
+    means = top_means(some, reference_k, memory_budget=memory_budget)
     return _correlation(means, density)
 
 

@@ -436,7 +436,12 @@ class Method(ABC):
         return arrays | {f"means.{name}": one for name, one in found.items()}, dict(learnt.about)
 
     def recall(
-        self, arrays: Mapping[str, FloatArray], about: Mapping[str, Any], references: Embeddings
+        self,
+        arrays: Mapping[str, FloatArray],
+        about: Mapping[str, Any],
+        references: Embeddings,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> dict[Hashable, Any]:
         """What `learn` found, as the `known` of the `Statistics` of single items.
 
@@ -446,13 +451,17 @@ class Method(ABC):
             What `learn` returned.
         references : Embeddings, shape (n_references, dim)
             The bank that it was learnt from.
+        memory_budget : int
+            Bytes that inverted lists may take.
         """
         known: dict[Hashable, Any] = {name: arrays[name] for name in ("center",) if name in arrays}
         if about:
             prefix = "means."
             found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
             k, is_centred = self._means
-            known["learnt", k, is_centred] = restore_means(about, found, references)
+            known["learnt", k, is_centred] = restore_means(
+                about, found, references, memory_budget=memory_budget
+            )
         return known
 
     @property

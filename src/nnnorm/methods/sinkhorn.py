@@ -11,6 +11,7 @@ from nnnorm.io import Embeddings
 from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number, record
 from nnnorm.methods.statistics import Statistics
 from nnnorm.methods.transport import balance, balanced_biases, transport_biases
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 # The marginals agree to float32 after some hundred iterations.
 _MOST_ITERATIONS = 10_000
@@ -72,7 +73,12 @@ class Sinkhorn(Method):
         return {"log_v": log_v}, {}
 
     def recall(
-        self, arrays: Mapping[str, FloatArray], about: Mapping[str, Any], references: Embeddings
+        self,
+        arrays: Mapping[str, FloatArray],
+        about: Mapping[str, Any],
+        references: Embeddings,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> dict[Hashable, Any]:
         """What `learn` found, for the statistics of single items."""
         return {"log_v": arrays["log_v"]}
