@@ -1,6 +1,7 @@
 """`nnnorm fit --shard`, `nnnorm merge` and the commands that take what they make."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,11 +93,30 @@ def test_other_commands_take_the_shards_and_the_merged_bias(tmp_path):
         (f"{FIT} --shards 3 -o bias.safetensors", "--num-cpus and --num-gpus are for --on ray"),
         (f"{FIT} --shard 1/2 --recent references.npy -o parts", "--recent can't be used with"),
         ("merge nowhere -o bias.safetensors", "there is no job in nowhere; start one with: nnnorm"),
+        ("merge img_emb -o s3://me:pw@box/bias", "only; got s3://…@box/bias: give a path here"),
+        (f"{FIT} --shard 1/2 -o memory://parts", "memory://parts is the memory of this command"),
         ("merge img_emb -o bias.npy", "the output must end in .safetensors; got bias.npy"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(line, words):
     assert words in fail(line)
+    assert not list(Path().glob("*:"))
+
+
+def test_a_bias_in_a_folder_is_described_as_one_in_a_file():
+    bias = NNN(8, 0.5).fit(GALLERY, REFERENCES)
+    bias.save("bias.safetensors")
+    bias.save_in_files("bias")
+    one, other = (run(f"info {name} --json").stdout for name in ("bias.safetensors", "bias"))
+    assert json.loads(other) == json.loads(one)
+    assert "bias: a bias for 701 items from 301 past queries" in run("info bias").stdout
+
+
+def test_a_gallery_that_was_replaced_is_refused_by_the_command(files):
+    run(f"{FIT} --shard 1/2 -o parts")
+    path = files / "img_emb" / "img_emb_2.npy"
+    np.save(path, np.load(path)[::-1])
+    assert "has changed since the job in parts was settled" in fail(f"{FIT} --shard 1/2 -o parts")
 
 
 def test_a_missing_or_another_shard_is_refused_with_words():

@@ -332,6 +332,22 @@ def test_a_folder_keeps_to_one_job(job, gallery, change, words):
     assert settle(gallery, REFERENCES, METHOD, folder=job.folder).fingerprint == job.fingerprint
 
 
+def test_a_job_that_another_process_settled_meanwhile_behind_a_url_is_compared_too(
+    memory, gallery, monkeypatch
+):
+    settle(gallery, REFERENCES, NNN(9, 0.5), folder="memory://other")
+    put = memory.put_file
+
+    def put_and_be_overtaken(source, path, **options):
+        put(source, path, **options)
+        for name in ("bank.npy", "job.safetensors"):
+            memory.pipe_file(f"/parts/{name}", memory.cat_file(f"/other/{name}"))
+
+    monkeypatch.setattr(memory, "put_file", put_and_be_overtaken)
+    with pytest.raises(NNNormError, match=r'holds a job with method .*"reference_k": 9.*got'):
+        settle(gallery, REFERENCES, METHOD, folder="memory://parts")
+
+
 def test_a_gallery_bank_that_is_given_later_is_another_job(gallery, tmp_path):
     settle(gallery, REFERENCES, Sinkhorn(), folder=tmp_path / "parts")
     with pytest.raises(NNNormError, match="a job with other gallery_references than those given"):

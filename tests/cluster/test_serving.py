@@ -169,6 +169,13 @@ def test_ids_that_repeat_are_refused(bias, tmp_path):
         write_table(bias, tmp_path, ids=[0] * 100)
 
 
+def test_a_table_is_not_written_behind_a_url(bias, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NNNormError, match="to this machine only; got s3://bucket/table: give a"):
+        write_table(bias, "s3://bucket/table")
+    assert not list(tmp_path.iterdir())
+
+
 def test_shards_of_another_table_are_not_mixed_in(bias, tmp_path):
     write_table(bias, tmp_path, n_shards=4)
     with pytest.raises(NNNormError, match="has shards of another table, such as part-00000-of-000"):
@@ -184,6 +191,7 @@ def test_shards_of_another_table_are_not_mixed_in(bias, tmp_path):
         lambda text: text.replace("part-00000-of-00001.parquet", ".."),
         lambda text: text.replace("part-00000-of-00001.parquet", "other.npy"),
         lambda text: text[: text.index('"shards"')] + '"shards": []}',
+        lambda text: text.replace('"n_items": 100', '"n_items": -1'),
         lambda text: text.replace('"weight": 0.5', '"weight": "half"'),
         lambda text: "[]",
     ],

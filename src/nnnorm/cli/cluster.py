@@ -23,7 +23,7 @@ from nnnorm.cli.core import facts_of_bias
 from nnnorm.cluster import Job, fit_on_ray, settle
 from nnnorm.cluster import merge as merge_parts
 from nnnorm.errors import NNNormError
-from nnnorm.io import Share, find_place
+from nnnorm.io import Share, check_local, find_place
 from nnnorm.methods import Method
 
 
@@ -43,6 +43,7 @@ def merge(
     debug: Debug = False,
 ) -> None:
     """Join the parts of a fit that was spread over several processes."""
+    output = check_local(output, "a bias")
     if output.suffix:
         check_output(output, ".safetensors", [])
     bias = merge_parts(folder)
@@ -67,6 +68,11 @@ def fit_share(
     """Do the work of `fit --shard`, and print what is left."""
     share = Share.read(str(spread.shard))
     place = find_place(output)
+    if os.fspath(place).startswith("memory://"):
+        raise NNNormError(
+            f"{place} is the memory of this command, which is lost with it; give a folder, or a "
+            "URL of a store"
+        )
     if output.suffix == ".safetensors":
         raise NNNormError(
             f"with --shard the output is a folder that all shards share, such as "

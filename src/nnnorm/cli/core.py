@@ -441,8 +441,9 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         bank = Bank.load(file)
         title, facts = describe_bank(bank, file)
         return title, bank.to_dict(), facts
-    if file.suffix == ".safetensors":
-        if kind_of_record(file) == "corrector":
+    is_bias_folder = file.is_dir() and any(file.glob("bias-*-of-*.safetensors"))
+    if file.suffix == ".safetensors" or is_bias_folder:
+        if not is_bias_folder and kind_of_record(file) == "corrector":
             return _describe_corrector(file)
         bias = Bias.load(file)
         title, facts = facts_of_bias(bias, file)

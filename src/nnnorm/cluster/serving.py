@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, explain_arguments, first_line, require
-from nnnorm.io import check_entries, check_ids, make_folder, read_json, write_whole
+from nnnorm.io import check_entries, check_ids, check_local, make_folder, read_json, write_whole
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]
@@ -161,7 +161,7 @@ def write_table(
     count = math.ceil(n_items / 10**6) if n_shards is None else n_shards
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= n_items:
         raise NNNormError(f"n_shards must be between 1 and the {n_items:,} items; got {count!r}")
-    made = make_folder(folder)
+    made = make_folder(check_local(folder, "a table of a bias"))
     edges = [-(-n_items * number // count) for number in range(count + 1)]
     files = tuple(f"part-{number:05d}-of-{count:05d}.parquet" for number in range(count))
     if other := [path.name for path in made.glob("part-*.parquet") if path.name not in files]:
@@ -199,6 +199,8 @@ def open_table(folder: Folder) -> BiasTable:
             check_entries(shard, _SHARD_KINDS)
             if not _FILE.fullmatch(shard["file"]):
                 raise ValueError(f"no shard has the name {shard['file']}")
+            if shard["n_items"] < 1:
+                raise ValueError(f"{shard['file']} has {shard['n_items']} items")
     except (KeyError, TypeError, ValueError) as error:
         raise NNNormError(
             f"{path / _ABOUT} does not describe a table of a bias ({first_line(error)}); write the "

@@ -44,7 +44,7 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
-from nnnorm.io.remote import Place, RemotePath, fetched, find_place, save_at, stamp_of
+from nnnorm.io.remote import Place, RemotePath, check_local, fetched, find_place, save_at, stamp_of
 from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (

@@ -172,6 +172,24 @@ def find_place(path: str | os.PathLike[str]) -> Place:
     return Path(f"/{rest}") if scheme == "file" else RemotePath(f"{scheme}://{rest}")
 
 
+def check_local(path: str | os.PathLike[str], what: str) -> Path:
+    """Return the path of what is written here only; raise for a URL.
+
+    Examples
+    --------
+    >>> check_local("s3://bucket/bias", "a bias")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: a bias is written to this machine only; got s3://bucket/bias: ...
+    """
+    place = find_place(path)
+    if isinstance(place, RemotePath):
+        raise NNNormError(
+            f"{what} is written to this machine only; got {place}: give a path here, and copy it "
+            "there afterwards"
+        )
+    return place
+
+
 def stamp_of(place: Place) -> tuple[int, str | None]:
     """Size of a file, and its version or the time it was written, where that is known.
 
