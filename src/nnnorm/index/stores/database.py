@@ -399,16 +399,21 @@ def read_filter(filter: Any, what: str) -> Any:
     --------
     >>> read_filter('{"year": 1999}', "a where of Chroma")
     {'year': 1999}
+    >>> read_filter("7", "a where of Chroma")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: the filter must be a where of Chroma; got '7'
     """
     if not isinstance(filter, str):
         return filter
     try:
-        return json.loads(filter)
-    except ValueError as error:
+        found = json.loads(filter)
+    except (ValueError, RecursionError) as error:
         raise NNNormError(
-            f"the filter must be {what}, as a mapping or in JSON; got {filter!r} "
-            f"({first_line(error)})"
+            f"the filter must be {what}; got {filter!r} ({first_line(error)})"
         ) from error
+    if not isinstance(found, dict):
+        raise NNNormError(f"the filter must be {what}; got {filter!r}")
+    return found
 
 
 def make_plain(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -341,6 +341,8 @@ class QdrantEdgeStore(PointStore):
         wanted = read_filter(filter, self.filters)
         if isinstance(wanted, Mapping):
             wanted = _make_filter(edge, wanted)
+        elif not isinstance(wanted, edge.Filter | None):
+            raise NNNormError(f"the filter must be {self.filters}; got {type(wanted).__name__}")
         params = edge.SearchParams(hnsw_ef=max(self.options.ef, k), exact=not self.is_graph)
         requests = [
             edge.QueryRequest(
