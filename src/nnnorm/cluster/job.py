@@ -257,7 +257,7 @@ class Job:
         self._compare_spots(rows, start)
         return rows
 
-    def check_gallery(self, gallery: Source) -> None:
+    def _check_gallery(self, gallery: Source) -> None:
         """Raise where a gallery is not the one that the job was settled with.
 
         Compared are its shape, the sizes of its files, and the rows that were noted. The row groups
@@ -291,8 +291,8 @@ class Job:
 
     def _changed(self, rows: Embeddings) -> NNNormError:
         return NNNormError(
-            f"{rows.name} has changed since the job in {self.folder} was settled; start again in "
-            "another folder"
+            f"{rows.name} has changed since the job in {self.folder} was settled; remove that "
+            "folder, or start again in another one"
         )
 
     # --- parts -------------------------------------------------------------------------------
@@ -650,7 +650,7 @@ def _check_same(
                 f"{job.folder} holds a job with other {role} than those given; use the same bank "
                 "for all shards, or another folder"
             )
-    job.check_gallery(gallery)
+    job._check_gallery(gallery)
 
 
 # --- files ---------------------------------------------------------------------------------------
