@@ -500,7 +500,7 @@ def settle(
     Parameters
     ----------
     gallery : array or path, shape (n_gallery, dim)
-        A file, a folder of shards, a pattern such as ``"shards/*.npy"``, or a URL. It is read once
+        A file, a folder of shards, a pattern such as ``"shards/*.npy"``, or a URL. It is read
         from beginning to end, by the process that settles the job.
     references, method, gallery_references, duplicates, own_rows, solver, quality, normalize
         As in `Method.fit`. The solver "auto" is "exact" here: which of two exact ways is faster is

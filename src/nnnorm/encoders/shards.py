@@ -368,7 +368,7 @@ def digest_contents(items: Sequence[Any]) -> str:
 
     Examples
     --------
-    >>> digest_contents([]) == digest_contents(["nowhere.png"])
+    >>> digest_contents([]) == digest_contents(["nowhere.png", "a\\0name.png"])
     True
     """
     digest = hashlib.sha256()
@@ -376,6 +376,8 @@ def digest_contents(items: Sequence[Any]) -> str:
         path, start, size = item, 0, None
         if isinstance(item, Stored):
             path, start, size = item.container, item.start, item.size
+        if not Path(path).is_file():  # a pipe might never end, and a name may be no name of a file
+            continue
         with suppress(OSError), open(path, "rb", buffering=0) as file:
             last = max(0, (os.fstat(file.fileno()).st_size if size is None else size) - _PAGE)
             for place in sorted({last * number // (_N_PAGES - 1) for number in range(_N_PAGES)}):
