@@ -364,11 +364,11 @@ def digest_items(modality: Modality, items: Sequence[Any]) -> str:
 
 
 def digest_contents(items: Sequence[Any]) -> str:
-    """Return a SHA-256 of pages of files or members of tar files; missing files are left out.
+    r"""Return a SHA-256 of pages of files or members of tar files; missing files are left out.
 
     Examples
     --------
-    >>> digest_contents([]) == digest_contents(["nowhere.png", "a\\0name.png"])
+    >>> digest_contents([]) == digest_contents(["nowhere.png", "a\0name.png"])
     True
     """
     digest = hashlib.sha256()
