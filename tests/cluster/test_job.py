@@ -275,6 +275,13 @@ def test_a_pipe_in_the_place_of_the_bank_is_refused(job):
         Job.load(job.folder)
 
 
+@pytest.mark.parametrize("bank", [np.ones((3, 0), np.float32), np.ones(4), np.array(["a"])])
+def test_an_array_that_is_no_bank_is_not_the_bank_of_the_job(job, bank):
+    np.save(job.folder / "bank.npy", bank)
+    with pytest.raises(NNNormError, match=r"is not the bank that the job was settled with"):
+        Job.load(job.folder)
+
+
 def test_missing_shards_are_named(job):
     with pytest.raises(NNNormError, match=r"parts holds no parts yet; run nnnorm fit --shard i/n"):
         job.merge()

@@ -688,9 +688,10 @@ def _load_bank(place: Place, role: str, digest: str) -> Embeddings:
         ) from error
     rows = Embeddings([found], name=role)
     seen = hashlib.blake2b(digest_size=16)
-    for _, block in rows.blocks():
-        seen.update(np.ascontiguousarray(block, dtype="<f4").data)
-    if seen.hexdigest() != digest:
+    if is_bank := found.dtype == np.float32 and found.ndim == 2 and found.size > 0:
+        for _, block in rows.blocks():
+            seen.update(np.ascontiguousarray(block, dtype="<f4").data)
+    if not is_bank or seen.hexdigest() != digest:
         raise NNNormError(
             f"{place} is not the bank that the job was settled with; start again in another folder"
         )
