@@ -23,7 +23,7 @@ from nnnorm.cli.core import facts_of_bias
 from nnnorm.cluster import Job, fit_on_ray, settle
 from nnnorm.cluster import merge as merge_parts
 from nnnorm.errors import NNNormError
-from nnnorm.io import Share, check_local, find_place
+from nnnorm.io import Share, check_local, find_place, show_url
 from nnnorm.methods import Method
 
 
@@ -70,8 +70,8 @@ def fit_share(
     place = find_place(output)
     if os.fspath(place).startswith("memory://"):
         raise NNNormError(
-            f"{place} is the memory of this command, which is lost with it; give a folder, or a "
-            "URL of a store"
+            f"{show_url(place)} is the memory of this command, which is lost with it; give a "
+            "folder, or a URL of a store"
         )
     if output.suffix == ".safetensors":
         raise NNNormError(
