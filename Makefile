@@ -17,8 +17,8 @@ test: $(VENV)/dev ## everything: lint, types, the whole suite, side by side
 suite: $(VENV)/dev
 	$(BIN)/python -m pytest $(PARALLEL)
 
-test-fast: $(VENV)/dev ## the core of every room, without slow tests and examples: under a minute
-	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL) tests
+test-fast: $(VENV)/dev ## the core of every room, without slow tests: under a minute
+	$(BIN)/python -m pytest -q -m "not slow" $(PARALLEL)
 
 docs: $(VENV)/dev ## the site, into build/site; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
