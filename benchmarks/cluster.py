@@ -9,7 +9,7 @@ Three questions, each measured in processes of their own:
   memory is the largest of any worker: all that is resident, and without mapped and shared pages.
 - residual: how far means of a random part of a bank are from those of the whole, on real sets.
 
-    python benchmarks/cluster.py --output benchmarks/results/cluster.json   # ten minutes, 1.2 GB
+    python benchmarks/cluster.py --output benchmarks/results/cluster.json   # six minutes, 1.2 GB
     python benchmarks/cluster.py --exact    # also exact means of every reference: 25 minutes more
     python benchmarks/cluster.py --small    # a tenth of the items and references
     python benchmarks/cluster.py --tables   # print the stored results
