@@ -38,7 +38,7 @@ SIZES = (1000, 10_000, 100_000, 500_000)
 SOLVERS = ("exact", "pruned", "auto")
 PEER = "nnn-retrieval"
 # Up to this many times the runs, as long as a median is this many times the fastest run.
-MOST_ROUNDS, SCATTER = 4, 1.05
+MOST_ROUNDS, SCATTER = 3, 1.08
 LARGE = 500_000  # from this many references on there is one k
 # Short work is more easily disturbed by the rest of the machine: more runs of it.
 MORE_RUNS = {1000: 20, 10_000: 7, 65_469: 5}
