@@ -206,7 +206,6 @@ def _import_ray() -> Any:
     for name, value in (
         ("RAY_USAGE_STATS_ENABLED", "0"),
         ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"),
-        ("RAY_BACKEND_LOG_LEVEL", "error"),
     ):
         os.environ.setdefault(name, value)
     return require("ray", "ray")
