@@ -64,7 +64,7 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
-_JOB, _LOCK = "job.safetensors", ".settling"
+JOB_FILE, _LOCK = "job.safetensors", ".settling"
 _BANKS = {"references": "bank.npy", "gallery_references": "gallery-bank.npy"}
 _KINDS = {
     "asked": dict,
@@ -420,7 +420,7 @@ class Job:
         nnnorm.errors.NNNormError: there is no job in nowhere; start one with: nnnorm fit --shard
         """
         place = find_place(folder)
-        path = place / _JOB
+        path = place / JOB_FILE
         if not path.exists():
             raise NNNormError(f"there is no job in {place}; start one with: {MAKER}")
         with fetched(path) as copy:
@@ -545,7 +545,7 @@ def settle(
         "normalize": bool(normalize) or getattr(gallery, "normalized", False) is True,
     }
     with _only_one(place):
-        if not (place / _JOB).exists():
+        if not (place / JOB_FILE).exists():
             items = open_embeddings(gallery, name="gallery", **opening)
             statistics = method.open(
                 items,
@@ -596,7 +596,7 @@ def _settle(
     }
     about = json.loads(json.dumps(about))  # as it will be read
     about["fingerprint"] = _digest(about, arrays)
-    save_at(place / _JOB, lambda path: save_record(path, "job", arrays, about))
+    save_at(place / JOB_FILE, lambda path: save_record(path, "job", arrays, about))
 
 
 def _open_bank(references: Source, opening: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.cluster.job import _JOB, Job
+from nnnorm.cluster.job import JOB_FILE, Job
 from nnnorm.errors import NNNormError, explain_arguments, require
 from nnnorm.io import find_place
 
@@ -113,7 +113,7 @@ def _load(folder: str, head: bytes) -> Job:
 
 def _read_head(folder: Folder) -> bytes:
     """The description of a job, with its digest; it differs where another one took its place."""
-    path = find_place(folder) / _JOB
+    path = find_place(folder) / JOB_FILE
     if not path.exists():
         return b""  # which `Job.load` explains
     if not isinstance(path, Path):
