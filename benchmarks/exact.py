@@ -5,14 +5,13 @@ with a flat spectrum (5,000 items, 512 dimensions, 1,000 to 500,000 references),
 (8,091 photos, 65,469 captions of Flickr8k and COCO, 256 dimensions) where it is available. The runs
 of all four are interleaved in random order; medians and their ratios count.
 
-    python benchmarks/exact.py [--small] [--runs 3] [--output FILE.json]    # about sixteen minutes
+    python benchmarks/exact.py [--small] [--runs 3] [--output FILE.json]    # about half an hour
     python benchmarks/exact.py --tables    # print the tables of the stored results
 """
 
 import argparse
 import contextlib
 import io
-import json
 import os
 import statistics
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from harness import run_command
 from real_sets import DATA, RESULTS, Floats, machine, table, what_is_missing
 
 import nnnorm
@@ -41,7 +41,7 @@ PEER = "nnn-retrieval"
 MOST_ROUNDS, SCATTER = 3, 1.08
 LARGE = 500_000  # from this many references on there is one k
 # Short work is more easily disturbed by the rest of the machine: more runs of it.
-MORE_RUNS = {1000: 20, 10_000: 7, 65_469: 5}
+MORE_RUNS = {1000: 20, 10_000: 7, 65_469: 5, 100_000: 3}
 
 
 def make_falling(n_items: int, n_references: int, dim: int = DIM) -> tuple[Floats, Floats]:
@@ -210,26 +210,20 @@ def tables(results: dict[str, Any]) -> str:
     )
 
 
+def measure_all(options: argparse.Namespace) -> dict[str, Any]:
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.filterwarnings("ignore", module="nnn")
+    about = machine()
+    about["versions"] |= {name: version(name) for name in ("torch", PEER)}
+    return {"rows": run(options.small, options.runs, options.data), "seed": 0, **about}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="1,000 items, a minute")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
-    parser.add_argument("--output", type=Path, help=f"JSON, such as {OUTPUT.name}")
-    parser.add_argument("--tables", action="store_true", help="print the stored results")
-    options = parser.parse_args()
-    if options.tables:
-        print(tables(json.loads(OUTPUT.read_text(encoding="utf-8"))))
-        return 0
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    warnings.filterwarnings("ignore", module="nnn")
-    about = machine()
-    about["versions"] |= {name: version(name) for name in ("torch", PEER)}
-    results = {"rows": run(options.small, options.runs, options.data), "seed": 0, **about}
-    print(tables(results))
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return run_command(parser, OUTPUT, measure_all, tables, "speed.md")
 
 
 if __name__ == "__main__":

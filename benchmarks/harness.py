@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +55,14 @@ def can_measure(output: Path | None, missing: str | None = None) -> bool:
 def store(path: Path | None, results: dict[str, Any] | str) -> None:
     """Write results, or the JSON that was made of them; nothing where no file is named."""
     if path is not None:
-        text = results if isinstance(results, str) else json.dumps(results, indent=1) + "\n"
+        text = results if isinstance(results, str) else as_json(results)
         write_whole(path, lambda file: file.write(text.encode()))
+
+
+def as_json(results: dict[str, Any]) -> str:
+    """JSON with a line per value, but lists of numbers on one line."""
+    text = json.dumps(results, indent=1) + "\n"
+    return re.sub(r"\[([\s\d.,e+-]*)\]", lambda found: f"[{' '.join(found[1].split())}]", text)
 
 
 def run_command(
