@@ -23,8 +23,9 @@ INK = {"light": "#1f2328", "dark": "#e6edf3"}
 ORANGE, GREEN, BADGE = "#d9730d", "#00966d", "#6e7781"
 ROWS, SHOWN = 3, 3
 SIDE, STEP, TOP = 66, 80, 66  # pixels of a picture, from one to the next, and above the first
-LEFT, RIGHT = 220, 520  # where the pictures without and with the correction begin
+LEFT, RIGHT = 205, 480  # where the pictures without and with the correction begin
 WIDTH, HEIGHT = RIGHT + SHOWN * STEP, TOP + ROWS * STEP
+TEXT = 12  # points: readable on a phone, where the picture has half of its width
 
 
 def find_rows(shapes):
@@ -65,15 +66,15 @@ def draw(shapes, theme, hub, n_first, rows):
 
     fair = len(shapes.queries) // len(shapes.gallery)
     frame(2, 4, 16, ORANGE)
-    write(25, 12, f"a hub: came first {n_first} times, {fair} would be fair", fontsize=9)
-    frame(LEFT + STEP + 40, 4, 16, GREEN)
-    write(LEFT + STEP + 63, 12, "the right picture", fontsize=9)
+    write(25, 12, f"a hub: came first {n_first} times, {fair} would be fair", fontsize=TEXT)
+    frame(440, 4, 16, GREEN)
+    write(463, 12, "the right picture", fontsize=TEXT)
     for x, name in ((2, "asked for"), (LEFT - 5, "found"), (RIGHT - 5, "found with nnnorm")):
-        write(x, 44, name, fontsize=9, weight="bold")
+        write(x, 44, name, fontsize=TEXT, weight="bold")
     for number, (caption, right, before, after) in enumerate(rows):
         y = TOP + number * STEP
-        lines = "\n".join(textwrap.wrap(f"“{caption}”", 27))
-        write(2, y + SIDE / 2, lines, fontsize=9, linespacing=1.35)
+        lines = "\n".join(textwrap.wrap(f"“{caption}”", 21))
+        write(2, y + SIDE / 2, lines, fontsize=TEXT, linespacing=1.2)
         for start, items in ((LEFT, before), (RIGHT, after)):
             for place, item in enumerate(items):
                 x = start + place * STEP
@@ -82,8 +83,8 @@ def draw(shapes, theme, hub, n_first, rows):
                 frame(x - edge, y - edge, SIDE + 2 * edge, colour or BADGE)
                 picture = shapes.draw(int(item), 2 * SIDE)
                 axes.imshow(picture, extent=(x, x + SIDE, y + SIDE, y), zorder=2)
-                axes.add_patch(Circle((x - 1, y - 1), 8, facecolor=colour or BADGE, zorder=3))
-                number = {"color": "white", "ha": "center", "weight": "bold", "fontsize": 6.5}
+                axes.add_patch(Circle((x - 1, y - 1), 9, facecolor=colour or BADGE, zorder=3))
+                number = {"color": "white", "ha": "center", "weight": "bold", "fontsize": 8}
                 axes.text(x - 1, y - 0.5, place + 1, va="center", zorder=4, **number)
     axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     return figure
