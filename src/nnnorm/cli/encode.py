@@ -35,7 +35,9 @@ def encode(
     model: Annotated[
         str, Argument(help="Folder, checkpoint (ALBEF, BEiT-3, BLIP) or name on the hub.")
     ],
-    output: Annotated[Path, Option("--output", "-o", help="Folder for the embeddings.")],
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="FOLDER", help="Folder for the embeddings.")
+    ],
     images: Annotated[Path | None, Option(help=f"{_FILES}.")] = None,
     image_column: Annotated[
         str | None, Option(help="Column of the images' table or data set.")

@@ -46,8 +46,9 @@ def explore(
     images: Annotated[
         Path | None,
         Option(
+            metavar="FOLDER",
             help="Folder of pictures, one per item in the order of their names, or named by a "
-            "column of the metadata (image, file, path)."
+            "column of the metadata (image, file, path).",
         ),
     ] = None,
     captions: Annotated[
@@ -72,7 +73,10 @@ def explore(
     browser: Annotated[bool, Option(help="Open the page in a browser.")] = True,
     export: Annotated[
         Path | None,
-        Option(help="Write a page that works from disk to this folder, and do not serve."),
+        Option(
+            metavar="FOLDER",
+            help="Write a page that works from disk to this folder, and do not serve.",
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,

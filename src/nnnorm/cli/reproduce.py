@@ -38,8 +38,10 @@ def dataset(
     files: Annotated[
         list[Path], Argument(help="The file (clip-retrieval: folder); several for COCO's own.")
     ],
-    output: Annotated[Path, Option("--output", "-o", help="Folder for the lists.")],
-    images: Annotated[Path | None, Option(help="Folder of the pictures.")] = None,
+    output: Annotated[
+        Path, Option("--output", "-o", metavar="FOLDER", help="Folder for the lists.")
+    ],
+    images: Annotated[Path | None, Option(metavar="FOLDER", help="Folder of the pictures.")] = None,
     skip_broken: Annotated[
         bool, Option("--skip-broken", help="Leave out pictures that can't be used.")
     ] = False,
@@ -106,7 +108,7 @@ def reproduce(
         Option(help="Table to measure; repeat for several. Without it, all are listed."),
     ] = None,
     embeddings: Annotated[
-        Path | None, Option(help="Folder with embeddings of the paper's models.")
+        Path | None, Option(metavar="FOLDER", help="Folder with embeddings of the paper's models.")
     ] = None,
     encoder: Annotated[
         list[str] | None, Option(help="Encode what is missing there: clip=MODEL; repeatable.")
@@ -117,8 +119,9 @@ def reproduce(
     results: Annotated[
         Path | None,
         Option(
+            metavar="FOLDER",
             help="Folder that keeps every finished cell, to go on from there after a break; by "
-            "default `results` in the folder of --embeddings."
+            "default `results` in the folder of --embeddings.",
         ),
     ] = None,
     by_cell: Annotated[
