@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 import typer
 from typer import Option
 from typer.core import TyperGroup
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from nnnorm.errors import (
     MissingExtraError,
@@ -378,13 +378,14 @@ def command(example: str, group: typer.Typer = app) -> Callable[[Callable[..., N
 _VALUES = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 
 
-def _name_value(annotation: Any) -> Any:
-    """Give an option a name for its value that a reader understands."""
+def _name_value(name: str, annotation: Any) -> Any:
+    """Give an option or an argument a name for its value that a reader understands."""
     kind, *found = get_args(annotation)
+    kinds = [inner for inner in (kind, *get_args(kind)) if inner in _VALUES]
     for info in found:
-        if isinstance(info, OptionInfo) and info.metavar is None:
-            kinds = [inner for inner in (kind, *get_args(kind)) if inner in _VALUES]
-            info.metavar = _VALUES[kinds[0]] if kinds else None
+        if kinds and isinstance(info, ParameterInfo) and info.metavar is None:
+            is_option = isinstance(info, OptionInfo)
+            info.metavar = _VALUES[kinds[0]] if is_option else name.upper()
     return annotation
 
 
@@ -409,7 +410,9 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         function(**given)
 
-    options = [option.replace(annotation=_name_value(option.annotation)) for option in options]
+    options = [
+        option.replace(annotation=_name_value(option.name, option.annotation)) for option in options
+    ]
     vars(run)["__signature__"] = signature.replace(parameters=options)
     run.__annotations__ = {option.name: option.annotation for option in options}
     return run
