@@ -381,12 +381,19 @@ _VALUES = {Path: "FILE", int: "N", float: "NUMBER", str: "TEXT"}
 def _name_value(name: str, annotation: Any) -> Any:
     """Give an option or an argument a name for its value that a reader understands."""
     kind, *found = get_args(annotation)
-    kinds = [inner for inner in (kind, *get_args(kind)) if inner in _VALUES]
+    kinds = [inner for inner in _inner_types(kind) if inner in _VALUES]
     for info in found:
         if kinds and isinstance(info, ParameterInfo) and info.metavar is None:
             is_option = isinstance(info, OptionInfo)
             info.metavar = _VALUES[kinds[0]] if is_option else name.upper()
     return annotation
+
+
+def _inner_types(kind: Any) -> Iterator[Any]:
+    """A type, and those it is made of: ``list[str] | None`` holds ``str``."""
+    yield kind
+    for inner in get_args(kind):
+        yield from _inner_types(inner)
 
 
 def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
