@@ -43,15 +43,7 @@ from nnnorm.corrector.references import (
     round_to_half,
 )
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
-from nnnorm.io import (
-    Embeddings,
-    Progress,
-    Sound,
-    Source,
-    open_embeddings,
-    open_sound,
-    save_record,
-)
+from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
 from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
