@@ -53,9 +53,9 @@ _WRITERS = {
     "cli.reproduce._write_lines": "data",
     "cli.reproduce.dataset": "caller",
     "cli.sheet.OpenSheet.write": "caller",
-    "cluster.job._save_bank": "constant",
-    "cluster.job._settle": "constant",
-    "cluster.job.settle": "caller",
+    "cluster.files._save_bank": "constant",
+    "cluster.files.save_job": "constant",
+    "cluster.settling.settle": "caller",
     "cluster.parts.save_part": "constant",  # with the number of the shard
     "cluster.serving._write_about": "constant",
     "cluster.serving._write_shard": "constant",  # names from a description are checked
