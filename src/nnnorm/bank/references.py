@@ -16,7 +16,7 @@ from nnnorm.copies import (
     without_copies,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
+from nnnorm.io import Embeddings, Metric, Progress, Source, open_embeddings
 
 
 def open_references(
@@ -32,6 +32,21 @@ def open_references(
     if isinstance(bank := _read_bank(references), Bank):
         return open_embeddings(bank.embeddings(), name=name, normalize=normalize)
     return open_embeddings(references, name=name, normalize=normalize)
+
+
+def open_gallery_references(
+    source: Source | None, *, normalize: bool | None = None, metric: Metric = "ip"
+) -> Embeddings | None:
+    """Open a bank of gallery-side items, where one is given.
+
+    Examples
+    --------
+    >>> open_gallery_references(np.eye(3)).shape, open_gallery_references(None)
+    ((3, 3), None)
+    """
+    if source is None:
+        return None
+    return open_embeddings(source, name="gallery_references", normalize=normalize, metric=metric)
 
 
 def use_references(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_references
+from nnnorm.bank import Bank, open_gallery_references, open_references
 from nnnorm.bias import Bias
 from nnnorm.cluster.files import JOB_FILE, save_job
 from nnnorm.cluster.gallery import check_gallery, describe_gallery, note_rows
@@ -95,9 +95,7 @@ def settle(
     past = references
     if not isinstance(references, (Bank, Embeddings)):
         past = _open_bank(references, opening)
-    second = None
-    if gallery_references is not None:
-        second = open_embeddings(gallery_references, name="gallery_references", **opening)
+    second = open_gallery_references(gallery_references, **opening)
     asked = {
         "method": method.to_dict(),
         "solver": solver,

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation
-from nnnorm.bank import Bank
+from nnnorm.bank import Bank, open_gallery_references
 from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.copies import Duplicates
 from nnnorm.corrector.bounds import (
@@ -211,11 +211,9 @@ class Corrector:
             normalize=normalize,
             progress=progress,
         )
-        first, second = keep_bank(chosen.references, items, "references"), None
-        if gallery_references is not None:
-            name = "gallery_references"
-            opened = open_embeddings(gallery_references, name=name, normalize=normalize)
-            second = keep_bank(opened, items, name)
+        given = open_gallery_references(gallery_references, normalize=normalize)
+        first = keep_bank(chosen.references, items, "references")
+        second = None if given is None else keep_bank(given, items, "gallery_references")
         banks = [kept.opened for kept in (first, second) if kept is not None]
         bias = method.fit(
             items,
