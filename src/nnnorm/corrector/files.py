@@ -1,4 +1,4 @@
-"""The file of a corrector, as it is read."""
+"""The file of a corrector that `Corrector.save` wrote, read and checked."""
 
 import os
 from typing import Any
