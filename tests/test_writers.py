@@ -44,7 +44,7 @@ _WRITING = {
 # Where the name of every written file comes from: "caller" gives the whole path, "constant" is a
 # fixed name in the caller's folder, "data" is what a file or a server says.
 _WRITERS = {
-    "bank.Bank.save": "caller",
+    "bank.bank.Bank.save": "caller",
     "bias.Bias.save": "caller",
     "bias.Bias.save_in_files": "constant",
     "cli.app.Report.check": "caller",
@@ -53,14 +53,14 @@ _WRITERS = {
     "cli.reproduce._write_lines": "data",
     "cli.reproduce.dataset": "caller",
     "cli.sheet.OpenSheet.write": "caller",
-    "cluster.job._save_bank": "constant",
-    "cluster.job._settle": "constant",
-    "cluster.job.settle": "caller",
+    "cluster.files._save_bank": "constant",
+    "cluster.files.save_job": "constant",
+    "cluster.settling.settle": "caller",
     "cluster.parts.save_part": "constant",  # with the number of the shard
     "cluster.serving._write_about": "constant",
     "cluster.serving._write_shard": "constant",  # names from a description are checked
     "cluster.serving.write_table": "caller",
-    "corrector.Corrector.save": "caller",
+    "corrector.corrector.Corrector.save": "caller",
     "datasets.clip_retrieval.save_clip_retrieval": "data",
     "datasets.pairs._write_text": "data",
     "datasets.pairs.save_pairs": "data",

@@ -111,12 +111,8 @@ def audit(
         if references is not None:
             bank = inputs.open_references(references)
             study.warn_of_overlap(open_references(bank), asked)
-            usual = ("16", "0.75") if visogender else ("auto", "auto")
-            method = NNN(
-                number_or_auto("--reference-k", reference_k or usual[0], int),
-                number_or_auto("--alpha", alpha or usual[1], float),
-            )
-            copies = duplicates or ("keep" if visogender else "drop")
+            method = _make_method(reference_k, alpha, is_protocol=table is not None)
+            copies = duplicates or ("drop" if table is None else "keep")
             loaded = method.fit(items, bank, duplicates=copies, progress=progress)
         if table is not None:
             _check_counts(table, len(items), len(asked))
@@ -158,6 +154,15 @@ def _read_groups(
     elif label_column is not None:
         raise NNNormError("--label-column needs --query-table, with the label of each query")
     return given
+
+
+def _make_method(reference_k: str | None, alpha: str | None, *, is_protocol: bool) -> NNN:
+    """NNN with the given numbers, else those of VisoGender's protocol, or automatic ones."""
+    usual = ("16", "0.75") if is_protocol else ("auto", "auto")
+    return NNN(
+        number_or_auto("--reference-k", reference_k or usual[0], int),
+        number_or_auto("--alpha", alpha or usual[1], float),
+    )
 
 
 def _read_target(text: str) -> Any:

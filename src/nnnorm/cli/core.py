@@ -197,15 +197,20 @@ def fit(
         print_json({**about, "corrector": kept})
         return
     print_facts(*facts_of_bias(bias, output))
-    if save_corrector is not None:
+    _suggest_next(gallery, output, save_corrector, inputs.repeat())
+
+
+def _suggest_next(gallery: Path, output: Path, corrector: Path | None, repeated: str) -> None:
+    """Print the commands that use what was written."""
+    if corrector is not None:
         typer.echo(
             f"\nFor items that arrive later: nnnorm extend --corrector "
-            f"{shlex.quote(str(save_corrector))} --items NEW -o NEW_BIAS",
+            f"{shlex.quote(str(corrector))} --items NEW -o NEW_BIAS",
             err=True,
         )
     typer.echo(
         f"\nNext: nnnorm search --gallery {shlex.quote(str(gallery))} --queries QUERIES "
-        f"--bias {shlex.quote(str(output))}{inputs.repeat()}",
+        f"--bias {shlex.quote(str(output))}{repeated}",
         err=True,
     )
 

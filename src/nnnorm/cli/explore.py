@@ -3,7 +3,7 @@
 import json
 import webbrowser
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Option
@@ -19,6 +19,11 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.errors import NNNormError, require, warn
+
+if TYPE_CHECKING:
+    from socket import socket
+
+    from nnnorm.explore import Material
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -105,16 +110,7 @@ def explore(
     if export is None:
         opened = room.listen(host, port)  # before the work, so that a port that is taken shows
     with show_progress("Reading and scoring") as progress:
-        if any(value is not None for value in files.values()):
-            material = room.open_material(
-                **files, ids=read_ids(ids), encoder=encoder, normalize=normalize
-            )
-        elif ids is not None or encoder is not None:
-            raise NNNormError("--ids and --encoder need --gallery, --queries and --references")
-        else:
-            material = room.demo_material()
-        for note in material.notes:
-            warn(note)
+        material = _open(files, ids, encoder, normalize)
         session = room.Session(material, progress=progress)
         if export is not None:
             written = room.record(session, export, progress)
@@ -123,17 +119,40 @@ def explore(
         words = f"Written to {export}: {', '.join(written)}. Open {export}/index.html"
         typer.echo(json.dumps(made) if as_json else words)
         return
-    name, number = opened.getsockname()[:2]
-    shown = "localhost" if name in ("0.0.0.0", "::") else f"[{name}]" if ":" in name else name
     if host not in _LOOPBACK:
         warn(
             f"the explorer listens on {host}: everyone who reaches this machine sees the data; "
             "leave out --host to keep it to yourself"
         )
-    url = f"http://{shown}:{number}/"
+    url = _url_of(opened)
     n_items = len(material.gallery)
     words = f"Explore {n_items:,} items at {url} (Ctrl-C ends it)"
     typer.echo(json.dumps({"url": url, "n_items": n_items}) if as_json else words)
     if browser:
         webbrowser.open(url)
     room.serve(session, opened, host)
+
+
+def _open(
+    files: dict[str, Any], ids: Path | None, encoder: str | None, normalize: bool | None
+) -> "Material":
+    """Open what is looked at, which is the data of the demo where no files are given."""
+    from nnnorm import explore as room
+
+    if any(value is not None for value in files.values()):
+        material = room.open_material(
+            **files, ids=read_ids(ids), encoder=encoder, normalize=normalize
+        )
+    elif ids is not None or encoder is not None:
+        raise NNNormError("--ids and --encoder need --gallery, --queries and --references")
+    else:
+        material = room.demo_material()
+    for note in material.notes:
+        warn(note)
+    return material
+
+
+def _url_of(opened: "socket") -> str:
+    name, number = opened.getsockname()[:2]
+    shown = "localhost" if name in ("0.0.0.0", "::") else f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{number}/"

@@ -376,17 +376,8 @@ def tune(
         )
         bias = tuning.bias
         if save_corrector is not None:
-            chosen = make_method(tuning.best.method, **tuning.best.params)
-            corrector = Corrector.fit(
-                items,
-                bank,
-                chosen,
-                gallery_references=None if chosen.gallery_bank == "refused" else second,
-                duplicates=duplicates,
-                own_rows=True,  # which was warned of
-                memory_budget=memory_budget * 2**20,
-                progress=progress,
-            )
+            options: Any = {"duplicates": duplicates, "memory_budget": memory_budget * 2**20}
+            corrector = _fit_tuned(tuning, items, bank, second, **options, progress=progress)
             corrector.save(save_corrector)
             bias = corrector.bias
             if tuning.popularity is not None and tuning.popularity.weight:
@@ -411,6 +402,27 @@ def tune(
         without = " (without the popularity, which is in the file of -o)" if clicks else ""
         typer.echo(f"\nTo fit this setting again{without}:")
         print_command(parts)
+
+
+def _fit_tuned(
+    tuning: study.Tuning,
+    items: Embeddings,
+    bank: Any,
+    gallery_references: Embeddings | None,
+    **options: Any,
+) -> Corrector:
+    """A corrector of the chosen setting."""
+    chosen = make_method(tuning.best.method, **tuning.best.params)
+    if chosen.gallery_bank == "refused":
+        gallery_references = None
+    return Corrector.fit(
+        items,
+        bank,
+        chosen,
+        gallery_references=gallery_references,
+        own_rows=True,  # which was warned of
+        **options,
+    )
 
 
 @command(

@@ -37,7 +37,7 @@ approximate solvers are sorted when they are first used.
 """
 
 from nnnorm.cluster.calibration import Sizes, measure_rates
-from nnnorm.cluster.job import Job, Worked, merge, settle
+from nnnorm.cluster.job import Job, Worked, merge
 from nnnorm.cluster.parts import Part
 from nnnorm.cluster.planning import (
     DEFAULT_RESIDUAL,
@@ -65,4 +65,5 @@ from nnnorm.cluster.serving import (
     vespa_updates,
     write_table,
 )
+from nnnorm.cluster.settling import settle
 from nnnorm.io import Share

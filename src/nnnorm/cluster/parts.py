@@ -6,7 +6,7 @@ holds no time and no name of a machine: computed again, it is the same bytes.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -279,3 +279,40 @@ def _raise_missing(first: int, last: int) -> None:
         f"rows {first} to {last - 1} are in no part; run the missing shards with {MAKER} i/n, "
         "which skips those that are done"
     )
+
+
+def check_complete(shares: Sequence[Share], folder: Place) -> None:
+    """Raise where parts are missing; parts of several counts of shares are left to `check_rows`.
+
+    Parameters
+    ----------
+    shares : sequence of Share
+        Those that have a part.
+    folder : Path or RemotePath
+        Of the job, for messages.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> check_complete([Share(1, 2)], Path("job"))
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: job lacks shard 2/2; run nnnorm fit --shard for each of ...
+    """
+    if len(counts := {share.n_shares for share in shares}) > 1:
+        return
+    n_shares = max(counts, default=1)
+    there = {share.number for share in shares}
+    absent = [number + 1 for number in range(n_shares) if number + 1 not in there]
+    if absent:
+        raise NNNormError(
+            f"{folder} lacks {_list(absent, n_shares)}; run {MAKER} for each of them first, with "
+            "the same options"
+            if shares
+            else f"{folder} holds no parts yet; run {MAKER} i/n for all of n shards"
+        )
+
+
+def _list(numbers: list[int], n_shares: int) -> str:
+    shown = ", ".join(f"{number}/{n_shares}" for number in numbers[:5])
+    more = f" and {len(numbers) - 5} others" if len(numbers) > 5 else ""
+    return f"shard {shown}{more}" if len(numbers) == 1 else f"shards {shown}{more}"

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.cluster.job import JOB_FILE, Job
+from nnnorm.cluster.files import JOB_FILE
+from nnnorm.cluster.job import Job
 from nnnorm.errors import NNNormError, explain_arguments, require
 from nnnorm.io import find_place
 

@@ -107,8 +107,31 @@ def read_blip(
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: checkpoint nowhere.pth: there is no such file; check the path
     """
-    transformers = require("transformers", "encoders")
+    require("transformers", "encoders")  # or raise before a large file is read
     state = read_checkpoint(path)
+    config = _make_config(state, path, image_size)
+    size, n_words = config.vision_config.image_size, config.text_config.vocab_size
+    n_across = size // config.vision_config.patch_size
+    table = resize_positions(state["visual_encoder.pos_embed"][0].float(), 1, n_across)
+    state["visual_encoder.pos_embed"] = table[None]
+    model = _fill(config, state, path)
+    tokenizer, vocabulary = _read_vocabulary(vocabulary or path.with_name("vocab.txt"), n_words)
+
+    def process(images: list[Any]) -> dict[str, npt.NDArray[Any]]:
+        return {"pixel_values": square_pixels(images, size, _MEAN, _STD)}
+
+    about = {
+        "encoder": "blip",
+        "revision": None,
+        "weights_sha256": fingerprint_files([path]),
+        "vocabulary_sha256": fingerprint_files([vocabulary]),
+    }
+    images = f"bicubic to {size} x {size}, mean {_MEAN}, std {_STD}"
+    return Parts(config, model, tokenizer, process, {"images": images}, about)
+
+
+def _make_config(state: Mapping[str, Tensor], path: Path, image_size: int | None) -> Any:
+    """The configuration of transformers for a checkpoint, from the shapes of its tensors."""
     n_dimensions = {
         "visual_encoder.pos_embed": 3,
         "visual_encoder.patch_embed.proj.weight": 4,
@@ -118,9 +141,8 @@ def read_blip(
         "text_proj.weight": 2,
         "itm_head.weight": 2,
     }
-    name = f"{path}"
     seen, patches, words, places, wide, projected, _ = find_shapes(
-        state, n_dimensions, name, "BLIP retrieval"
+        state, n_dimensions, f"{path}", "BLIP retrieval"
     )
     width, text_width, patch = seen[-1], words[-1], patches[-1]
     if width % layers.HEAD or text_width % layers.HEAD:
@@ -130,7 +152,7 @@ def read_blip(
     size = find_image_size(seen[1] - 1, patch, image_size)
     n_blocks = _count(state, r"visual_encoder\.blocks\.(\d+)\.")
     n_layers = _count(state, r"text_encoder\.encoder\.layer\.(\d+)\.")
-    config = transformers.BlipConfig(
+    return require("transformers", "encoders").BlipConfig(
         vision_config={
             "hidden_size": width,
             "intermediate_size": 4 * width,
@@ -155,22 +177,6 @@ def read_blip(
         image_text_hidden_size=projected[0],
         projection_dim=text_width,
     )
-    table = resize_positions(state["visual_encoder.pos_embed"][0].float(), 1, size // patch)
-    state["visual_encoder.pos_embed"] = table[None]
-    model = _fill(config, state, path)
-    tokenizer, vocabulary = _read_vocabulary(vocabulary or path.with_name("vocab.txt"), words[0])
-
-    def process(images: list[Any]) -> dict[str, npt.NDArray[Any]]:
-        return {"pixel_values": square_pixels(images, size, _MEAN, _STD)}
-
-    about = {
-        "encoder": "blip",
-        "revision": None,
-        "weights_sha256": fingerprint_files([path]),
-        "vocabulary_sha256": fingerprint_files([vocabulary]),
-    }
-    images = f"bicubic to {size} x {size}, mean {_MEAN}, std {_STD}"
-    return Parts(config, model, tokenizer, process, {"images": images}, about)
 
 
 def _count(state: Mapping[str, Tensor], pattern: str) -> int:

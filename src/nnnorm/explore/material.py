@@ -219,22 +219,14 @@ def open_material(
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: explore needs a gallery, or an index that holds one; ...
     """
-    if (gallery is None) == (index is None):
-        raise NNNormError(
-            "explore needs a gallery, or an index that holds one; got "
-            + ("neither" if index is None else "both")
-        )
-    if queries is None:
-        raise NNNormError("explore needs queries to look at; give --queries")
-    if references is None and corrector is None:
-        raise NNNormError("explore needs past queries; give --references, or a --corrector")
-    given = {
+    given: dict[str, Any] = {
         "gallery": gallery,
         "index": index,
         "queries": queries,
         "references": references,
         "corrector": corrector,
     }
+    _check_given(**given)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NNNormWarning)
         columns: dict[str, list[str]] = {}
@@ -261,9 +253,7 @@ def open_material(
         latest = asked
         if recent is not None:
             latest = open_embeddings(recent, name="recent", normalize=normalize)
-    notes = tuple(
-        dict.fromkeys(str(one.message) for one in caught if issubclass(one.category, NNNormWarning))
-    )
+    notes = [str(one.message) for one in caught if issubclass(one.category, NNNormWarning)]
     return Material(
         gallery=items,
         queries=asked,
@@ -284,13 +274,33 @@ def open_material(
         corrector=loaded,
         recent=None if loaded is None else latest,
         served=served,
-        options={
-            **{name: str(value) for name, value in given.items() if value is not None},
-            **({} if index is None else {"index": show_url(index)}),
-            **({} if normalize is None else {"normalize": "yes" if normalize else "no"}),
-        },
-        notes=notes,
+        options=_describe_given(given, normalize),
+        notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _check_given(
+    *, gallery: Any, index: str | None, queries: Any, references: Any, corrector: Any
+) -> None:
+    if (gallery is None) == (index is None):
+        raise NNNormError(
+            "explore needs a gallery, or an index that holds one; got "
+            + ("neither" if index is None else "both")
+        )
+    if queries is None:
+        raise NNNormError("explore needs queries to look at; give --queries")
+    if references is None and corrector is None:
+        raise NNNormError("explore needs past queries; give --references, or a --corrector")
+
+
+def _describe_given(given: dict[str, Any], normalize: bool | None) -> dict[str, str]:
+    """What was given, in words; without the password of a URL."""
+    described = {name: str(value) for name, value in given.items() if value is not None}
+    if "index" in described:
+        described["index"] = show_url(described["index"])
+    if normalize is not None:
+        described["normalize"] = "yes" if normalize else "no"
+    return described
 
 
 def _open_bank(

@@ -509,25 +509,9 @@ def _probe(
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
         ).ravel()
-        rows, slots = np.divmod(np.arange(len(lists)), n_probes)
         if not hasattr(own, "scores"):  # allocating it per strip would take a third of the time
             own.scores = np.empty((n_strip, n_probes, bank.longest), dtype=np.float32)
-        # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
-        scores = own.scores[: len(items)]
-        scores.fill(np.inf)
-        negated = -items
-        by_list = np.argsort(lists, kind="stable")
-        edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
-        for number in range(len(bank)):
-            probing = by_list[edges[number] : edges[number + 1]]
-            if len(probing) == 0 or stop.is_set():
-                continue
-            block = negated[rows[probing]] @ bank.rows(number).T
-            scores[rows[probing], slots[probing], : block.shape[1]] = block
-        best = scores.reshape(len(items), -1)
-        best.partition(k - 1, axis=1)
-        best = -np.sort(best[:, :k], axis=1)
-        best = np.where(np.isfinite(best), best, np.float32(0))  # exact later
+        best = _score_lists(items, lists, bank, k, own.scores[: len(items)], stop)
         means[start:end] = best.mean(axis=1, dtype=np.float64)
         for column, (first, last) in enumerate(ranks):
             features[start:end, column] = best[:, first:last].mean(axis=1)
@@ -536,6 +520,37 @@ def _probe(
     for _ in strips_in_order(probe, n_gallery, n_strip, stop):
         pass
     return _Found(means, features, n_candidates)
+
+
+def _score_lists(
+    items: FloatArray,
+    lists: IntArray,
+    bank: InvertedLists,
+    k: int,
+    scores: FloatArray,
+    stop: threading.Event,
+) -> FloatArray:
+    """The k best scores of every item with the lists it probes, falling; 0 where there are fewer.
+
+    `scores` of shape ``(n_items, n_probes, longest)`` is overwritten; `lists` has all lists of the
+    first item, then those of the second, and so on.
+    """
+    # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
+    scores.fill(np.inf)
+    negated = -items
+    rows, slots = np.divmod(np.arange(len(lists)), scores.shape[1])
+    by_list = np.argsort(lists, kind="stable")
+    edges = np.searchsorted(lists[by_list], np.arange(len(bank) + 1))
+    for number in range(len(bank)):
+        probing = by_list[edges[number] : edges[number + 1]]
+        if len(probing) == 0 or stop.is_set():
+            continue
+        block = negated[rows[probing]] @ bank.rows(number).T
+        scores[rows[probing], slots[probing], : block.shape[1]] = block
+    best = scores.reshape(len(items), -1)
+    best.partition(k - 1, axis=1)
+    best = -np.sort(best[:, :k], axis=1)
+    return np.where(np.isfinite(best), best, np.float32(0))  # those are computed exactly later
 
 
 def _rank_edges(k: int) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
@@ -304,11 +304,7 @@ class Method(ABC):
                 "does not use; leave out solver"
             )
         self.check_gallery_bank(gallery_references is not None, "gallery_references")
-        bank = None
-        if gallery_references is not None:
-            bank = open_embeddings(
-                gallery_references, name="gallery_references", normalize=normalize
-            )
+        bank = open_gallery_references(gallery_references, normalize=normalize)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         for other in (past, bank):

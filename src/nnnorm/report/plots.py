@@ -122,17 +122,7 @@ def plot_occurrences(
     look = {"color": GREY, "linewidth": 1.5, "linestyle": (0, (4, 2)), "zorder": 4}
     axes.stairs(by_chance, edges, baseline=None, label="by chance", **look)
     never = " → ".join(f"{(each == 0).sum():,}" for each in counts)
-    axes.text(
-        0.99,
-        0.97,
-        f"never first: {never} of {len(counts[0]):,} items",
-        transform=axes.transAxes,
-        ha="right",
-        va="top",
-        fontsize=11,
-        fontweight="bold",
-        color=INK,
-    )
+    _write_in_corner(axes, f"never first: {never} of {len(counts[0]):,} items")
     if right is not None:
         name = f"right answers: {right:,.3g} per item"
         axes.axvline(right, color=INK, linewidth=1.2, linestyle=":", label=name)
@@ -163,6 +153,20 @@ def _mark_maximum(
         fontsize=9,
         color=colour,
         path_effects=[halo],
+    )
+
+
+def _write_in_corner(axes: "Axes", text: str) -> None:
+    axes.text(
+        0.99,
+        0.97,
+        text,
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        fontsize=11,
+        fontweight="bold",
+        color=INK,
     )
 
 

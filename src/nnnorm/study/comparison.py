@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.copies import (
     Duplicates,
@@ -272,11 +272,7 @@ def compare(
     """
     check_select(select)
     bank = open_references(references, normalize=normalize)
-    gallery_bank = None
-    if gallery_references is not None:
-        gallery_bank = open_embeddings(
-            gallery_references, name="gallery_references", normalize=normalize
-        )
+    gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
     names = check_methods(methods, gallery_bank is not None)
     check_grids(grids, [NO_CORRECTION, *names])
     test, held = _open_tasks(Task(queries, gallery, truth), validation, normalize)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.copies import Duplicates, References, count_intents, count_references, is_sample
 from nnnorm.errors import NNNormError, explain_arguments
@@ -319,11 +319,7 @@ def tune(
     items = open_embeddings(gallery, name="gallery", normalize=normalize)
     bank = open_references(references, normalize=normalize)
     asked = open_embeddings(queries, name="queries", normalize=normalize)
-    gallery_bank = None
-    if gallery_references is not None:
-        gallery_bank = open_embeddings(
-            gallery_references, name="gallery_references", normalize=normalize
-        )
+    gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     names = check_methods(methods, gallery_bank is not None)
     if clicks is not None:
@@ -338,12 +334,7 @@ def tune(
     by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
-    cells = [
-        Cell(setting.name, setting.params, float(hits.mean(dtype=np.float64)))
-        for setting, hits in zip(trial.settings, trial.hits, strict=True)
-    ]
-    for number, evaluation in ((0, trial.raw), (chosen, measured)):
-        cells[number] = _with_recalls(cells[number], evaluation)
+    cells = _list_cells(trial, {0: trial.raw, chosen: measured})
     gain, popularity = trial.gain(measured, seed=seed), None
     cross_fitted = trial.gain(trial.cross_fit(select, seed=seed), seed=seed)
     if clicks is not None:
@@ -563,6 +554,11 @@ def _distances_from_middle(
     return [float(far) for far in np.abs(spots - spots.mean(axis=0)).sum(axis=1)]
 
 
-def _with_recalls(cell: Cell, evaluation: Evaluation) -> Cell:
-    recalls = (evaluation.recall(k) for k in (5, 10))
-    return Cell(cell.method, cell.params, cell.recall_at_1, *recalls)
+def _list_cells(trial: Trial, evaluations: Mapping[int, Evaluation]) -> list[Cell]:
+    """R@1 of every setting, and further recalls of those that were evaluated."""
+    cells = []
+    for number, (setting, hits) in enumerate(zip(trial.settings, trial.hits, strict=True)):
+        recalls = [evaluations[number].recall(k) for k in (5, 10) if number in evaluations]
+        at_1 = float(hits.mean(dtype=np.float64))
+        cells.append(Cell(setting.name, setting.params, at_1, *recalls))
+    return cells

@@ -8,28 +8,17 @@ at all. A call that fails changes nothing.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import (
-    MOST_INTENTS,
-    SAME_INTENT,
-    Duplicates,
-    Intents,
-    Leaders,
-    References,
-    check_duplicates,
-    describe_intents,
-    round_rows,
-    warn_of_few_intents,
-    without_copies,
-)
+from nnnorm.bank.arrivals import Added, add_parts, check_norms, split_rows, warn_of_future
+from nnnorm.bank.times import check_same_clock, read_half_life
+from nnnorm.copies import MOST_INTENTS, SAME_INTENT, Leaders, describe_intents
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io import (
     Clock,
@@ -40,12 +29,9 @@ from nnnorm.io import (
     check_entries,
     damaged,
     load_record,
-    measure_rows,
     open_embeddings,
-    read_counts,
     read_log,
     read_time,
-    read_times,
     save_record,
 )
 from nnnorm.version import __version__
@@ -67,11 +53,6 @@ _KINDS = {
     "fingerprint": str,
     "created": str,
 }
-# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
-_EQUAL_NORMS = 0.01
-# Times without an offset may be local ones, up to 14 hours before UTC.
-_CLOCKS_DIFFER = 86400.0
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 class Bank:
@@ -162,9 +143,9 @@ class Bank:
         Bank(3 intents from 3 queries, dim 3, seen 2026-05-01)
         """
         opened = open_embeddings(references, name="references", normalize=normalize)
-        parts = _parts_of(opened, times, counts)
+        parts = split_rows(opened, times, counts)
         first = next(parts)
-        span = _check_half_life(half_life, first.clock)
+        span = read_half_life(half_life, first.clock)
         leaders = _make_leaders(opened.dim, span, most, seed)
         bank = cls(leaders, normalized=opened.normalized, half_life=span, seed=seed)
         bank._absorb(chain([first], parts), opened.name, len(opened), progress)
@@ -209,15 +190,15 @@ class Bank:
         """
         parts = read_log(path, column=column, time=time, count=count)
         first = next(parts)
-        span = _check_half_life(half_life, first.clock)
+        span = read_half_life(half_life, first.clock)
         leaders = _make_leaders(first.rows.shape[1], span, most, seed)
         bank = cls(leaders, normalized=bool(normalize), half_life=span, seed=seed)
-        low, high = bank._absorb(chain([first], parts), str(path), None, progress)
-        if normalize is None and high - low > _EQUAL_NORMS * high:
+        added = bank._absorb(chain([first], parts), str(path), None, progress)
+        if normalize is None and not added.has_equal_norms:
             warn(
-                f"rows of {path} have norms {low:.3g} to {high:.3g}, so the bank is for raw inner "
-                "products; for cosine pass normalize=True (--normalize), and if inner products are "
-                "meant, normalize=False (--no-normalize)"
+                f"rows of {path} have norms {added.low:.3g} to {added.high:.3g}, so the bank is "
+                "for raw inner products; for cosine pass normalize=True (--normalize), and if "
+                "inner products are meant, normalize=False (--no-normalize)"
             )
         return bank
 
@@ -363,7 +344,7 @@ class Bank:
         (3, [2, 2, 1])
         """
         opened = open_embeddings(queries, name="queries", normalize=self.normalized)
-        parts = _parts_of(opened, times, counts, self._clock)
+        parts = split_rows(opened, times, counts, self._clock)
         self._absorb(parts, opened.name, len(opened), progress)
 
     @explain_arguments
@@ -408,7 +389,7 @@ class Bank:
                 "(--time)"
             )
         limit, clock = read_time(before, "before", self._clock)
-        _check_same_clock(clock, self._clock, "before")
+        check_same_clock(clock, self._clock, "before")
         is_kept = self._leaders.last_seen >= limit
         if not is_kept.any():
             raise NNNormError(
@@ -421,56 +402,17 @@ class Bank:
 
     def _absorb(
         self, parts: Iterable[LogPart], name: str, total: int | None, progress: Progress | None
-    ) -> tuple[float, float]:
+    ) -> Added:
         """Add parts to a copy of the leaders, which takes their place once all went well."""
-        leaders, n_new, clock = self._leaders.copy(), 0, self._clock
+        leaders = self._leaders.copy()
         is_new = leaders.n_rows == 0
-        low, high, latest = np.inf, 0.0, -np.inf
-        for part in parts:
-            if part.rows.shape[1] != self.dim:
-                raise NNNormError(
-                    f"{name} has dim {part.rows.shape[1]}, but the bank has {self.dim}; were they "
-                    "encoded by different models?"
-                )
-            if is_new and leaders.n_rows == 0:
-                clock = part.clock
-            else:
-                _check_same_clock(part.clock, clock, name)
-            norms = measure_rows(part.rows, name, part.start)
-            if not norms.all():
-                row = part.start + int(np.argmin(norms))
-                raise NNNormError(f"{name} row {row} is all zeros; a failed encoding? Remove it")
-            low, high = min(low, float(norms.min())), max(high, float(norms.max()))
-            leaders.add(round_rows(part.rows), part.times, part.counts, norms)
-            if part.times is not None:
-                latest = max(latest, float(part.times.max()))
-            n_new += len(part.rows) if part.counts is None else int(part.counts.sum())
-            if progress is not None:
-                done = part.start + len(part.rows)
-                progress(done, total or done)
+        added = add_parts(leaders, parts, name, clock=self._clock, total=total, progress=progress)
         if not (is_new or self.normalized):
-            self._check_norms(low, high, name)
-        self._leaders, self._n_seen, self._clock = leaders, self._n_seen + n_new, clock
-        self._opened = None
-        if clock == "dates" and latest > datetime.now(timezone.utc).timestamp() + _CLOCKS_DIFFER:
-            day = str(np.datetime64(int(latest), "s"))[:10]
-            warn(
-                f"{name} has rows dated in the future, up to {day}; they count as the latest until "
-                "then, and forget does not drop them; correct their times"
-            )
-        return low, high
-
-    def _check_norms(self, low: float, high: float, name: str) -> None:
-        """Raise where the bank has equal norms, and what is added does not share them."""
-        own_low, own_high = (float(some(self._leaders.norms)) for some in (np.min, np.max))
-        if own_high - own_low > _EQUAL_NORMS * own_high:
-            return  # raw inner products are meant
-        if max(high, own_high) - min(low, own_low) > _EQUAL_NORMS * max(high, own_high):
-            raise NNNormError(
-                f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
-                f"{own_high:.3g}; normalise the rows first, or build the bank with normalize=True "
-                "(--normalize)"
-            )
+            check_norms(added, self._leaders.norms, name)
+        self._leaders, self._clock, self._opened = leaders, added.clock, None
+        self._n_seen += added.n_queries
+        warn_of_future(added, name)
+        return added
 
     # --- files -------------------------------------------------------------------------------
 
@@ -480,6 +422,7 @@ class Bank:
         Examples
         --------
         >>> import numpy as np, tempfile
+        >>> from pathlib import Path
         >>> path = Path(tempfile.mkdtemp()) / "bank.safetensors"
         >>> Bank.of(np.eye(3)).save(path)
         >>> len(Bank.load(path))
@@ -519,64 +462,6 @@ class Bank:
             raise damaged(path, "bank", _MAKER, error) from error
 
 
-def open_references(
-    references: "Source | Bank", *, name: str = "references", normalize: bool | None = None
-) -> Embeddings:
-    """Open a bank, or the file of one, or what `open_embeddings` opens.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> open_references(Bank.of(np.eye(3))).shape, open_references(np.eye(2)).shape
-    ((3, 3), (2, 2))
-    """
-    if isinstance(bank := _read_bank(references), Bank):
-        return open_embeddings(bank.embeddings(), name=name, normalize=normalize)
-    return open_embeddings(references, name=name, normalize=normalize)
-
-
-def use_references(
-    references: "Source | Bank",
-    opened: Embeddings,
-    duplicates: Duplicates = "drop",
-    progress: Progress | None = None,
-) -> References:
-    """What a method is fitted on: the rows of a bank, or what `without_copies` leaves.
-
-    Parameters
-    ----------
-    references : Bank, array or path
-    opened : Embeddings
-        The same, as `open_references` gives it.
-    duplicates : {"drop", "keep"}
-    progress : callable, optional
-
-    Returns
-    -------
-    Embeddings or Intents
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> bank = Bank.of(np.eye(3), counts=[5, 1, 1])
-    >>> use_references(bank, open_references(bank)).n_rows
-    7
-    """
-    if isinstance(bank := _read_bank(references), Bank):
-        check_duplicates(duplicates)
-        if duplicates == "keep":
-            raise NNNormError(
-                "a bank counts every intent once, so there are no duplicates to keep; leave out "
-                'duplicates, or give the queries themselves with duplicates="keep"'
-            )
-        everything = np.arange(len(bank))
-        n_queries = bank.n_seen - bank.n_forgotten
-        intents = Intents(opened, everything, bank.counts, n_queries, opened.fingerprint)
-        warn_of_few_intents(intents)
-        return intents
-    return without_copies(opened, duplicates, progress)
-
-
 def describe_times(bank: Bank) -> str:
     """The oldest and latest of the times at which intents were last seen; empty without times.
 
@@ -594,86 +479,11 @@ def describe_times(bank: Bank) -> str:
     return " to ".join(dict.fromkeys(shown))
 
 
-def _read_bank(references: Any) -> Any:
-    """The bank in a file of one; anything else as it is."""
-    if isinstance(references, (str, os.PathLike)) and Path(references).suffix == ".safetensors":
-        return Bank.load(references)
-    return references
-
-
 def _make_leaders(dim: int, half_life: float | None, most: int, seed: int) -> Leaders:
     for name, value, least in (("most", most, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise NNNormError(f"{name} must be a whole number of at least {least}; got {value!r}")
     return Leaders(dim, most=int(most), seed=int(seed), half_life=half_life)
-
-
-def _check_half_life(value: float | str | timedelta | None, clock: Clock | None) -> float | None:
-    """The half-life in the unit of the times, seconds for dates."""
-    if value is None:
-        return None
-    if clock is None:
-        raise NNNormError("half_life needs times (--time); give both or none")
-    text = f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value).strip()
-    scale = _UNITS.get(text[-1:])
-    try:
-        span = float(text if scale is None else text[:-1]) * (scale or 1.0)
-    except ValueError:
-        span = np.nan
-    if not (np.isfinite(span) and span > 0):
-        raise NNNormError(
-            "half_life must be above 0, a text such as 30d for dates or a number in the unit of "
-            f"the times; got {value!r}"
-        )
-    if clock == "dates" and scale is None:
-        raise NNNormError(
-            f"half_life needs a unit where times are dates, such as {text}d ({', '.join(_UNITS)}); "
-            f"got {value!r}"
-        )
-    if clock == "numbers" and scale is not None:
-        raise NNNormError(
-            "half_life must be a number in the unit of the times, as these are numbers and their "
-            f"unit is not known; got {value!r}"
-        )
-    return float(span)
-
-
-def _parts_of(
-    opened: Embeddings, times: Any, counts: Any, clock: Clock | None = None
-) -> Iterator[LogPart]:
-    """The parts of an array; times and counts are checked before the first."""
-    when = how_often = None
-    if times is not None:
-        when, clock = read_times(times, "times", clock=clock)
-    else:
-        clock = None
-    if counts is not None:
-        how_often = read_counts(counts, "counts")
-    for name, given in (("times", when), ("counts", how_often)):
-        if given is not None and len(given) != len(opened):
-            raise NNNormError(
-                f"{name} must have one entry per row; got {len(given)} for {len(opened)} rows of "
-                f"{opened.name}"
-            )
-    for start, rows in opened.blocks():
-        part = slice(start, start + len(rows))
-        yield LogPart(
-            start,
-            rows,
-            None if when is None else when[part],
-            None if how_often is None else how_often[part],
-            clock,
-        )
-
-
-def _check_same_clock(given: Clock | None, expected: Clock | None, name: str) -> None:
-    if given == expected:
-        return
-    words = {None: "no times", "numbers": "times that are numbers", "dates": "dates"}
-    raise NNNormError(
-        f"{name} has {words[given]}, but the bank has {words[expected]}; time stamps must be of "
-        "one kind"
-    )
 
 
 def _now() -> str:

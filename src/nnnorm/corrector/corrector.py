@@ -1,4 +1,4 @@
-"""`Corrector`: a method, its settings and its bank, kept together for items of next week.
+"""The class: fit, refit, values and rows of any items, files.
 
 Bias values are comparable within one bank, k and normalisation only. A corrector keeps all of
 these, so that items that arrive later get values that fit in with those that are indexed:
@@ -7,88 +7,55 @@ these, so that items that arrive later get values that fit in with those that ar
                                           .bias_of     the values of any items
                                           .items       rows to store in any engine
                                           .queries     rows to ask it
-
-The reference rows are rounded to float16 before anything is computed from them, so that a corrector
-that was saved and loaded gives the same numbers as before.
 """
 
 import hashlib
 import json
-import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation
-from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.bank import Bank, open_gallery_references
 from nnnorm.bias import Bias, check_correction, check_weight
-from nnnorm.copies import (
-    Duplicates,
-    Intents,
-    References,
-    count_params,
-    count_references,
-    is_sample,
-    used_rows,
-    without_copies,
+from nnnorm.copies import Duplicates
+from nnnorm.corrector.bounds import (
+    bound_augmentation,
+    check_room,
+    check_weighted,
+    widen_augmentation,
+)
+from nnnorm.corrector.files import MAKER, load_fields
+from nnnorm.corrector.method import check_method, settle_method
+from nnnorm.corrector.moved import Moved, measure_moved
+from nnnorm.corrector.norms import check_norms, has_unit_norms, longest_norm
+from nnnorm.corrector.references import (
+    Rows,
+    choose_references,
+    keep_bank,
+    open_kept,
+    round_to_half,
 )
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
-from nnnorm.foreign import FOREIGN_Z, foreign_z
-from nnnorm.io import (
-    Embeddings,
-    Progress,
-    Sound,
-    Source,
-    check_entries,
-    check_same_norms,
-    damaged,
-    load_record,
-    open_embeddings,
-    open_sound,
-    save_record,
-)
+from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
 from nnnorm.means import Solver
-from nnnorm.methods import NNN, Method, Statistics, describe_setting, find_method, make_method
+from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
-from nnnorm.ranking import search, warn_of_scale
+from nnnorm.ranking import warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.signals import Expected
 from nnnorm.suspects import Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
-Rows: TypeAlias = npt.NDArray[np.floating[Any]]
 
-_MAKER = "nnnorm fit --save-corrector"
-_KINDS = {
-    "method": dict,
-    "asked": dict,
-    "normalize": bool,
-    "unit": bool,
-    "augmentation": dict,
-    "longest": float,
-    "fingerprint": str,
-    "bias": dict,
-}
-# Norms this close to 1 are unit norms that were rounded, as float16 does.
-_UNIT = 5e-3
-# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
-_EQUAL_NORMS = 0.01
-# Later items of raw embeddings may be longer than those of the gallery by this factor.
-_HEADROOM = 1.25
-# Bounds of the values hold exactly; this is for the rounding of float32.
-_ROUNDING = 1e-4
-# A row that float16 changes by more than this share of its norm is beyond its range.
-_HALF_ERROR = 2e-3
 # Items of the gallery that are kept for `nnnorm drift`: enough to compare rankings, 1 MB at most.
 _N_SAMPLE = 1024
-# Queries by which `refit` counts how many first places change.
-_N_ASKED = 1024
 # The median value of new items of one's own was within 0.7 standard deviations of the gallery's on
 # six real sets, that of random rows or of another model of the same width 4.5 to 9 away on five.
 _FAR = 4.0
@@ -96,29 +63,6 @@ _FAR = 4.0
 _FEWEST_JUDGED = 8
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
 _OF_THE_BANK = ("n_intents", "intents_sampled", "bank", "bank_z")
-
-
-@dataclass(frozen=True)
-class Moved:
-    """How far the values of a gallery moved when a corrector was fitted again.
-
-    Attributes
-    ----------
-    correlation : float
-        Between old and new values; 1 means that items kept their places.
-    mean_shift : float
-        New minus old mean correction. It changes no ranking by itself, but the two must not mix.
-    changed_first_places : float
-        Share of the queries whose first item changes.
-    n_items, n_queries : int
-        What these were measured on.
-    """
-
-    correlation: float
-    mean_shift: float
-    changed_first_places: float
-    n_items: int
-    n_queries: int
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -259,24 +203,18 @@ class Corrector:
         """
         check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
-        past = open_references(references, normalize=normalize)
-        used = use_references(references, past, duplicates, progress)
-        choice = _Choice(used_rows(used), count_references(used), count_params(used))
-        if recent is not None:
-            own = open_embeddings(recent, name="recent", normalize=normalize)
-            _check_norms(own, past.norm_range, "references")
-            choice = _choose_bank(used, own, duplicates, method)
-        first = _keep(choice.references, items)
-        second = None
-        if gallery_references is not None:
-            name = "gallery_references"
-            opened = open_embeddings(gallery_references, name=name, normalize=normalize)
-            second = _keep(opened, items)
-        banks = [
-            _open_kept(rows, name, items.normalized)
-            for rows, name in ((first, "references"), (second, "gallery_references"))
-            if rows is not None
-        ]
+        chosen = choose_references(
+            references,
+            method,
+            recent=recent,
+            duplicates=duplicates,
+            normalize=normalize,
+            progress=progress,
+        )
+        given = open_gallery_references(gallery_references, normalize=normalize)
+        first = keep_bank(chosen.references, items, "references")
+        second = None if given is None else keep_bank(given, items, "gallery_references")
+        banks = [kept.opened for kept in (first, second) if kept is not None]
         bias = method.fit(
             items,
             banks[0],
@@ -289,27 +227,27 @@ class Corrector:
             memory_budget=memory_budget,
             progress=progress,
         )
-        if choice.n_doubting:
-            bias = method.weigh_by_recent(bias, items, banks[0], choice.n_doubting)
-        bias = replace(bias, n_references=choice.n_given, params={**bias.params, **choice.params})
-        settled = _settled(bias.method, bias.params)
+        if chosen.n_doubting:
+            bias = method.weigh_by_recent(bias, items, banks[0], chosen.n_doubting)
+        bias = replace(bias, n_references=chosen.n_given, params={**bias.params, **chosen.params})
+        settled = settle_method(bias)
         center = items.mean() if getattr(settled, "center", False) is True else None
-        unit = all(_has_unit_norms(rows) for rows in (items, *banks))
+        unit = all(has_unit_norms(rows) for rows in (items, *banks))
         norms = items.norm_range
         some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
         corrector = cls(
             method=settled,
             asked=method,
-            references=first,
+            references=first.rows,
             bias=bias,
             normalize=items.normalized,
             unit=unit,
-            augmentation=_augment(banks, _longest(norms, unit), center, bias),
+            augmentation=bound_augmentation(banks, longest_norm(norms, unit), center, bias),
             item_norms=norms,
             duplicates=duplicates,
-            sample=_halve(items.take(some)),
+            sample=round_to_half(items.take(some)),
             center=center,
-            gallery_references=second,
+            gallery_references=None if second is None else second.rows,
         )
         return replace(corrector, bias=corrector._sign(bias))
 
@@ -380,7 +318,7 @@ class Corrector:
             progress=progress,
         )
         asked = new.bank if recent is None else new.open(recent, "recent")
-        return replace(new, moved=_compare(self.bias_of(items), new.bias, items, asked))
+        return replace(new, moved=measure_moved(self.bias_of(items), new.bias, items, asked))
 
     # --- what it keeps -----------------------------------------------------------------------
 
@@ -392,7 +330,7 @@ class Corrector:
     @property
     def longest(self) -> float:
         """Largest norm of an item that the radius of the augmentation has room for."""
-        return _longest(self.item_norms, self.unit)
+        return longest_norm(self.item_norms, self.unit)
 
     @property
     def weight(self) -> float:
@@ -421,14 +359,14 @@ class Corrector:
     @cached_property
     def bank(self) -> Embeddings:
         """The references, opened."""
-        return _open_kept(self.references, "references", self.normalize)
+        return open_kept(self.references, "references", self.normalize)
 
     @cached_property
     def bank_of_items(self) -> Embeddings | None:
         """The second bank, opened."""
         if self.gallery_references is None:
             return None
-        return _open_kept(self.gallery_references, "gallery_references", self.normalize)
+        return open_kept(self.gallery_references, "gallery_references", self.normalize)
 
     # --- items and queries -------------------------------------------------------------------
 
@@ -512,7 +450,7 @@ class Corrector:
 
     @cached_property
     def _expected(self) -> Expected:
-        return Expected(_open_kept(self.sample, "items", self.normalize), self.bank)
+        return Expected(open_kept(self.sample, "items", self.normalize), self.bank)
 
     @explain_arguments
     def items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
@@ -550,9 +488,9 @@ class Corrector:
             )
         bias = self.bias_of(opened)
         if popularity is not None:
-            self._check_weight()
+            check_weighted(self.weight)
             bias = bias + popularity
-            self._check_room(opened, bias, popularity)
+            check_room(opened, bias, popularity, self.augmentation)
         values = bias.values
         stored = np.empty((len(opened), self.dim + self.augmentation.n_extra), dtype=np.float32)
         for start, block in opened.blocks():
@@ -587,45 +525,12 @@ class Corrector:
         >>> corrector.with_room(clicks).items(gallery, popularity=clicks).shape
         (40, 10)
         """
-        self._check_weight()
-        if not isinstance(popularity, Popularity):
-            raise NNNormError(
-                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
-                f"{type(popularity).__name__}"
-            )
-        if not isinstance(growth, (int, float)) or not 1 <= growth < math.inf:
-            raise NNNormError(
-                f"growth must be a finite number of at least 1, such as 1000; got {growth!r}"
-            )
-        most = math.log1p(growth * float(np.max(popularity.clicks)))
-        old = self.augmentation
-        far = math.sqrt(max(0.0, (old.radius / (1 + _ROUNDING)) ** 2 - self.longest**2))
-        far += old.scale * popularity.weight / self.weight * most
-        radius = (1 + _ROUNDING) * math.hypot(self.longest, far)
-        wider = replace(self, augmentation=replace(old, radius=radius), moved=None)
+        check_weighted(self.weight)
+        augmentation = widen_augmentation(
+            self.augmentation, popularity, growth, weight=self.weight, longest=self.longest
+        )
+        wider = replace(self, augmentation=augmentation, moved=None)
         return replace(wider, bias=wider._sign(self.bias))
-
-    def _check_weight(self) -> None:
-        """Raise where queries carry no weight, so that no popularity would count."""
-        if self.weight == 0:
-            raise NNNormError(
-                "this corrector has the weight 0, so that its queries ignore all values and a "
-                "popularity would not count; store augment_gallery(items, corrector.bias_of(items) "
-                "+ popularity) and ask with augment_queries"
-            )
-
-    def _check_room(self, items: Embeddings, bias: Bias, popularity: Popularity) -> None:
-        """Raise where clicks make a value larger than the norm of the stored rows allows."""
-        kept = self.augmentation
-        beyond = kept.scale * np.abs(bias.values.astype(np.float64) - kept.shift)
-        row = int(beyond.argmax())
-        if beyond[row] ** 2 + items.norm_range[1] ** 2 > kept.radius**2:
-            clicks = np.asarray(popularity.clicks)[row]
-            raise NNNormError(
-                f"{items.name}: the rows of this corrector have no room for the {clicks:,.0f} "
-                f"clicks of item {row} with a weight of {popularity.weight:g}; store all items "
-                "again with corrector.with_room(popularity), or use a smaller weight"
-            )
 
     @explain_arguments
     def queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
@@ -679,16 +584,16 @@ class Corrector:
         rows = open_embeddings(source, name=name, normalize=self.normalize or (given and self.unit))
         self._check_dim(rows)
         low, high = rows.norm_range
-        if self.unit and not rows.normalized and not _has_unit_norms(rows):
+        if self.unit and not rows.normalized and not has_unit_norms(rows):
             raise NNNormError(
                 f"the rows of {rows.name} do not have unit norm (norms {low:.4g} to {high:.4g}), "
                 "but all rows of this corrector do; normalise them, or fit the corrector with "
                 "normalize=True (--normalize)"
             )
         if not self.unit and name in ("items", "gallery"):
-            _check_norms(rows, self.item_norms, "items")
+            check_norms(rows, self.item_norms, "items")
         elif not self.unit:
-            _check_norms(rows, self.bank.norm_range, "references")
+            check_norms(rows, self.bank.norm_range, "references")
         return rows
 
     def open_sound(self, source: Source, name: str) -> Sound:
@@ -812,192 +717,11 @@ class Corrector:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
         """
-        arrays, about = load_record(path, "corrector", _MAKER)
-        try:
-            check_entries(about, _KINDS)
-            corrector = cls(
-                method=make_method(about["method"]["name"], **about["method"]["params"]),
-                asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
-                references=arrays["references"],
-                bias=Bias.from_dict(arrays, about["bias"]),
-                normalize=about["normalize"],
-                unit=about["unit"],
-                augmentation=Augmentation(**about["augmentation"]),
-                item_norms=tuple(about["item_norms"]),
-                duplicates=about["duplicates"],
-                sample=arrays["sample"],
-                center=arrays.get("center"),
-                gallery_references=arrays.get("gallery_references"),
-            )
-            fingerprint = about["fingerprint"]
-        except NNNormError:
-            raise
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise damaged(path, "corrector", _MAKER, error) from error
+        fields, fingerprint = load_fields(path)
+        corrector = cls(**fields)
         if corrector.fingerprint != fingerprint:
             raise NNNormError(
                 f"{path} is a damaged corrector file (its numbers are not those that were saved); "
-                f"make it again with: {_MAKER}"
+                f"make it again with: {MAKER}"
             )
         return corrector
-
-
-# --- the method ----------------------------------------------------------------------------------
-
-
-def check_method(method: Method) -> None:
-    """Raise unless the method gives each item a value of its own, as a corrector needs.
-
-    Examples
-    --------
-    >>> check_method(NNN())
-    """
-    if not isinstance(method, Method):
-        raise NNNormError(f"method must be a method such as NNN(); got {type(method).__name__}")
-    if method.gated_by:
-        raise NNNormError(
-            f"method {method.name} decides per query, by which items are the best of the whole "
-            "gallery, so later items have no value of their own; use it without its gate, or nnn"
-        )
-    if not method.values_each_item:
-        raise NNNormError(
-            f"method {method.name} balances all items of a gallery at once, so later items have no "
-            "value of their own; use nnn, csls, dn or is"
-        )
-
-
-def _settled(name: str, params: Mapping[str, Any]) -> Method:
-    """The method with the numbers that a fit chose, from the parameters of its bias."""
-    kind, variant = find_method(name)
-    names = {part.name for part in fields(kind)} - set(variant.fixed)
-    method = make_method(name, **{key: params[key] for key in names if key in params})
-    return make_method(name, **method.params)  # without what only an automatic choice needs
-
-
-# --- the bank and its bounds ---------------------------------------------------------------------
-
-
-class _Choice(NamedTuple):
-    """What a corrector is fitted on.
-
-    Attributes
-    ----------
-    references : Embeddings, shape (n_references, dim)
-        Without copies.
-    n_given : int
-        Number of rows before copies were dropped.
-    params : dict
-        What the `params` of the bias say of them.
-    n_doubting : int
-        Number of recent queries among the references, which come first, where the others are
-        foreign to them; else 0.
-    """
-
-    references: Embeddings
-    n_given: int
-    params: dict[str, Any]
-    n_doubting: int = 0
-
-
-def _choose_bank(
-    used: References, recent: Embeddings, duplicates: Duplicates, method: Method
-) -> _Choice:
-    """The recent queries with the bank, or alone; copies among all of them count once.
-
-    A bank that is foreign to the recent queries is used with them where the method can weigh its
-    reliability by them.
-    """
-    bank = used_rows(used)
-    z = foreign_z(bank, recent)
-    if z > FOREIGN_Z and not method.weighs_reliability:
-        alone = without_copies(recent, duplicates)
-        params = {**count_params(alone), "bank": "recent", "bank_z": z}
-        return _Choice(used_rows(alone), len(recent), params)
-    both, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
-    n_given = count_references(used) + n_recent
-    if isinstance(both, Intents):
-        n_recent = int((both.rows < n_recent).sum())
-    sampled = {"intents_sampled": True} if is_sample(used) else {}
-    chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
-    params = {**count_params(both), **sampled, **chosen}
-    return _Choice(used_rows(both), n_given, params, n_recent if z > FOREIGN_Z else 0)
-
-
-def _keep(bank: Embeddings, gallery: Embeddings) -> Rows:
-    """The rows of a bank as they are saved."""
-    if gallery.normalized or bank.normalized:
-        check_same_norms(gallery, bank)
-    return _halve(bank.rows(0, len(bank)))
-
-
-def _halve(rows: FloatArray) -> Rows:
-    """Rows in float16, or unchanged where that has too small a range for them."""
-    with np.errstate(over="ignore"):
-        half = rows.astype(np.float16)
-    lost = np.linalg.norm(rows - half.astype(np.float32), axis=1)
-    is_close = lost <= _HALF_ERROR * np.linalg.norm(rows, axis=1)
-    return half if is_close.all() else rows.copy()
-
-
-def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
-    return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)
-
-
-def _has_unit_norms(rows: Embeddings) -> bool:
-    low, high = rows.norm_range
-    return max(1 - low, high - 1) <= _UNIT
-
-
-def _check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None:
-    """Raise where the rows of the corrector have equal norms, and these do not share them."""
-    (low, high), (least, most) = rows.norm_range, norms
-    if most - least > _EQUAL_NORMS * most:
-        return  # raw inner products are meant
-    if low < (1 - _EQUAL_NORMS) * least or high > (1 + _EQUAL_NORMS) * most:
-        raise NNNormError(
-            f"{rows.name} has norms {low:.4g} to {high:.4g}, but all {what} of the corrector have "
-            f"about {most:.4g}; scale them alike, or fit with normalize=True (--normalize)"
-        )
-
-
-def _longest(norms: tuple[float, float], unit: bool) -> float:
-    return 1 + _UNIT if unit else _HEADROOM * norms[1]
-
-
-def _augment(
-    banks: Iterable[Embeddings], longest: float, center: FloatArray | None, bias: Bias
-) -> Augmentation:
-    """Shift, scale and radius with room for every item that is no longer than `longest`.
-
-    Every method's value is between the mean and the largest of an item's scores with a bank, which
-    bounds it for any item: ``|r|·max|q|`` from above and ``−|r|·|mean q|`` from below.
-    """
-    shift = float(bias.values.mean(dtype=np.float64))
-    highest, lowest, largest = shift, shift, 0.0
-    for bank in banks:
-        mean, (_, norm) = bank.mean(), bank.norm_range
-        along = np.zeros(1)
-        if center is not None:
-            along = np.concatenate([block @ center for _, block in bank.blocks()])
-        highest = max(highest, longest * norm - float(along.min()))
-        lowest = min(lowest, -longest * float(np.linalg.norm(mean)) - float(along.mean()))
-        largest = max(largest, norm)
-    # The stored value is about as large as the other coordinates; a power of two is exact.
-    scale = 2.0 ** -min(16, max(-16, round(math.log2(largest))))
-    far = scale * max(highest - shift, shift - lowest)
-    return Augmentation("l2", shift, scale, radius=(1 + _ROUNDING) * math.hypot(longest, far))
-
-
-def _compare(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> Moved:
-    rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_ASKED)).astype(np.int64)
-    some = open_embeddings(asked.take(rows), name="queries", normalize=items.normalized)
-    first = [search(some, items, bias, k=1).indices for bias in (old, new)]
-    before, after = (bias.values.astype(np.float64) for bias in (old, new))
-    is_flat = before.std() == 0 or after.std() == 0
-    return Moved(
-        correlation=0.0 if is_flat else float(np.corrcoef(before, after)[0, 1]),
-        mean_shift=new.weight * float(after.mean()) - old.weight * float(before.mean()),
-        changed_first_places=float((first[0] != first[1]).mean()),
-        n_items=len(items),
-        n_queries=len(some),
-    )

@@ -1,0 +1,174 @@
+"""What a corrector is fitted on, and the rows that it keeps of it.
+
+Rows are kept in float16, and everything is computed from the rows that are kept, so that a
+corrector that was saved and loaded gives the same numbers as before.
+"""
+
+import math
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bank import Bank, open_references, use_references
+from nnnorm.copies import (
+    Duplicates,
+    Intents,
+    References,
+    count_params,
+    count_references,
+    is_sample,
+    used_rows,
+    without_copies,
+)
+from nnnorm.corrector.norms import check_norms
+from nnnorm.foreign import FOREIGN_Z, foreign_z
+from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
+from nnnorm.methods import Method
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Rows: TypeAlias = npt.NDArray[np.floating[Any]]
+
+# A row that float16 changes by more than this share of its norm is beyond its range.
+_HALF_ERROR = 2e-3
+
+
+class Chosen(NamedTuple):
+    """The references that a corrector is fitted on.
+
+    Attributes
+    ----------
+    references : Embeddings, shape (n_references, dim)
+        Without copies.
+    n_given : int
+        Number of rows before copies were dropped.
+    params : dict
+        What the `params` of the bias say of them.
+    n_doubting : int
+        Number of recent queries among the references, which come first, where the others are
+        foreign to them; else 0.
+    """
+
+    references: Embeddings
+    n_given: int
+    params: dict[str, Any]
+    n_doubting: int = 0
+
+
+def choose_references(
+    references: Source | Bank,
+    method: Method,
+    *,
+    recent: Source | None = None,
+    duplicates: Duplicates = "drop",
+    normalize: bool | None = None,
+    progress: Progress | None = None,
+) -> Chosen:
+    """Choose what a corrector is fitted on: the bank, with recent queries where there are some.
+
+    Parameters
+    ----------
+    references : Bank, array or path, shape (n_references, dim)
+    method : Method
+    recent : array or path, shape (n_recent, dim), optional
+    duplicates, normalize, progress : optional
+        As in `Corrector.fit`.
+
+    Returns
+    -------
+    Chosen
+
+    Examples
+    --------
+    >>> from nnnorm import NNN
+    >>> bank, recent = np.eye(8)[:5], np.eye(8)[4:]
+    >>> chosen = choose_references(bank, NNN(), recent=recent)
+    >>> len(chosen.references), chosen.n_given, chosen.params["bank"]
+    (8, 9, 'both')
+    """
+    past = open_references(references, normalize=normalize)
+    used = use_references(references, past, duplicates, progress)
+    if recent is None:
+        return Chosen(used_rows(used), count_references(used), count_params(used))
+    own = open_embeddings(recent, name="recent", normalize=normalize)
+    check_norms(own, past.norm_range, "references")
+    return _join_recent(used, own, duplicates, method)
+
+
+def _join_recent(
+    used: References, recent: Embeddings, duplicates: Duplicates, method: Method
+) -> Chosen:
+    """The recent queries with the bank, or alone; copies among all of them count once.
+
+    A bank that is foreign to the recent queries is used with them where the method can weigh its
+    reliability by them.
+    """
+    bank = used_rows(used)
+    z = foreign_z(bank, recent)
+    if z > FOREIGN_Z and not method.weighs_reliability:
+        alone = without_copies(recent, duplicates)
+        params = {**count_params(alone), "bank": "recent", "bank_z": z}
+        return Chosen(used_rows(alone), len(recent), params)
+    both, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
+    n_given = count_references(used) + n_recent
+    if isinstance(both, Intents):
+        n_recent = int((both.rows < n_recent).sum())
+    sampled = {"intents_sampled": True} if is_sample(used) else {}
+    chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    params = {**count_params(both), **sampled, **chosen}
+    return Chosen(used_rows(both), n_given, params, n_recent if z > FOREIGN_Z else 0)
+
+
+class Kept(NamedTuple):
+    """A bank as it is saved, and the same rows as they are multiplied.
+
+    Attributes
+    ----------
+    rows : ndarray, shape (n_rows, dim)
+        In float16 where that has the range for them.
+    opened : Embeddings, shape (n_rows, dim)
+    """
+
+    rows: Rows
+    opened: Embeddings
+
+
+def keep_bank(bank: Embeddings, gallery: Embeddings, name: str) -> Kept:
+    """Round the rows of a bank to those that are saved; raise where only one of both is normalised.
+
+    Examples
+    --------
+    >>> rows = open_embeddings(np.eye(3))
+    >>> keep_bank(rows, rows, "references").rows.dtype
+    dtype('float16')
+    """
+    if gallery.normalized or bank.normalized:
+        check_same_norms(gallery, bank)
+    rows = round_to_half(bank.rows(0, len(bank)))
+    return Kept(rows, open_kept(rows, name, gallery.normalized))
+
+
+def round_to_half(rows: FloatArray) -> Rows:
+    """Rows in float16, or unchanged where that has too small a range for them.
+
+    Examples
+    --------
+    >>> [round_to_half(np.float32([[scale]])).dtype.name for scale in (1, 1e9)]
+    ['float16', 'float32']
+    """
+    with np.errstate(over="ignore"):
+        half = rows.astype(np.float16)
+    lost = np.linalg.norm(rows - half.astype(np.float32), axis=1)
+    is_close = lost <= _HALF_ERROR * np.linalg.norm(rows, axis=1)
+    return half if is_close.all() else rows.copy()
+
+
+def open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
+    """Open rows that were kept.
+
+    Examples
+    --------
+    >>> open_kept(np.float16([[3, 4]]), "references", normalize=True).norm_range
+    (1.0, 1.0)
+    """
+    return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)
