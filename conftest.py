@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import signal
@@ -47,6 +48,9 @@ typer.main.get_command = lambda app: build_once(
 
 
 ROOT = Path(__file__).parent
+
+# Collection makes hundreds of thousands of objects that stay, and no garbage to look for in them.
+gc.disable()
 
 # They run the whole demo, a whole table or a whole check, or load torch or another large library.
 SLOW_DOCTESTS = (
@@ -113,6 +117,12 @@ def pytest_collection_modifyitems(items):
         loads = {"tiny_model", "tiny_encoder"}.intersection(getattr(item, "fixturenames", ()))
         if loads or "torch" in item.name or item.nodeid.startswith(SLOW_DOCTESTS):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """Look for garbage from here on, and only among what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def threads_and_children():
