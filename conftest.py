@@ -121,7 +121,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
     """Look for garbage from here on, and less often than usual: little of it is in cycles."""
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
