@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 import re
 import signal
@@ -48,8 +49,13 @@ typer.main.get_command = lambda app: build_once(
 
 ROOT = Path(__file__).parent
 
-# They run the whole demo, a whole table or a whole check, or load torch or another large library.
+# Collection makes hundreds of thousands of objects that stay, and no garbage to look for in them.
+gc.disable()
+
+# They run the whole demo, a whole table or a whole check, measure this machine, or load torch or
+# another large library.
 SLOW_DOCTESTS = (
+    "src/nnnorm/cluster/calibration.py",
     "src/nnnorm/demo/",
     "src/nnnorm/encoders/",
     "src/nnnorm/integrations/",
@@ -113,6 +119,13 @@ def pytest_collection_modifyitems(items):
         loads = {"tiny_model", "tiny_encoder"}.intersection(getattr(item, "fixturenames", ()))
         if loads or "torch" in item.name or item.nodeid.startswith(SLOW_DOCTESTS):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop():
+    """Look for garbage from here on, and less often than usual: little of it is in cycles."""
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def threads_and_children():

@@ -68,8 +68,8 @@ def _unknown_commands(text):
 
 def _is_unbalanced(text):
     depth = 0
-    for letter in text:
-        depth += {"{": 1, "}": -1}.get(letter, 0)
+    for brace in re.findall("[{}]", text):
+        depth += 1 if brace == "{" else -1
         if depth < 0:
             return True
     return depth != 0 or text.count("$") % 2 != 0

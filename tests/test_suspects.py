@@ -38,6 +38,12 @@ def topic(shapes):
 
 
 @pytest.fixture(scope="module")
+def clean(shapes, bank):
+    """A scan of the gallery as it ships."""
+    return nnnorm.scan(shapes.gallery, bank)
+
+
+@pytest.fixture(scope="module")
 def corrector(shapes, bank):
     return Corrector.fit(shapes.gallery[:800], bank)
 
@@ -64,12 +70,11 @@ def test_planted_items_are_the_first_alerts_and_say_why(shapes, bank, hub, topic
         assert any("first place; a usual item" in reason for reason in suspect.reasons)
 
 
-def test_a_clean_gallery_has_nothing_to_quarantine(shapes, bank):
-    found = nnnorm.scan(shapes.gallery, bank)
-    assert found.quarantined == []
-    assert len(found.suspects) <= found.budget == 5
-    assert all(suspect.verdict == "watch" for suspect in found.suspects)
-    assert len(found.kept) == 1000
+def test_a_clean_gallery_has_nothing_to_quarantine(clean):
+    assert clean.quarantined == []
+    assert len(clean.suspects) <= clean.budget == 5
+    assert all(suspect.verdict == "watch" for suspect in clean.suspects)
+    assert len(clean.kept) == 1000
 
 
 def test_verdicts_follow_suspicion_within_the_budget(shapes, bank, hub):
@@ -99,13 +104,11 @@ def test_copies_of_an_honest_item_are_no_crime(shapes, bank):
     assert found.quarantined == []
 
 
-def test_an_item_in_a_dense_place_is_judged_by_its_like(shapes, bank):
+def test_an_item_in_a_dense_place_is_judged_by_its_like(shapes, clean):
     """The more neighbours an item has, the higher the scores that are expected of it."""
-    items, references = open_embeddings(shapes.gallery), open_embeddings(bank)
-    signals = nnnorm.scan(items, references).signals
     near = np.sort(shapes.gallery @ shapes.gallery.T, axis=1)[:, -11:-1].mean(axis=1)
     by_bias, by_neighbours = (
-        abs(np.corrcoef(near, signals[name])[0, 1]) for name in ("bias", "neighbours")
+        abs(np.corrcoef(near, clean.signals[name])[0, 1]) for name in ("bias", "neighbours")
     )
     assert by_neighbours < by_bias / 2
 

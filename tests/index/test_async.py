@@ -1,18 +1,17 @@
-"""`search_async`: in a thread for every engine, and through its asynchronous client, if any."""
+"""`search_async`: in a thread for every engine, and through its asynchronous client, if any.
+
+The clients are imported by the tests that use them, which are slow: together they take seconds.
+"""
 
 import asyncio
 import contextlib
 import shutil
 import threading
 
-import chromadb
-import lancedb
 import numpy as np
 import psycopg
 import pytest
 from psycopg.rows import dict_row, namedtuple_row
-from pymilvus import AsyncMilvusClient
-from qdrant_client import AsyncQdrantClient
 
 import nnnorm
 from nnnorm.index import build_index, open_index
@@ -23,7 +22,6 @@ from nnnorm.index.stores.milvus import MilvusStore
 from nnnorm.index.stores.pgvector import PgvectorStore
 from nnnorm.index.stores.qdrant import QdrantStore
 from tests.index.test_index import make_data
-from tests.index.test_index_servers import chroma_server
 from tests.servers import clear_memory, in_memory, pgvector, postgres, unique
 from tests.stores import CASES, parametrize
 
@@ -152,6 +150,8 @@ def test_a_connection_of_psycopg_leaves_the_event_loop_free(data, tmp_path):
 
 @contextlib.asynccontextmanager
 async def connect_lancedb(folder):
+    import lancedb
+
     yield await lancedb.connect_async(folder / "lance")
 
 
@@ -288,6 +288,8 @@ def test_no_statement_of_the_index_itself_blocks_the_event_loop(kind, data, tmp_
 @pytest.mark.slow
 def test_a_client_of_qdrant(data, folder):
     """Local mode has one client per folder, so the asynchronous one has a copy of it."""
+    from qdrant_client import AsyncQdrantClient
+
     store = QdrantStore(folder / "q", "photos")
     with build_index(store, data.gallery, data.bias, metadata=YEARS):
         pass
@@ -308,6 +310,8 @@ def test_a_client_of_qdrant(data, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ip", "rerank"])
 def test_a_client_of_milvus(way, data, folder):
+    from pymilvus import AsyncMilvusClient
+
     @contextlib.asynccontextmanager
     async def connect_milvus():
         client = AsyncMilvusClient(str(folder / "m.db"))
@@ -322,6 +326,10 @@ def test_a_client_of_milvus(way, data, folder):
 
 @pytest.mark.slow
 def test_a_client_of_chroma_stays_with_the_generation_that_was_opened(data, tmp_path):
+    import chromadb
+
+    from tests.index.test_index_servers import chroma_server
+
     @contextlib.asynccontextmanager
     async def connect_chroma():
         yield await chromadb.AsyncHttpClient(host, port=int(port))
@@ -343,7 +351,9 @@ def test_a_client_of_chroma_stays_with_the_generation_that_was_opened(data, tmp_
     ("store", "client", "sentence"),
     [
         (FaissStore, object(), "faiss has no asynchronous clients; leave out client="),
-        (LancedbStore, "lance", "must be an AsyncConnection; got str"),
+        pytest.param(
+            *(LancedbStore, "lance", "must be an AsyncConnection; got str"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_client_that_does_not_fit_is_named(store, client, sentence, data, tmp_path):

@@ -9,9 +9,7 @@ import pytest
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
 from nnnorm.io.embeddings import open_embeddings
 from nnnorm.io.parquet import read_embedding_column
-
-# Held exactly by float16, so that every float type carries the same numbers.
-VALUES = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float16).astype(np.float32)
+from tests.io.matrices import VALUES, refusal
 
 
 @pytest.fixture
@@ -38,15 +36,6 @@ def save(pa, pq, path):
         pq.write_table(pa.table({"id": range(len(column)), "embedding": column}), path, **options)
 
     return save
-
-
-def refusal(path):
-    with pytest.raises(NNNormError) as caught:
-        open_embeddings(path, name="gallery")
-    message = str(caught.value)
-    assert message.startswith(f"gallery ({path})")
-    assert "\n" not in message
-    return message.removeprefix(f"gallery ({path})").removeprefix(": ").strip()
 
 
 # What is read

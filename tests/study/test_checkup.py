@@ -43,6 +43,22 @@ def unlabelled(hubs):
     return check(hubs.gallery, hubs.references, queries=hubs.queries)
 
 
+@pytest.fixture(scope="module")
+def small_bank(hubs):
+    """Labelled queries and 24 past ones, where tuning pays."""
+    return check(hubs.gallery, hubs.references[:24], **hubs.known)
+
+
+@pytest.fixture(scope="module")
+def change(hubs):
+    """What the automatic correction does to each query: 1, 0 or -1 right items in first place."""
+    bias, truth = NNN().fit(hubs.gallery, hubs.references), hubs.known["truth"]
+    raw, corrected = (
+        evaluate(hubs.queries, hubs.gallery, some, truth=truth).hits(1) for some in (None, bias)
+    )
+    return corrected - raw
+
+
 def without_hubs():
     """Items all around, queries near their items, past queries of nothing in particular."""
     rng = np.random.default_rng(0)
@@ -201,20 +217,18 @@ def test_recent_queries_join_and_judge_the_bank_as_in_a_fit(hubs):
         check(hubs.gallery, queries=hubs.queries, recent=recent)
 
 
-def test_a_tuned_setting_is_recommended_where_it_is_shown_to_be_better(hubs):
-    found = check(hubs.gallery, hubs.references[:24], **hubs.known)
-    assert found.recommended == "tuned"
-    assert found.better.low > 0
-    assert found.chosen is found.tuned
+def test_a_tuned_setting_is_recommended_where_it_is_shown_to_be_better(small_bank):
+    assert small_bank.recommended == "tuned"
+    assert small_bank.better.low > 0
+    assert small_bank.chosen is small_bank.tuned
 
 
 # --- what to do next -----------------------------------------------------------------------------
 
 
-def test_the_next_lines_of_python_run_and_give_what_was_measured(hubs):
-    found = check(hubs.gallery, hubs.references[:24], **hubs.known)
+def test_the_next_lines_of_python_run_and_give_what_was_measured(hubs, small_bank):
     names = vars(hubs) | {"nnnorm": nnnorm, "references": hubs.references[:24]}
-    for line in found.next:
+    for line in small_bank.next:
         exec(line, names)
     tuned = tune(hubs.gallery, hubs.references[:24], **hubs.known)
     np.testing.assert_allclose(names["bias"].correction, tuned.bias.correction, atol=1e-6)
@@ -246,11 +260,8 @@ def test_wrong_arguments_are_answered():
 
 
 @pytest.mark.parametrize("n_better", [0, 3, 8])
-def test_a_handful_of_changes_is_no_gain_yet(hubs, n_better):
+def test_a_handful_of_changes_is_no_gain_yet(hubs, change, n_better):
     truth = hubs.known["truth"]
-    bias = NNN().fit(hubs.gallery, hubs.references)
-    change = evaluate(hubs.queries, hubs.gallery, bias, truth=truth).hits(1)
-    change = change - evaluate(hubs.queries, hubs.gallery, truth=truth).hits(1)
     better = np.flatnonzero(change > 0)
     better = better[np.unique(truth[better], return_index=True)[1]][:n_better]
     chosen = np.concatenate([better, np.flatnonzero(change == 0)[:40]])

@@ -1,0 +1,288 @@
+"""Arrays that are no embeddings get a sentence: wrong forms, and wrong values by row.
+
+Messages are compared word for word, for they are part of the interface: what was expected, what
+arrived, what to do.
+"""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnnorm.bias import Bias
+from nnnorm.errors import NNNormError
+from nnnorm.io import open_embeddings
+from tests.io.matrices import (
+    VALUES,
+    OnlyDLPack,
+    patient,
+    refusal,
+    save_shards,
+    small_blocks,
+    torch_tensor,
+    whole_numbers,
+)
+
+# Form
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            np.ones(4),
+            "gallery must have two dimensions (n_rows, dim); got shape (4,); "
+            "a single row needs [None, :]",
+        ),
+        (
+            np.ones((2, 3, 4)),
+            "gallery must have two dimensions (n_rows, dim); got shape (2, 3, 4)",
+        ),
+        (np.float32(1), "gallery must have two dimensions (n_rows, dim); got shape ()"),
+        (np.ones((0, 4)), "gallery is empty: got shape (0, 4), need a row and a column"),
+        (np.ones((4, 0)), "gallery is empty: got shape (4, 0), need a row and a column"),
+        (
+            [],
+            "gallery must have two dimensions (n_rows, dim); got shape (0,); "
+            "a single row needs [None, :]",
+        ),
+    ],
+    ids=["one dimension", "three dimensions", "a number", "no rows", "no columns", "empty list"],
+)
+def test_another_shape_than_rows_and_columns_is_refused(source, message):
+    assert refusal(source) == message
+
+
+@pytest.mark.parametrize(
+    ("source", "dtype"),
+    [
+        (np.ones((2, 2), dtype=np.uint8), "uint8"),
+        (np.ones((2, 2), dtype=np.complex64), "complex64"),
+        (np.ones((2, 2), dtype=bool), "bool"),
+        (np.array([["1.0", "2.0"]]), "<U3"),
+        (np.array([[b"1.0", b"2.0"]]), "|S3"),
+        (np.zeros((2, 2), dtype="datetime64[s]"), "datetime64[s]"),
+        (np.zeros((2, 2), dtype=[("x", "<f4")]), "[('x', '<f4')]"),
+        ([[True, False]], "bool"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_float_is_refused_with_its_dtype(source, dtype):
+    assert refusal(source) == (
+        f"gallery must be float16, float32 or float64; got {dtype}: "
+        "convert with .astype(numpy.float32)"
+    )
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="longdouble is float64 here")
+def test_a_longer_float_is_refused():
+    assert refusal(np.ones((2, 2), dtype=np.longdouble)).startswith(
+        f"gallery must be float16, float32 or float64; got {np.dtype(np.longdouble)}: "
+    )
+
+
+@pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]]])
+def test_python_objects_are_refused(source):
+    assert refusal(source) == (
+        "gallery must be float16, float32 or float64; got object: a "
+        f"{type(source).__name__} of Python objects; pass an array of floats"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (None, "got a NoneType where an array or a path was expected"),
+        ({"a": 1.0}, "got a dict where an array or a path was expected"),
+        (
+            Bias([0.5], 1.0, "nnn"),
+            "got a Bias where an array or a path was expected; the order is (queries, gallery, "
+            "bias)",
+        ),
+    ],
+    ids=["nothing", "a dict", "a bias"],
+)
+def test_what_is_no_array_at_all_is_named(source, what):
+    assert refusal(source) == f"gallery: {what}"
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint32"])
+@pytest.mark.parametrize("shape", [(5,), (5, 2)])
+def test_whole_numbers_are_taken_for_truth_and_refused(dtype, shape):
+    source = np.ones(shape, dtype=dtype)
+    assert refusal(source) == f"gallery {whole_numbers(dtype, shape)}"
+
+
+class Frame:
+    """A table with a column of names, as pandas hands it to numpy."""
+
+    columns = ("file", "x")
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([["a.jpg", 0.5]], dtype=object)
+
+
+def test_a_table_with_other_columns_says_to_pass_the_numbers_alone():
+    assert refusal(Frame()) == (
+        "gallery must be float16, float32 or float64; got object: the table has columns that are "
+        "not numbers; pass those of the embedding alone, such as frame[columns].to_numpy(), or "
+        "numpy.stack(frame['embedding']) for lists"
+    )
+
+
+def test_a_masked_array_is_refused_even_where_nothing_is_masked():
+    assert refusal(np.ma.masked_array(VALUES)) == (
+        "gallery is a masked array; fill it or drop the masked rows first"
+    )
+
+
+def assert_unreadable(message, source_type):
+    assert message.startswith(f"gallery can't be read as a numpy array ({source_type}: ")
+    assert message.endswith(
+        "); pass a float array on the CPU (torch: tensor.detach().cpu().float())"
+    )
+
+
+def test_a_ragged_list_is_refused():
+    message = refusal([[1.0, 2.0], [3.0]])
+    assert_unreadable(message, "list")
+    assert "inhomogeneous shape" in message
+
+
+def test_a_torch_tensor_that_requires_grad_is_refused():
+    message = refusal(torch_tensor(VALUES).requires_grad_())
+    assert_unreadable(message, "Tensor")
+    assert "requires grad" in message
+
+
+def test_a_torch_bfloat16_tensor_is_refused():
+    message = refusal(torch_tensor(VALUES, "bfloat16"))
+    assert_unreadable(message, "Tensor")
+    assert "BFloat16" in message
+
+
+def test_a_torch_tensor_of_integers_is_refused():
+    message = refusal(torch_tensor(np.ones((2, 2)), "int64"))
+    assert message == f"gallery {whole_numbers('int64', (2, 2))}"
+
+
+@pytest.mark.slow
+def test_a_dlpack_tensor_of_a_kind_numpy_lacks_is_refused():
+    assert_unreadable(refusal(OnlyDLPack(torch_tensor(VALUES, "bfloat16"))), "OnlyDLPack")
+
+
+def test_a_library_that_fails_without_a_word_is_still_named():
+    class Silent:
+        def __array__(self, dtype=None, copy=None):
+            raise RuntimeError
+
+    message = refusal(Silent())
+    assert_unreadable(message, "Silent")
+    assert "(Silent: RuntimeError)" in message
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (np.nan, "NaN"),
+        (np.inf, "infinity (or a number beyond float32)"),
+        (-np.inf, "infinity (or a number beyond float32)"),
+        (1e39, "infinity (or a number beyond float32)"),
+        (-1e300, "infinity (or a number beyond float32)"),
+    ],
+)
+@pytest.mark.parametrize("row", [0, 6])
+def test_a_value_that_is_not_finite_is_refused_by_row_and_column(row, value, what):
+    rows = VALUES.astype(np.float64)
+    rows[row, 2] = value
+    assert refusal(rows) == (
+        f"gallery must be finite; row {row} has {what} in column 2. Remove or re-encode that row"
+    )
+
+
+@patient
+@given(st.sets(st.integers(0, 39), min_size=1), st.integers(1, 400), st.sampled_from("fFi"))
+def test_the_first_bad_row_is_named_whatever_the_block(bad, n_bytes, form):
+    rows = np.ones((40, 3), dtype=np.float32, order="F" if form == "F" else "C")
+    rows[sorted(bad), 1] = np.inf if form == "i" else np.nan
+    with small_blocks(n_bytes):
+        assert f"row {min(bad)} has " in refusal(rows)
+
+
+@patient
+@given(st.integers(0, 19), st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_a_bad_row_in_a_late_shard_is_named_by_its_number_in_the_whole(bad, lengths):
+    rows = np.ones((20, 3), dtype=np.float16)
+    rows[bad, 2] = np.nan
+    with tempfile.TemporaryDirectory() as place:
+        borders = [b for b in np.cumsum(lengths) if b < 20]
+        save_shards(Path(place) / "img_emb", np.split(rows, borders))
+        assert refusal(place) == (
+            f"must be finite; row {bad} has NaN in column 2. Remove or re-encode that row"
+        )
+
+
+def test_a_zero_row_is_refused_by_number():
+    rows = VALUES.copy()
+    rows[[3, 5]] = 0
+    assert refusal(rows) == (
+        "gallery row 3 is all zeros (2 such of 7 rows) and scores 0 with everything; "
+        "a failed encoding? Remove or re-encode such rows"
+    )
+
+
+@pytest.mark.parametrize("role", ["queries", "references"])
+def test_a_zero_row_of_queries_is_not_called_an_item(role):
+    with pytest.raises(NNNormError) as error:
+        open_embeddings(np.zeros((1, 3)), name=role)
+    assert str(error.value).startswith(f"{role} row 0 is all zeros (1 such of 1 rows) and scores 0")
+    assert "item" not in str(error.value)
+
+
+def test_a_zero_row_in_a_late_block_is_refused_by_number():
+    rows = np.ones((1000, 3), dtype=np.float32)
+    rows[987] = -0.0
+    with small_blocks():
+        assert refusal(rows).startswith("gallery row 987 is all zeros (1 such of 1000 rows) ")
+
+
+def test_a_row_whose_squares_underflow_is_no_zero_row():
+    rows = np.array([[1e-30, 0.0], [0.0, -1e-38], [1.0, 1.0]], dtype=np.float32)
+    low, high = open_embeddings(rows).norm_range
+    assert low == pytest.approx(1e-38)
+    assert high == pytest.approx(2**0.5)
+
+
+def test_a_row_too_large_for_float32_products_is_refused_by_number():
+    rows = VALUES.copy()
+    rows[4] = [1e20, -2.5e20, 0, 1]
+    assert refusal(rows) == (
+        "gallery row 4 is too large for float32 products (its entries reach 2.5e+20); "
+        "scale the embeddings down"
+    )
+
+
+@pytest.mark.parametrize("dim", [3, 7, 33, 100, 170, 511])
+def test_a_row_at_the_very_edge_of_float32_products_is_taken_or_refused_by_number(dim):
+    edge = np.float32(np.sqrt(np.finfo(np.float32).max / dim))
+    steps = np.arange(-60, 60, dtype=np.int32)
+    for value in (edge.view(np.int32) + steps).view(np.float32):
+        row = np.full((1, dim), value)
+        try:
+            open_embeddings(row)
+        except NNNormError:
+            assert refusal(row).startswith("gallery row 0 is too large for float32 products (its ")
+
+
+def test_bad_values_in_a_file_are_refused_with_its_path(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.where(np.eye(7, 4) > 0, np.nan, VALUES))
+    assert refusal(path) == (
+        "must be finite; row 0 has NaN in column 0. Remove or re-encode that row"
+    )

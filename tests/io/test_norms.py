@@ -1,0 +1,166 @@
+"""Normalising is explicit, and norms that suggest cosine are warned of, once."""
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnnorm
+from nnnorm.errors import NNNormWarning
+from nnnorm.io import open_embeddings
+from tests.io.matrices import VALUES, nonzero_rows, patient, refusal, small_blocks
+
+# Normalising: explicit, never silent
+
+
+def test_nothing_is_normalised_unless_asked():
+    opened = open_embeddings(3 * VALUES)
+    assert not opened.normalized
+    np.testing.assert_array_equal(opened, 3 * VALUES)
+
+
+@patient
+@given(nonzero_rows, st.integers(-90, 58), st.integers(16, 200))
+def test_normalised_rows_have_unit_norm_at_any_scale(rows, exponent, n_bytes):
+    rows = np.ldexp(rows, exponent)
+    with small_blocks(n_bytes):
+        opened = open_embeddings(rows, normalize=True)
+    assert opened.normalized
+    unit = np.asarray(opened).astype(np.float64)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(np.sign(unit), np.sign(rows))
+
+
+def test_normalising_an_opened_matrix_leaves_the_first_as_it_was():
+    raw = open_embeddings(3 * VALUES)
+    unit = open_embeddings(raw, normalize=True)
+    assert unit.normalized
+    assert not raw.normalized
+    np.testing.assert_array_equal(raw, 3 * VALUES)
+    np.testing.assert_array_equal(unit, open_embeddings(3 * VALUES, normalize=True))
+
+
+def test_normalising_twice_is_normalising_once():
+    unit = open_embeddings(VALUES, normalize=True)
+    assert open_embeddings(unit, normalize=True) is unit
+    assert open_embeddings(unit, normalize=True, metric="cosine") is unit
+    assert open_embeddings(unit) is unit
+
+
+def test_norm_range_gives_the_smallest_and_the_largest_norm():
+    rows = np.array([[3.0, 4.0], [0.0, 0.5], [1.0, 0.0]])
+    with small_blocks(8):
+        assert open_embeddings(rows).norm_range == (0.5, 5.0)
+
+
+# Norms that suggest cosine are warned of, once
+
+
+def test_different_norms_are_warned_of(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([[3.0, 4.0], [1.0, 0.0]]))
+    with pytest.warns(NNNormWarning) as caught:
+        open_embeddings(tmp_path / "a.npy", name="gallery")
+    assert str(caught[0].message) == (
+        f"rows of gallery ({tmp_path / 'a.npy'}) have norms 1 to 5, so scores are raw inner "
+        "products; for cosine pass normalize=True (--normalize), and if inner products are meant, "
+        "normalize=False (--no-normalize)"
+    )
+    assert caught[0].filename == __file__
+
+
+@pytest.fixture
+def no_warnings():
+    """Fail on any warning, also on the one that the test settings ignore."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_choice_about_norms_silences_the_warning(no_warnings, normalize):
+    open_embeddings(3 * VALUES, normalize=normalize)
+
+
+def test_the_warning_of_norms_points_at_the_line_of_the_caller():
+    rows = np.array([[3.0, 4.0], [0.0, 1.0]])
+    for call in (open_embeddings, lambda rows: nnnorm.search(rows, rows, k=1)):
+        with pytest.warns(NNNormWarning) as caught:
+            call(rows)
+        assert {one.filename for one in caught} == {__file__}
+
+
+def test_rows_that_are_normalised_already_can_t_be_opened_raw():
+    opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
+    assert refusal(opened, normalize=False) == (
+        "the rows of gallery are normalised already, but normalize is False; leave out normalize, "
+        "or open the original array or path again"
+    )
+
+
+@pytest.mark.parametrize("normalize", ["yes", 1, "False"])
+def test_normalize_is_true_false_or_none(normalize):
+    assert refusal(np.eye(2), normalize=normalize) == (
+        f"normalize must be True, False or None; got {normalize!r}"
+    )
+
+
+@pytest.mark.parametrize("factor", [0.991, 1.009])
+def test_norms_within_one_percent_are_not_warned_of(no_warnings, factor):
+    open_embeddings(np.array([[2.0, 0.0], [0.0, 2.0 * factor]]))
+
+
+@pytest.mark.parametrize("factor", [0.98, 1.02])
+def test_norms_beyond_one_percent_are_warned_of(factor):
+    with pytest.warns(NNNormWarning, match="^rows of embeddings have norms"):
+        open_embeddings(np.array([[2.0, 0.0], [0.0, 2.0 * factor]]))
+
+
+def test_what_was_opened_is_not_warned_of_again(no_warnings):
+    opened = open_embeddings(VALUES, normalize=False)
+    open_embeddings(open_embeddings(opened, name="gallery"), name="queries")
+    opened.subset(np.arange(3))
+
+
+# Cosine
+
+
+def unit_rows(n_rows=50, dim=512):
+    rows = np.random.default_rng(1).normal(size=(n_rows, dim))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_cosine_accepts_unit_rows_even_rounded_to_float16(kind):
+    opened = open_embeddings(unit_rows().astype(kind), metric="cosine")
+    assert not opened.normalized
+
+
+def test_cosine_refuses_other_norms_and_names_them():
+    rows = np.array([[3.0, 4.0], [1.0, 0.0], [0.5, 0.0]])
+    expected = (
+        "cosine was asked for, but the rows of gallery do not have unit norm (norms 0.5 to 5); "
+        "normalise them, or pass normalize=True (--normalize)"
+    )
+    assert refusal(rows, metric="cosine") == expected
+    assert refusal(open_embeddings(rows, name="gallery"), metric="cosine") == expected
+
+
+@pytest.mark.parametrize("norm", [0.99, 1.01])
+def test_cosine_refuses_a_single_row_one_percent_off_in_a_late_block(norm):
+    rows = unit_rows()
+    rows[48] *= norm
+    with small_blocks(4 * 512 * 10):
+        message = refusal(rows, metric="cosine")
+    assert f"{norm:.4g}" in message.partition("(norms ")[2].partition(")")[0].split(" to ")
+
+
+def test_cosine_accepts_any_norms_once_normalised():
+    assert open_embeddings(3 * VALUES, metric="cosine", normalize=True).normalized
+    unit = open_embeddings(3 * VALUES, normalize=True)
+    assert open_embeddings(unit, metric="cosine") is unit
+
+
+def test_an_unknown_metric_is_refused():
+    assert refusal(VALUES, metric="dot") == "metric must be 'ip' or 'cosine'; got 'dot'"

@@ -1,0 +1,130 @@
+"""One read finds norms, mean and fingerprint, and a fit reads little more."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nnnorm
+from nnnorm.io import open_embeddings
+from nnnorm.io.stored import StoredMatrix
+from tests.io.matrices import VALUES, nonzero_rows, patient
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Rows read, by the name of the matrix: every value of a row comes from one of two places."""
+    counts = Counter()
+    slices, takes = StoredMatrix._widened, StoredMatrix.take
+
+    def widened(self, start, stop):
+        counts[self.name] += stop - start
+        return slices(self, start, stop)
+
+    def take(self, indices, **options):
+        counts[self.name] += len(indices)
+        return takes(self, indices, **options)
+
+    monkeypatch.setattr(StoredMatrix, "_widened", widened)
+    monkeypatch.setattr(StoredMatrix, "take", take)
+    return counts
+
+
+def test_norms_and_fingerprint_come_from_the_read_that_opens(reads):
+    opened = open_embeddings(VALUES.astype(np.float16), name="gallery")
+    _ = opened.norm_range, opened.fingerprint
+    unit = open_embeddings(opened, normalize=True, metric="cosine", name="queries")
+    _ = unit.norm_range, unit.fingerprint
+    assert reads == {"gallery": 7}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_the_mean_comes_from_the_read_that_opens(reads, normalize):
+    opened = open_embeddings(VALUES, name="gallery", normalize=normalize)
+    found = opened.mean()
+    assert reads == {"gallery": 7}
+    np.testing.assert_allclose(found, np.asarray(opened).mean(axis=0), rtol=1e-6, atol=1e-7)
+    both = opened.joined(open_embeddings(3 * VALUES, normalize=False))
+    np.testing.assert_allclose(both.mean(), np.asarray(both).mean(axis=0), rtol=1e-6, atol=1e-7)
+
+
+def test_a_fingerprint_that_was_left_out_is_one_more_read_for_all_views(reads):
+    opened = open_embeddings(VALUES, fingerprint=False)
+    view = open_embeddings(opened, name="queries")
+    assert view.fingerprint == opened.fingerprint
+    assert reads == {"embeddings": 7, "queries": 7}
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "n_sampled"),
+    [("first", 512), ("second", 4 * 512 + 16_384)],  # for the reliability; for the density too
+)
+def test_a_fit_reads_its_gallery_three_times_and_its_bank_twice(
+    tmp_path, reads, normalize, rule, n_sampled
+):
+    """Once to check them and once to multiply, and a sample of the items for the choice of alpha.
+
+    Items that are repeated or among the references are looked for in a third read of the gallery.
+    """
+    rng = np.random.default_rng(0)
+    for name, n_rows in (("gallery", 20_000), ("references", 400)):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(n_rows, 8)).astype(np.float16))
+    gallery, references = (
+        open_embeddings(tmp_path / f"{name}.npy", name=name, normalize=normalize)
+        for name in ("gallery", "references")
+    )
+    nnnorm.NNN(rule=rule).fit(gallery, references, solver="exact", duplicates="keep")
+    by_role = {name.partition(" ")[0]: n_rows for name, n_rows in reads.items()}
+    assert 2 * 400 <= by_role["references"] <= 2 * 400 + 64
+    assert 3 * 20_000 <= by_role["gallery"] <= 3 * 20_000 + n_sampled + 64
+
+
+# Fingerprint: of the float32 values, and of nothing else
+
+
+def test_a_fingerprint_is_32_hex_digits():
+    fingerprint = open_embeddings(VALUES).fingerprint
+    assert len(fingerprint) == 32
+    assert set(fingerprint) <= set("0123456789abcdef")
+
+
+def test_a_fingerprint_stays_the_same_between_releases():
+    """Stored with every bias, so that a change here would disown all saved ones."""
+    opened = open_embeddings(np.arange(1, 7, dtype=np.float32).reshape(3, 2))
+    assert opened.fingerprint == "c17e6a64db598031afaa7e18fbfd9107"
+
+
+def test_a_normalised_fingerprint_says_so():
+    raw = open_embeddings(VALUES)
+    unit = open_embeddings(VALUES, normalize=True)
+    assert unit.fingerprint == raw.fingerprint + ":unit"
+    assert open_embeddings(raw, normalize=True).fingerprint == unit.fingerprint
+
+
+@patient
+@given(nonzero_rows, st.data())
+def test_one_changed_value_changes_the_fingerprint(rows, data):
+    row = data.draw(st.integers(0, rows.shape[0] - 1))
+    column = data.draw(st.integers(0, rows.shape[1] - 1))
+    changed = rows.copy()
+    changed[row, column] = np.nextafter(changed[row, column], np.float32(2))
+    assert open_embeddings(rows).fingerprint != open_embeddings(changed).fingerprint
+
+
+def test_another_order_of_rows_or_columns_changes_the_fingerprint():
+    prints = {
+        open_embeddings(VALUES).fingerprint,
+        open_embeddings(VALUES[::-1]).fingerprint,
+        open_embeddings(VALUES[:, ::-1]).fingerprint,
+        open_embeddings(VALUES[[1, 0, 2, 3, 4, 5, 6]]).fingerprint,
+    }
+    assert len(prints) == 4
+
+
+def test_another_shape_of_the_same_numbers_changes_the_fingerprint():
+    flat = np.arange(1, 13, dtype=np.float32)
+    prints = {open_embeddings(flat.reshape(n, -1)).fingerprint for n in (1, 2, 3, 4, 6, 12)}
+    assert len(prints) == 6
