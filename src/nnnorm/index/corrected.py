@@ -448,6 +448,7 @@ class CorrectedIndex:
         needs_ids: bool = True,
     ) -> "_New":
         """Open new items, give them their bias, and pack all of them, before any is written."""
+        self._catch_up()
         given = open_correction(bias)
         items, own = open_items(gallery, given, name="new items", normalize=normalize)
         if items.dim != self.recipe.dim:
@@ -471,6 +472,11 @@ class CorrectedIndex:
         about = [items.fingerprint, named.tolist(), MetadataPrint().take(described or ()).value]
         fingerprint = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
         return _New(named, batches, recipe, fingerprint)
+
+    def _catch_up(self) -> None:
+        """Read the note again where another connection has changed it or the generation."""
+        if self.store.mark() != self._mark:
+            self._read_note()
 
     def _note(self, recipe: Recipe) -> None:
         """Write the note, before any items: the certainty of a re-rank depends on it."""
@@ -514,6 +520,7 @@ class CorrectedIndex:
                 "leave out ids"
             )
         items = None if gallery is None else opened.open(gallery, "gallery")
+        self._catch_up()
         refresh(
             self.store,
             self.recipe,
@@ -554,6 +561,7 @@ class CorrectedIndex:
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         """Yield all items as they were given: ids, raw vectors, bias values, metadata."""
+        self._catch_up()
         for items in self.store.scan(batch):
             yield self.recipe.unpack(items)
 

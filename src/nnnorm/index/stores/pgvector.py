@@ -83,15 +83,17 @@ class PgvectorOptions(TableOptions):
     host: str = option("", "Server, or the folder of its socket, where the URL does not name it.")
 
 
-# The transactions that last gave a table its name, and that last commented on it. A number of the
-# table would not do: two exchanges bring the same one back. Each is a query of its own, which the
+# The number of a table, and the transactions that last gave it its name and last commented on it.
+# The number alone would not do, because two exchanges bring the same one back; nor would the
+# transactions, because one may write to both generations. Each is a query of its own, which the
 # server answers once per search; as one with a join it takes longer to plan.
 _MARK = (
+    "to_regclass(%s)::oid::bigint, "
     "(SELECT xmin::text::bigint FROM pg_class WHERE oid = to_regclass(%s)), "
     "(SELECT xmin::text::bigint FROM pg_description WHERE objoid = to_regclass(%s) AND "
     "objsubid = 0 AND classoid = 'pg_class'::regclass)"
 )
-_ASK_MARK = f"SELECT {_MARK}"
+_ASK_MARK, _N_IN_MARK = f"SELECT {_MARK}", _MARK.count("%s")
 
 
 @dataclass(frozen=True)
@@ -295,6 +297,7 @@ class PgvectorStore(TableStore):
     def add(self, items: Items) -> None:
         table = self._found(self._look())
         with self._translating(), self._lock:
+            self._check_snapshot()
             self._copy(self._table, table, items)
 
     def upsert(self, items: Items) -> None:
@@ -303,6 +306,7 @@ class PgvectorStore(TableStore):
         listed = ", ".join(map(quote_name, names))
         changes = ", ".join(f"{name} = EXCLUDED.{name}" for name in map(quote_name, names[1:]))
         with self._translating(), self._transaction():
+            self._check_snapshot()
             # Without the constraints of the table, which a row that is only changed may not meet.
             self._run(
                 f"CREATE TEMP TABLE nnnorm_new ON COMMIT DROP AS SELECT {listed} FROM "
@@ -376,8 +380,8 @@ class PgvectorStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        """The transactions that last gave the table its name, and that last commented on it."""
-        return self._run(_ASK_MARK, [self._table, self._table])[0]
+        """The number of the table, and the transactions that last named and commented on it."""
+        return self._run(_ASK_MARK, [self._table] * _N_IN_MARK)[0]
 
     def version(self) -> object:
         """Every change of a row, as its transaction numbers show: a scan without the vectors."""
@@ -403,6 +407,7 @@ class PgvectorStore(TableStore):
         between = quote_name(f"{OTHER[1:]}_between")
         schema = "".join(f"{quote_name(part)}." for part in self.actual.split(".")[:-1])
         with self._transaction():
+            self._check_snapshot()
             # Roles that may read the one may read the other.
             for grantee, right in self._run(
                 "SELECT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END, "
@@ -491,6 +496,8 @@ class PgvectorStore(TableStore):
                     [self._table],
                 )
             )
+            if not columns and self._run("SELECT to_regclass(%s)", [self._table])[0][0]:
+                raise self._outdated()
             if columns:
                 self._metric_known = None
                 self._known = self._describe_table(columns)
@@ -627,7 +634,10 @@ class PgvectorStore(TableStore):
         return (self._read_remark() or {}).get("note")
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._write_remark({**(self._read_remark() or {}), "metric": note["metric"], "note": note})
+        remark = {**(self._read_remark() or {}), "metric": note["metric"], "note": note}
+        with self._transaction():
+            self._check_snapshot()
+            self._write_remark(remark)
         self._forget()
 
     # --- the server ---
@@ -694,6 +704,36 @@ class PgvectorStore(TableStore):
                 self._execute("SELECT 1", None)
             with self.client.transaction():
                 yield
+
+    def _check_snapshot(self) -> None:
+        """Raise in a transaction of the caller that does not see what others changed since.
+
+        Above READ COMMITTED it sees the rows of its beginning, under the names of today.
+        """
+        in_transaction = require("psycopg.pq", "pgvector").TransactionStatus.INTRANS
+        if not self._is_given or self.client.info.transaction_status != in_transaction:
+            return
+        if self._run("SELECT current_setting('transaction_isolation')")[0][0].startswith("read"):
+            return
+        named = self._run(
+            "SELECT relname = %s FROM pg_class WHERE oid = to_regclass(%s)",
+            [self.actual.split(".")[-1], self._table],
+        )
+        if named and not named[0][0]:
+            raise self._outdated()
+        # PostgreSQL refuses it where a later transaction changed the row, as a refresh changes all.
+        self._run(f"SELECT 1 FROM {self._table} LIMIT 1 FOR SHARE")
+
+    def _outdated(self) -> NNNormError:
+        return NNNormError(
+            f"{self.name} was changed by another connection since this one began its transaction, "
+            "which does not see that at its isolation level; end the transaction (commit or "
+            "rollback) and try again"
+        )
+
+    def _translate(self, error: Exception) -> NNNormError:
+        is_outdated = isinstance(error, require("psycopg", "pgvector").errors.SerializationFailure)
+        return self._outdated() if is_outdated else super()._translate(error)
 
     def _writable(self, table: _Table, items: Items) -> list[str]:
         """Columns that are written: without metadata, those of the application stay as they are."""
@@ -771,7 +811,7 @@ class PgvectorStore(TableStore):
                     answers.append(found)
                 mark = _mark_of(answers)
                 if mark is None:
-                    (mark,) = await run(_ASK_MARK, [self._table, self._table])
+                    (mark,) = await run(_ASK_MARK, [self._table] * _N_IN_MARK)
         return _gather(answers, plan, weight, mark)
 
     @asynccontextmanager
@@ -825,7 +865,7 @@ class PgvectorStore(TableStore):
 
     def _values(self, query: FloatArray) -> list[str]:
         """The parameters of `_statement`, in the order of its text: those of the mark first."""
-        return [self._table, self._table, _literal(query)]
+        return [self._table] * _N_IN_MARK + [_literal(query)]
 
     def _condition(self, filter: Any, client: Any) -> str:
         composable = require("psycopg.sql", "pgvector").Composable
