@@ -143,7 +143,40 @@ def test_a_re_rank_that_fetched_all_items_is_certain(data):
         assert not index.search(data.queries, k=59, max_fetch=59).certain.all()
 
 
-@parametrize([case for case in FEW if case.engine in SHARED - {"faiss", "hnswlib", "usearch"}])
+IN_FILES = {"faiss", "hnswlib", "usearch"}
+
+
+@parametrize([case for case in FEW if case.engine in IN_FILES])
+@pytest.mark.parametrize("change", ["add", "delete", "rollback", "refresh"])
+def test_an_index_in_memory_that_is_older_than_its_file_does_not_replace_it(case, change, store):
+    with build(store(), case) as first:
+        refresh(first, 2)
+    index = open_index(store())
+    with open_index(store()) as other:
+        refresh(other, 1)
+    rows, options = numbered(list(MORE), MORE)
+    changes = {
+        "add": lambda: index.add(rows, world().correctors[2], **options),
+        "delete": lambda: index.delete([3]),
+        "rollback": index.rollback,
+        "refresh": lambda: refresh(index, 0),
+    }
+
+    def change_and_save():
+        changes[change]()
+        index.save()
+
+    with pytest.raises(nnnorm.NNNormError, match="since it was opened, such as by a refresh"):
+        change_and_save()
+    index.close()
+    with open_index(store()) as index:
+        assert (served(index).rows, served(index).corrector) == (FIRST.rows, 1)
+        index.add(rows, world().correctors[1], **options)
+        index.save()
+        index.save()
+
+
+@parametrize([case for case in FEW if case.engine in SHARED - IN_FILES])
 def test_an_index_that_was_opened_before_a_refresh_writes_as_the_new_generation_needs(case, store):
     index, old, new = build(store(), case), *world().correctors[:2]
     with open_index(store()) as other:

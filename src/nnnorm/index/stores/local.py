@@ -104,6 +104,7 @@ class LocalStore(Store):
         self._note: dict[str, Any] | None = None
         self._settings: dict[str, Any] = {}
         self._sorted: tuple[Labels, FloatArray] | None = None
+        self._seen: list[Any] | None = None  # the stamps of both files, as this store knows them
 
     # --- what an engine adds ---
 
@@ -265,6 +266,7 @@ class LocalStore(Store):
                 self._finish()
                 blob = self._describe_all(_checksum(path))
                 write_whole(_sidecar(path), lambda file: file.write(blob))
+                self._seen = [_stamp(path), _stamp(_sidecar(path))]
 
     def save(self) -> None:
         """Write both files in one step, or none; a store without a path writes nothing."""
@@ -278,6 +280,7 @@ class LocalStore(Store):
         path = self._path
         with self._gate.writing():
             self._finish()
+            self._check_unchanged(path)
 
             def write(file: BinaryIO) -> None:
                 self._dump(Path(file.name))
@@ -286,6 +289,15 @@ class LocalStore(Store):
 
             write_whole(path, write)
             os.replace(_new(path), _sidecar(path))
+            self._seen = [_stamp(path), _stamp(_sidecar(path))]
+
+    def _check_unchanged(self, path: Path) -> None:
+        """Raise where another program has written to the files since they were read."""
+        if self._seen is not None and self._seen != [_stamp(path), _stamp(_sidecar(path))]:
+            raise NNNormError(
+                f"{self.name} was changed by another program since it was opened, such as by a "
+                "refresh, which would be lost; open it again, and repeat the change"
+            )
 
     def close(self) -> None:
         with self._gate.writing():
@@ -474,6 +486,7 @@ class LocalStore(Store):
         if _new(path).exists() and _checksum_in(beside) != checksum == _checksum_in(_new(path)):
             beside = _new(path)
         check_regular(beside)
+        self._seen = [_stamp(path), _stamp(beside)]
         kept = self._read_sidecar(beside, checksum) if beside.exists() else None
         try:
             self._index = self._load(path)
@@ -672,15 +685,16 @@ def _link(path: Path, other: Path) -> None:
 
 def _stamps(path: Path) -> list[Any]:
     """What changes when one of the files is replaced."""
+    return [_stamp(path), _stamp(_sidecar(path)), _stamp(_new(path))]
 
-    def stamp(one: Path) -> Any:
-        try:
-            about = one.stat()
-        except OSError:
-            return None
-        return about.st_ino, about.st_mtime_ns, about.st_size
 
-    return [stamp(path), stamp(_sidecar(path)), stamp(_new(path))]
+def _stamp(path: Path) -> Any:
+    """What changes when a file is replaced, and not when it is renamed."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_mtime_ns, about.st_size
 
 
 def _checksum_in(path: Path) -> str | None:
