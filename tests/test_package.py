@@ -146,7 +146,7 @@ MAY_IMPORT = {
     "report": {"errors", "io", "copies", "methods", "study", "suspects"},
     "index": {
         *("version", "errors", "io", "scoring", "bias", "bank", "methods", "ranking"),
-        *("augmentation", "corrector"),
+        *("augmentation", "corrector", "popularity"),
     },
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},

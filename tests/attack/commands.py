@@ -150,6 +150,8 @@ LINES = {
         ),
         f"--index {url_of('faiss')} --corrector corrector.safetensors --gallery gallery.npy "
         "--ids numbers.npy --json",
+        f"--index {url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
+        "--ids numbers.npy --popularity-weight 0.05 --json",
     ],
     "index search": [
         f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY

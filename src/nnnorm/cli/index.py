@@ -46,6 +46,7 @@ from nnnorm.index import (
 )
 from nnnorm.io import Embeddings, Progress, check_ids, open_embeddings, read_json, read_jsonl
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
+from nnnorm.popularity import Popularity
 from nnnorm.suspects import Suspect
 
 index_app = typer.Typer(
@@ -187,17 +188,42 @@ def refresh(
         Path | None,
         Option(help=f"Original vectors of all items, where the index has few bits: {SOURCE}."),
     ] = None,
-    ids: IdsFile = None,
+    clicks: Annotated[
+        Path | None,
+        Option(help="Clicks of every item (.npy, or text with one per line): a popularity to add."),
+    ] = None,
+    popularity_weight: Annotated[
+        float | None,
+        Option(help="Weight of log(1 + clicks); by default that of the index, or 0.02."),
+    ] = None,
+    ids: Annotated[
+        Path | None,
+        Option(
+            help="Ids of the gallery's rows and of the clicks: .npy, .json or .txt; by default "
+            "those of the gallery, or 0…n−1."
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Give all items the bias of another corrector, at once for all readers."""
-    loaded = Corrector.load(corrector)
+    """Give all items the bias of another corrector, or new clicks, at once for all readers."""
+    loaded, counted = Corrector.load(corrector), read_ids(clicks, "clicks")
+    if popularity_weight is not None and counted is None:
+        raise NNNormError("--popularity-weight is the weight of clicks; give --clicks too")
     with open_index(index) as opened:
+        popularity = None
+        if counted is not None:
+            used = opened.recipe.popularity if popularity_weight is None else popularity_weight
+            popularity = Popularity(counted) if used is None else Popularity(counted, used)
         named = _ids_like(opened, read_ids(ids))
         with _long_work("Refreshing") as progress:
-            opened.refresh(loaded, gallery=gallery, ids=named, progress=progress)
-        _print_change(opened, as_json, "Refreshed", {"corrector": opened.recipe.corrector})
+            opened.refresh(
+                loaded, popularity=popularity, gallery=gallery, ids=named, progress=progress
+            )
+        changed: dict[str, Any] = {"corrector": opened.recipe.corrector}
+        if opened.recipe.popularity is not None:
+            changed["popularity weight"] = opened.recipe.popularity
+        _print_change(opened, as_json, "Refreshed", changed)
 
 
 @command("index rollback --index faiss:photos.faiss", index_app)

@@ -17,6 +17,7 @@ import numpy as np
 from nnnorm.bias import check_correction, check_weight
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts, warn
+from nnnorm.index.clicks import open_clicks
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
 from nnnorm.index.generations import refresh, rollback
 from nnnorm.index.ranking import (
@@ -48,6 +49,7 @@ from nnnorm.index.store import (
 from nnnorm.index.urls import open_store
 from nnnorm.index.values import Correction, open_correction, open_corrector, open_items
 from nnnorm.io import Progress, Source
+from nnnorm.popularity import Popularity
 
 _MOST_FETCHED = 10_000
 # Searches until one falls between two changes of the generation, which are rare.
@@ -345,7 +347,7 @@ class CorrectedIndex:
                 f"{store_has(self.store, new.ids[there])}; ids must be unique: use upsert to "
                 "replace items, or choose other ids"
             )
-        self._note(replace(new.recipe, added=new.fingerprint))
+        self._note(replace(new.recipe, added=new.fingerprint, clicks=None))
         for batch in new.batches:
             missing = ~self.store.present(batch.ids) if is_continued else np.ones(len(batch), bool)
             if missing.any():
@@ -377,7 +379,7 @@ class CorrectedIndex:
                 f"{self.store.name} can't replace items, because it can't delete; build it again, "
                 "or use another kind of index"
             )
-        self._note(replace(new.recipe, added=None))
+        self._note(replace(new.recipe, added=None, clicks=None))
         for batch in new.batches:
             with keep_interrupts():
                 self.store.upsert(batch)
@@ -448,6 +450,7 @@ class CorrectedIndex:
         needs_ids: bool = True,
     ) -> "_New":
         """Open new items, give them their bias, and pack all of them, before any is written."""
+        self._catch_up()
         given = open_correction(bias)
         items, own = open_items(gallery, given, name="new items", normalize=normalize)
         if items.dim != self.recipe.dim:
@@ -472,6 +475,11 @@ class CorrectedIndex:
         fingerprint = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
         return _New(named, batches, recipe, fingerprint)
 
+    def _catch_up(self) -> None:
+        """Read the note again where another connection has changed it or the generation."""
+        if self.store.mark() != self._mark:
+            self._read_note()
+
     def _note(self, recipe: Recipe) -> None:
         """Write the note, before any items: the certainty of a re-rank depends on it."""
         if recipe != self.recipe:
@@ -486,11 +494,12 @@ class CorrectedIndex:
         self,
         corrector: "Corrector | str | os.PathLike[str]",
         *,
+        popularity: Popularity | None = None,
         gallery: Source | None = None,
         ids: Any = None,
         progress: Progress | None = None,
     ) -> None:
-        """Give all items the bias of another corrector, at once for all readers.
+        """Give all items the bias of another corrector, or new clicks, at once for all readers.
 
         The new generation is written beside the one that is served, which stays as it is until both
         are exchanged in one step; it is then kept for `rollback`. An interrupted refresh is
@@ -499,27 +508,49 @@ class CorrectedIndex:
         Parameters
         ----------
         corrector : Corrector or path
-            The new corrector, or its file.
+            The new corrector, or its file; with a popularity it may be the one of this index.
+        popularity : Popularity, optional
+            Clicks to add to the bias, as ``bias + popularity`` does; an index that has a popularity
+            needs them at each refresh, and a weight of 0 takes it off. Items whose id has no clicks
+            count 0, and clicks of ids that are not in the index are left out, with a warning.
         gallery : array or path, shape (n_gallery, dim), optional
             The original vectors of all items, for collections that store them in few bits.
         ids : sequence of int or str, optional
-            Ids of the rows of the gallery, by default those of its file, or 0…n−1.
+            Ids of the rows of the gallery, and of the clicks; by default those of the gallery's
+            file, or 0…n−1, which then have to be all ids of the index.
         progress : callable, optional
             Called with ``(done, total)``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from nnnorm import NNN
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, bank = rng.normal(size=(4, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, bank, NNN(4, 0.5), normalize=True)
+        >>> index = build_index("faiss:", gallery, corrector, ids=["a", "b", "c", "d"])
+        >>> clicks = Popularity([0, 20, 0, 999], weight=0.5)
+        >>> index.refresh(corrector, popularity=clicks, ids=["d", "c", "b", "a"])
+        >>> index.search(gallery[1:2], k=1).ids.tolist()
+        [['a']]
         """
         opened = open_corrector(corrector)
-        if ids is not None and gallery is None:
+        if ids is not None and gallery is None and popularity is None:
             raise NNNormError(
-                "ids (--ids) are those of the rows of a gallery; give gallery (--gallery) too, or "
-                "leave out ids"
+                "ids (--ids) are those of the rows of a gallery or of clicks; give gallery "
+                "(--gallery) or popularity (--clicks) too, or leave out ids"
             )
         items = None if gallery is None else opened.open(gallery, "gallery")
+        named = None if items is None else name_items(items, ids)
+        of_clicks = ids if named is None else named
+        self._catch_up()
         refresh(
             self.store,
             self.recipe,
             opened,
             gallery=items,
-            ids=None if items is None else name_items(items, ids),
+            ids=named,
+            clicks=None if popularity is None else open_clicks(popularity, of_clicks),
             progress=progress,
         )
         self._read_note()
@@ -554,6 +585,7 @@ class CorrectedIndex:
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
         """Yield all items as they were given: ids, raw vectors, bias values, metadata."""
+        self._catch_up()
         for items in self.store.scan(batch):
             yield self.recipe.unpack(items)
 

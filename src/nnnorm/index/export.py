@@ -38,7 +38,7 @@ from nnnorm.methods import NNN
 
 # What a copy of a corrected collection knows of its bias, as the collection does.
 _OF_THE_BIAS = (
-    *("corrector", "origin", "popularity", "bank", "reference_k"),
+    *("corrector", "origin", "popularity", "clicks", "bank", "reference_k"),
     *("reference_low", "reference_high"),
 )
 # Entries of metadata that show the target which fields there are.

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, keep_interrupts
+from nnnorm.index.clicks import Clicks
 from nnnorm.index.fill import fill_store, is_begun, sample_metadata
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.store import FloatArray, Ids, Items, Metadata, Sample, Store
@@ -32,12 +34,13 @@ def refresh(
     *,
     gallery: Embeddings | None = None,
     ids: Ids | None = None,
+    clicks: Clicks | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Serve the items of a collection with the values of another corrector.
+    """Serve the items of a collection with the values of another corrector, and with new clicks.
 
-    Nothing is done where the collection has the values of this corrector already. The vectors are
-    those of the gallery, by `ids`, where there is one.
+    Nothing is done where the collection has these values already. The vectors are those of the
+    gallery, by `ids`, where there is one. Clicks of weight 0 take a popularity off.
 
     Examples
     --------
@@ -50,24 +53,31 @@ def refresh(
     >>> index.store.read_note()["corrector"] == new.fingerprint
     True
     """
-    if recipe.corrector == corrector.fingerprint and recipe.weight == corrector.weight:
-        return
-    if recipe.popularity is not None:
+    if recipe.popularity is not None and clicks is None:
         raise NNNormError(
-            f"the bias of {store.name} has a popularity added, which a refresh would lose; build "
-            "the index again with the new bias and the popularity"
+            f"the bias of {store.name} has a popularity of weight {recipe.popularity:g} added, "
+            "which this refresh would lose; pass popularity= (--clicks) with the clicks as they "
+            "are now, or with a weight of 0 to take it off"
         )
+    clicks = clicks if clicks is not None and clicks.weight else None
+    wanted = (None, None) if clicks is None else (clicks.weight, clicks.fingerprint)
+    # Beside a bias of weight 0 a popularity stands alone, with the weight 1.
+    weight = corrector.weight or float(clicks is not None)
+    is_same = recipe.corrector == corrector.fingerprint and recipe.weight == weight
+    if is_same and (recipe.popularity, recipe.clicks) == wanted:
+        return
     if store.is_lossy and gallery is None:
         raise NNNormError(
             f"{store.name} stores its vectors in few bits and can't give them back; pass gallery= "
             "(--gallery) with the original ones"
         )
     source = _Source(store, recipe, corrector, gallery, ids)
-    read = _read(source)
+    read, bias = _with_clicks(store, corrector, _read(source), clicks)
     other = store.other()
     former = _note_of(other)
     number = 1 + max(recipe.generation, 0 if former is None else former.generation)
-    new = replace(_make_recipe(store, recipe, corrector, read), generation=number)
+    new = _make_recipe(store, recipe, corrector, read, bias, clicks)
+    new = replace(new, generation=number)
     store.save()
     source.version = store.version()
     if _has_values_alone(store, recipe) and read.are_kept:
@@ -229,28 +239,49 @@ def _read(source: _Source) -> _Read:
     )
 
 
+def _with_clicks(
+    store: Store, corrector: Corrector, read: _Read, clicks: Clicks | None
+) -> tuple[_Read, Bias]:
+    """Add clicks to the values that were read, and return them as a bias too."""
+    bias = replace(corrector.bias, values=read.values)
+    if clicks is not None:
+        bias = bias + clicks.arrange(read.ids, store.name)
+    return replace(read, values=bias.values), bias
+
+
 def _is_unit(vectors: FloatArray, rows: Embeddings) -> bool:
     """Whether rows are the vectors themselves, up to rounding."""
     return not rows.normalized or bool(np.abs(np.linalg.norm(vectors, axis=1) - 1).max() < _UNIT)
 
 
-def _make_recipe(store: Store, recipe: Recipe, corrector: Corrector, read: _Read) -> Recipe:
+def _make_recipe(
+    store: Store,
+    recipe: Recipe,
+    corrector: Corrector,
+    read: _Read,
+    bias: Bias,
+    clicks: Clicks | None,
+) -> Recipe:
     gallery = Embeddings([read.sample], name=store.name)
-    bias = replace(
-        corrector.bias,
-        values=read.values[read.rows],
-        fingerprints={**corrector.bias.fingerprints, "gallery": gallery.fingerprint},
+    sampled = replace(
+        bias,
+        values=bias.values[read.rows],
+        fingerprints={**bias.fingerprints, "gallery": gallery.fingerprint},
     )
-    new = make_recipe(store, gallery, bias, way=recipe.way, corrector=corrector)
+    roomy: Corrector | None = corrector
+    if clicks is not None:  # they grow, and stored vectors keep their norm
+        roomy = corrector.with_room(clicks.popularity) if corrector.weight else None
+    new = make_recipe(store, gallery, sampled, way=recipe.way, corrector=roomy)
     return replace(
         new,
+        clicks=None if clicks is None else clicks.fingerprint,
         lowest=float(read.values.min()),
         highest=float(read.values.max()),
         shortest=read.norms[0],
         longest=read.norms[1],
         gallery=read.fingerprint,
         metadata=read.metadata_print,
-        unit=recipe.unit or new.unit,
+        unit=recipe.unit or new.unit or corrector.unit,
     )
 
 

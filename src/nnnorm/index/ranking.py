@@ -78,6 +78,8 @@ async def run_steps_async(steps: Steps[_T], store: Store, client: Any) -> _T:
             answer = await store.search_async(client, *step.arguments)
         elif step.call == store.search_column:
             answer = await store.search_column_async(client, *step.arguments)
+        elif step.call == store.facts:
+            answer = None  # the client may see other items than the store's own
         else:
             answer = await asyncio.to_thread(step.call, *step.arguments)
 
@@ -183,7 +185,6 @@ def rerank(
     # Whether no other item can be among the best, and whether the order of the best is certain.
     complete, settled = np.zeros((2, len(queries)), dtype=bool)
     fetch, rounds, n_fetched = min(max(4 * k, 64), limit), 0, 0
-    n_items: int | None = None
     is_stale = False
     while True:
         rows = np.flatnonzero(~complete)
@@ -210,13 +211,11 @@ def rerank(
         rounds, n_fetched = rounds + 1, max(n_fetched, found.ids.shape[1])
         if complete.all():
             break
-        if n_items is None:  # only where it is needed: some engines count slowly
+        if fetch >= limit:  # these may be all items; only then, because some engines count slowly
             facts = yield Step(store.facts)
-            n_items = 0 if facts is None else facts.n_items
-        complete |= fetch >= n_items
-        if complete.all() or fetch >= limit:
+            complete |= facts is not None and fetch >= facts.n_items
             break
-        fetch = min(2 * fetch, limit, n_items)
+        fetch = min(2 * fetch, limit)
     hits: list[list[Hit]] = [
         list(zip(own.tolist(), best.tolist(), repeat(None)))
         for own, best in zip(ids, scores, strict=True)

@@ -83,6 +83,8 @@ class Recipe:
         Random seed of the rotation of stored vectors, where there is one.
     popularity : float or None
         The weight of a popularity that was added to the bias.
+    clicks : str or None
+        Fingerprint of the clicks that a refresh added, by which the same one is known again.
     state : {"part", "whole"}
         Whether all items have been written.
     added : str or None
@@ -110,6 +112,7 @@ class Recipe:
     corrector: str | None = None
     origin: str | None = None
     popularity: float | None = None
+    clicks: str | None = None
     state: str = "part"
     bank: str | None = None
     reference_k: int | None = None

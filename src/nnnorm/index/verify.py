@@ -265,6 +265,14 @@ def _about_origin(
             f"the index averages {recipe.reference_k} references per item, the bias "
             f"{bias.reference_k}: {rebuild}"
         )
+    popularity = bias.params.get("popularity_weight") or None
+    if (recipe.popularity or None) != popularity:
+        problems.append(
+            f"the bias of the index has {_name_popularity(recipe.popularity)} added, the one that "
+            f"is expected {_name_popularity(popularity)}: give the gallery and "
+            "corrector.bias_of(gallery) + popularity, or refresh the index with the clicks (nnnorm "
+            "index refresh --clicks)"
+        )
     if recipe.unit and not items.normalized and not _has_unit_norms(items):
         problems.append(
             "the items of the index were divided by their norms, those of the gallery were not: "
@@ -339,6 +347,10 @@ def _about_stored(
             "that a re-rank is not certain; refresh the index (nnnorm index refresh)"
         )
     return n_compared, problems
+
+
+def _name_popularity(weight: float | None) -> str:
+    return f"a popularity of weight {weight:g}" if weight else "no popularity"
 
 
 def _has_unit_norms(items: Embeddings) -> bool:

@@ -1,24 +1,16 @@
 """What engines share that live in the memory of the process and in one file: Faiss and others.
 
 They have integer labels and vectors, nothing else. String ids, bias values, metadata and the note
-go into a second file beside theirs, ``photos.faiss.nnnorm``. Integer ids are the labels themselves,
-so that other programs find them in the engine's own file.
-
-Both files change in one step: the second one holds the checksum of the engine's file that it
-belongs to, and is written as ``….nnnorm.new`` before the engine's file is replaced. A reader takes
-the one that belongs; the next write renames it. The other generation is ``photos.faiss.other``.
+go into a second file beside theirs (`sidecar.py`). Integer ids are the labels themselves, so that
+other programs find them in the engine's own file.
 """
 
-import hashlib
-import json
-import os
-import shutil
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,20 +32,11 @@ from nnnorm.index.store import (
     check_positive,
 )
 from nnnorm.index.stores.gate import Gate, deferred_interrupts
+from nnnorm.index.stores.sidecar import Files, Sidecar, stamp_of
 from nnnorm.index.urls import show_url
-from nnnorm.io import check_entries, check_regular, check_writable, digest_of, write_whole
+from nnnorm.io import check_regular, check_writable
 
 Labels: TypeAlias = npt.NDArray[np.int64]
-_FORMAT = "nnnorm.sidecar/1"
-_SIDECAR_KINDS = {
-    "note": dict | None,
-    "settings": dict,
-    "names": list | None,
-    "metadata": list | None,
-}
-_SETTINGS_KINDS = {"padding": int, "dim": int, "metric": StoreMetric, "deleted": list}
-
-
 # Items compared at once with all queries of a filtered search.
 _AMONG = 2**22
 # Files may be replaced while they are read; each attempt begins again.
@@ -87,10 +70,10 @@ class LocalStore(Store):
 
     def __init__(self, place: Place = "", /, *args: Any, **options: Any) -> None:
         super().__init__(place, *args, **options)
-        self._path = Path(place) if str(place) else None
+        self._files = Files(Path(place)) if str(place) else None
         self._gate, self._opening = Gate(), threading.RLock()
         self._other: LocalStore | None = None  # of a store without a path
-        self.rewrites_values = self._path is not None
+        self.rewrites_values = self._files is not None
         self._forget()
 
     def _forget(self) -> None:
@@ -104,6 +87,7 @@ class LocalStore(Store):
         self._note: dict[str, Any] | None = None
         self._settings: dict[str, Any] = {}
         self._sorted: tuple[Labels, FloatArray] | None = None
+        self._seen: list[Any] | None = None  # the stamps of both files, as this store knows them
 
     # --- what an engine adds ---
 
@@ -153,8 +137,12 @@ class LocalStore(Store):
     def name(self) -> str:
         return f"{self.engine} {show_url(self._path or 'in memory')}"
 
+    @property
+    def _path(self) -> Path | None:
+        return None if self._files is None else self._files.path
+
     def facts(self) -> Facts | None:
-        if not self._is_open and (self._path is None or not self._find(self._path)):
+        if not self._is_open and (self._files is None or not self._files.exist()):
             return None
         self._open()
         return Facts(*self._describe(), n_items=len(self._live))
@@ -255,37 +243,28 @@ class LocalStore(Store):
     def write_note(self, note: Mapping[str, Any]) -> None:
         self._note = dict(note)
 
-    def _keep_note(self, note: Mapping[str, Any]) -> None:
-        """Write the second file again; the engine's file has to be saved."""
-        self._open()
-        self.write_note(note)
-        path = self._path
-        if path is not None:
-            with self._gate.writing():
-                self._finish()
-                blob = self._describe_all(_checksum(path))
-                write_whole(_sidecar(path), lambda file: file.write(blob))
-
     def save(self) -> None:
         """Write both files in one step, or none; a store without a path writes nothing."""
-        if self._path is None:
+        if self._files is None:
             return
         if self._is_torn:
             raise NNNormError(
                 f"the last change of {self.name} failed half-way, so it is not saved; open it "
                 "again, and repeat the change"
             )
-        path = self._path
         with self._gate.writing():
-            self._finish()
+            self._files.finish()
+            if self._seen is not None and self._seen != self._stamps(self._files):
+                raise NNNormError(
+                    f"{self.name} was changed by another program since it was opened, such as by a "
+                    "refresh, which would be lost; open it again, and repeat the change"
+                )
+            self._files.write(self._dump, self._describe_all)
+            self._seen = self._stamps(self._files)
 
-            def write(file: BinaryIO) -> None:
-                self._dump(Path(file.name))
-                blob = self._describe_all(_checksum(Path(file.name)))
-                write_whole(_new(path), lambda beside: beside.write(blob))
-
-            write_whole(path, write)
-            os.replace(_new(path), _sidecar(path))
+    @staticmethod
+    def _stamps(files: Files) -> list[Any]:
+        return [stamp_of(files.path), stamp_of(files.sidecar)]
 
     def close(self) -> None:
         with self._gate.writing():
@@ -331,23 +310,20 @@ class LocalStore(Store):
     # --- generations ---
 
     def other(self) -> "LocalStore":
-        if self._path is None:
+        if self._files is None:
             self._other = self._other or type(self)(**asdict(self.options))
             return self._other
-        return type(self)(_beside(self._path, "other"), **asdict(self.options))
+        return type(self)(self._files.other.path, **asdict(self.options))
 
     def _is_other_of(self, source: "LocalStore") -> bool:
-        if source._path is None:
+        if source._files is None:
             return source._other is self
-        return self._path == _beside(source._path, "other")
+        return self._files == source._files.other
 
     def drop(self) -> None:
         self.close()
-        if self._path is not None:
-            # What completes an interrupted exchange goes first.
-            for path in (_swap(self._path), self._path, _new(self._path), _sidecar(self._path)):
-                if path is not None:
-                    path.unlink(missing_ok=True)
+        if self._files is not None:
+            self._files.remove()
 
     def set_values(
         self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
@@ -359,41 +335,32 @@ class LocalStore(Store):
             for ids, values in batches
             for label, value in zip(self._label(ids).tolist(), values.tolist(), strict=True)
         }
-        other, path = self.other(), self._path
-        if path is None or other._path is None:
+        files, other = self._files, self.other()
+        if files is None or other._files is None:
             raise NNNormError(f"{self.name} has no file, so it has no former values")
         with self._gate.writing():
             self.save()
             other.drop()
-            write_whole(_sidecar(other._path), lambda file: _copy(_sidecar(path), file))
-            _link(path, other._path)
+            files.copy_to(other._files)
             self._values, self._sorted = new, None
-            self._keep_note(note)
+            self.write_note(note)
+            files.describe(self._describe_all)
+            self._seen = self._stamps(files)
 
     def exchange(self) -> None:
         other = self.other()
         with self._gate.writing():
-            if self._path is None:
+            if self._files is None:
                 for name in self._parts:
                     mine, its = getattr(self, name), getattr(other, name)
                     setattr(self, name, its)
                     setattr(other, name, mine)
                 return
-            path, beside = self._path, _beside(self._path, "other")
-            for store in (self, other):
-                store._finish()
-                if store._path is None or not _sidecar(store._path).exists():
+            for store, files in ((self, self._files), (other, self._files.other)):
+                files.finish()
+                if not files.sidecar.exists():
                     raise NNNormError(f"there is no {store.name}; refresh the index first")
-            swap = _beside(path, "swap")
-            swap.unlink(missing_ok=True)
-            _link(path, swap)
-            write_whole(_new(path), lambda file: _copy(_sidecar(beside), file))
-            write_whole(_new(beside), lambda file: _copy(_sidecar(path), file))
-            os.replace(beside, path)  # from here on the other generation is served
-            os.replace(swap, beside)
-            # Where both engine's files are alike, the last line is the step that counts.
-            os.replace(_new(beside), _sidecar(beside))
-            os.replace(_new(path), _sidecar(path))
+            self._files.exchange()
             self._forget()
 
     # --- zeros that pad rows to a width that suits the engine; `_create` sets how many ---
@@ -411,25 +378,6 @@ class LocalStore(Store):
 
     # --- both files ---
 
-    @staticmethod
-    def _find(path: Path) -> bool:
-        """Whether there is such a file, which an interrupted exchange may have left elsewhere."""
-        swap = _swap(path)
-        if not path.exists() and swap is not None and swap.exists():
-            os.replace(swap, path)
-        return path.exists()
-
-    def _finish(self) -> None:
-        """Complete, or undo, what an interrupted write has left."""
-        path = self._path
-        if path is None or not self._find(path) or not _new(path).exists():
-            return
-        checksum = _checksum(path)
-        if _checksum_in(_new(path)) == checksum != _checksum_in(_sidecar(path)):
-            os.replace(_new(path), _sidecar(path))
-        else:
-            _new(path).unlink(missing_ok=True)
-
     def _open(self) -> None:
         if not self._is_open:
             with self._opening:
@@ -438,42 +386,42 @@ class LocalStore(Store):
     def _open_once(self) -> None:
         if self._is_open:  # by another thread
             return
-        path = self._path
-        if path is None or not self._find(path):
+        files = self._files
+        if files is None or not files.exist():
             raise NNNormError(f"there is no {self.name}; build it first")
-        check_regular(path)
+        check_regular(files.path)
         for attempt in range(_ATTEMPTS):
-            before = _stamps(path)
+            before = files.stamps()
             try:
-                self._read(path)
+                self._read(files)
                 is_read = True
             except NNNormError:
                 self._forget()
-                if _stamps(path) == before or attempt == _ATTEMPTS - 1:
+                if files.stamps() == before or attempt == _ATTEMPTS - 1:
                     raise
                 is_read = False
             except FileNotFoundError:  # just renamed
                 is_read = False
-            if is_read and _stamps(path) == before:
+            if is_read and files.stamps() == before:
                 self._is_open = True
                 return
             self._forget()
         raise NNNormError(f"{self.name} changes all the time; open it when fewer programs write")
 
-    def _read(self, path: Path) -> None:
+    def _read(self, files: Files) -> None:
         """Read both files, once it is known that they belong together."""
+        path = files.path
         try:
-            checksum = _checksum(path)
+            checksum = files.checksum()
         except FileNotFoundError:
             raise
         except OSError as error:
             raise NNNormError(
                 f"{path} can't be read ({first_line(error)}); expected a file of {self.engine}"
             ) from error
-        beside = _sidecar(path)
-        if _new(path).exists() and _checksum_in(beside) != checksum == _checksum_in(_new(path)):
-            beside = _new(path)
+        beside = files.find_sidecar(checksum)
         check_regular(beside)
+        self._seen = [stamp_of(path), stamp_of(beside)]
         kept = self._read_sidecar(beside, checksum) if beside.exists() else None
         try:
             self._index = self._load(path)
@@ -504,69 +452,44 @@ class LocalStore(Store):
 
     def _describe_all(self, checksum: str) -> bytes:
         """Everything that goes into the second file, beside the engine's file of this checksum."""
-        from safetensors.numpy import save
-
-        labels = np.array(sorted(self._live), dtype=np.int64)
-        tensors: dict[str, npt.NDArray[Any]] = {"labels": labels}
-        if self._values:
-            tensors["values"] = self._values_of(labels)
-        names = [self._names[label] for label in labels.tolist()] if self._names else None
-        described = [self._metadata.get(label, {}) for label in labels.tolist()]
-        metadata = {
-            "format": _FORMAT,
-            "checksum": checksum,
-            "note": json.dumps(self._note),
-            "settings": json.dumps(self._settings),
-            "names": json.dumps(names),
-            "metadata": json.dumps(described if self._metadata else None),
-        }
-        return save(tensors, {**metadata, "digest": _digest(tensors, metadata)})
+        labels = sorted(self._live)
+        values = self._values_of(np.array(labels, dtype=np.int64)) if self._values else None
+        return Sidecar(
+            labels,
+            None if values is None else values.tolist(),
+            [self._names[label] for label in labels] if self._names else None,
+            [self._metadata.get(label, {}) for label in labels] if self._metadata else None,
+            self._note,
+            self._settings,
+            checksum,
+        ).pack()
 
     def _read_sidecar(self, path: Path, checksum: str) -> set[int]:
         """Read everything in the second file, and return its labels."""
-        from safetensors import SafetensorError, safe_open
-
         try:
-            with safe_open(path, framework="numpy") as file:
-                about = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if about.get("format") != _FORMAT:
-                raise ValueError(f"its format is {about.get('format')!r}, not {_FORMAT!r}")
-            # The first version wrote neither checksum nor digest.
-            if "checksum" in about and about.pop("digest", None) != _digest(tensors, about):
-                raise ValueError("it was changed since it was written")
-            labels = _read_labels(tensors["labels"])
-            parsed = {name: json.loads(about[name]) for name in _SIDECAR_KINDS}
-            check_entries(parsed, _SIDECAR_KINDS)
-            check_entries(parsed["settings"], _SETTINGS_KINDS)
-            self._note, self._settings = parsed["note"], parsed["settings"]
-            names, metadata = parsed["names"], parsed["metadata"]
-            if not all(isinstance(name, str) for name in names or ()):
-                raise TypeError("a name is no text")
-            if not all(isinstance(entry, dict) for entry in metadata or ()):
-                raise TypeError("the metadata of an item are no mapping")
-            if names is not None:
-                self._names = dict(zip(labels, names, strict=True))
-                self._labels_of = dict(zip(names, labels, strict=True))
-            if metadata is not None:
-                self._metadata = dict(zip(labels, metadata, strict=True))
-            if "values" in tensors:
-                self._values = dict(zip(labels, tensors["values"].tolist(), strict=True))
-            # Engines trust their files, and may crash on a damaged one.
-            is_whole = about.get("checksum") in (None, checksum)
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError, RecursionError) as error:
+            kept = Sidecar.read(path)
+        except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
             raise NNNormError(
                 f"{path} can't be read ({first_line(error)}); restore it together with "
                 f"{self._path}, or build the index again"
             ) from error
-        if not is_whole and not self.options.adopt:
+        # Engines trust their files, and may crash on a damaged one.
+        if kept.checksum not in (None, checksum) and not self.options.adopt:
             raise NNNormError(
                 f"{self._path} is not the file that was saved with {path}: it is damaged, or "
                 "another program changed it; restore both together, build the index again, or, "
                 "where your own program wrote rows of index.pack, open it with the option "
                 f"adopt=true ({self.engine}:{self._path}?adopt=true)"
             )
-        return set(labels)
+        self._note, self._settings = kept.note, kept.settings
+        if kept.names is not None:
+            self._names = dict(zip(kept.labels, kept.names, strict=True))
+            self._labels_of = dict(zip(kept.names, kept.labels, strict=True))
+        if kept.metadata is not None:
+            self._metadata = dict(zip(kept.labels, kept.metadata, strict=True))
+        if kept.values is not None:
+            self._values = dict(zip(kept.labels, kept.values, strict=True))
+        return set(kept.labels)
 
     # --- labels ---
 
@@ -634,81 +557,3 @@ def _equals(wanted: Mapping[str, Any]) -> Any:
 
 def _nothing(n_queries: int) -> tuple[Labels, FloatArray]:
     return np.empty((n_queries, 0), dtype=np.int64), np.empty((n_queries, 0), dtype=np.float32)
-
-
-# --- files beside the engine's -------------------------------------------------------------------
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return Path(f"{path}.{suffix}")  # the root has no name to change
-
-
-def _sidecar(path: Path) -> Path:
-    return _beside(path, "nnnorm")
-
-
-def _new(path: Path) -> Path:
-    """The second file of a write that is not finished."""
-    return _beside(_sidecar(path), "new")
-
-
-def _swap(path: Path) -> Path | None:
-    """Where an exchange puts what will be the other generation; None for the one that is served."""
-    return path.with_suffix(".swap") if path.suffix == ".other" else None
-
-
-def _copy(path: Path, file: BinaryIO) -> None:
-    with open(path, "rb") as source:
-        shutil.copyfileobj(source, file)
-
-
-def _link(path: Path, other: Path) -> None:
-    """Give a file a second name; engines' files are replaced, never written to."""
-    try:
-        os.link(path, other)
-    except OSError:  # a file system without links
-        write_whole(other, lambda file: _copy(path, file))
-
-
-def _stamps(path: Path) -> list[Any]:
-    """What changes when one of the files is replaced."""
-
-    def stamp(one: Path) -> Any:
-        try:
-            about = one.stat()
-        except OSError:
-            return None
-        return about.st_ino, about.st_mtime_ns, about.st_size
-
-    return [stamp(path), stamp(_sidecar(path)), stamp(_new(path))]
-
-
-def _checksum_in(path: Path) -> str | None:
-    """The checksum of the engine's file that a second file belongs to; None if it can't be read."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return (file.metadata() or {}).get("checksum")
-    except (SafetensorError, OSError, ValueError):
-        return None
-
-
-def _digest(tensors: Mapping[str, npt.NDArray[Any]], about: Mapping[str, str]) -> str:
-    return digest_of(dict(tensors), json.dumps(about, sort_keys=True))
-
-
-def _checksum(path: Path) -> str:
-    """Return the BLAKE2 digest of a file."""
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _read_labels(labels: npt.NDArray[Any]) -> list[int]:
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise ValueError(f"labels of type {labels.dtype} and shape {labels.shape}")
-    listed: list[int] = labels.tolist()
-    return listed
