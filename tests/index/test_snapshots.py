@@ -194,3 +194,20 @@ def test_an_index_that_was_opened_before_a_refresh_writes_as_the_new_generation_
     refresh(index, 1)
     served(index).check(case, index.search(world().queries))
     assert verify_index(index, world().queries, bias=new).is_good
+
+
+@parametrize(
+    [
+        case
+        for case in FEW
+        if case.engine in SHARED - IN_FILES and case.way not in ("rerank", "column")
+    ]
+)
+def test_an_index_that_was_opened_before_a_refresh_asks_as_the_new_generation_needs(case, store):
+    index = build(store(), case)
+    before = index.ask(world().queries)
+    with open_index(store()) as other:
+        refresh(other, 1)
+        expected = other.ask(world().queries)
+    assert not np.array_equal(before, expected)
+    np.testing.assert_array_equal(index.ask(world().queries), expected)

@@ -300,6 +300,7 @@ class CorrectedIndex:
         >>> build_index("faiss:", np.eye(2), bias).ask(np.eye(2)).tolist()
         [[1.0, 0.0, -0.5], [0.0, 1.0, -0.5]]
         """
+        self._catch_up()
         rows = self._open_queries(queries, normalize)
         used = self.recipe.weight if weight is None else check_weight(weight)
         return self.recipe.ask(rows, used)
