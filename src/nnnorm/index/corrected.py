@@ -71,10 +71,17 @@ class CorrectedIndex:
 
     def __init__(self, store: Store, recipe: Recipe, mark: object = None) -> None:
         self.store = store
-        self.recipe = recipe
         store.returns_values = recipe.way == "rerank"
-        # Of the generation that the recipe describes, see `Store.mark`.
-        self._mark = store.mark() if mark is None else mark
+        self._served = _Served(recipe, store.mark() if mark is None else mark)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the correction was built in."""
+        return self._served.recipe
+
+    @property
+    def _mark(self) -> object:
+        return self._served.mark
 
     def __repr__(self) -> str:
         recipe = self.recipe
@@ -209,10 +216,11 @@ class CorrectedIndex:
         given = None if weight is None else check_weight(weight)
         former, noted = None, None
         for _ in range(_ATTEMPTS):
-            # Before the recipe: another thread or task may read a new one of either meanwhile.
-            expected = self._mark
+            # Once per search: another thread or task may read the next note meanwhile.
+            served = self._served
+            expected = served.mark
             ranking, mark = yield from self._search(
-                rows, int(k), given, filter, max_fetch, with_metadata
+                served, rows, int(k), given, filter, max_fetch, with_metadata
             )
             marks = [] if mark is None else [mark]
             # Metadata are read after the hits, and by the store's own client.
@@ -236,6 +244,7 @@ class CorrectedIndex:
 
     def _search(
         self,
+        served: "_Served",
         rows: FloatArray,
         k: int,
         weight: float | None,
@@ -244,13 +253,13 @@ class CorrectedIndex:
         with_metadata: bool,
     ) -> Steps[tuple[IndexRanking, object]]:
         """Search once, and return the mark of the hits too; None where it is not known."""
-        store, recipe = self.store, self.recipe
+        store, recipe = self.store, served.recipe
         used = recipe.weight if weight is None else weight
         check_correction(used, [recipe.lowest, recipe.highest])
         known: dict[Any, dict[str, Any]] = {}
         if recipe.way == "rerank":
             limit = max(k, min(max_fetch, store.largest_k or max_fetch))
-            asked = {"weight": used, "limit": limit, "filter": filter, "mark": self._mark}
+            asked = {"weight": used, "limit": limit, "filter": filter, "mark": served.mark}
             ranking, mark = yield from rerank(store, recipe, rows, k, **asked)
         else:
             if recipe.way == "column":
@@ -486,7 +495,7 @@ class CorrectedIndex:
         if recipe != self.recipe:
             with keep_interrupts():
                 self.store.write_note(recipe.to_dict())
-            self.recipe, self._mark = recipe, self.store.mark()
+            self._served = _Served(recipe, self.store.mark())
 
     # --- generations -----------------------------------------------------------------------------
 
@@ -578,9 +587,8 @@ class CorrectedIndex:
 
     def _read_note(self) -> object:
         """Read the recipe of the generation that is served, and return its mark."""
-        opened = open_index(self.store)
-        self.recipe, self._mark = opened.recipe, opened._mark
-        return opened._mark
+        self._served = open_index(self.store)._served
+        return self._served.mark
 
     # --- files -----------------------------------------------------------------------------------
 
@@ -597,6 +605,13 @@ class CorrectedIndex:
     def close(self) -> None:
         """Close files and connections; nothing is saved by this."""
         self.store.close()
+
+
+class _Served(NamedTuple):
+    """A recipe, and the mark of the generation that it describes, see `Store.mark`."""
+
+    recipe: Recipe
+    mark: object
 
 
 class _New(NamedTuple):

@@ -348,12 +348,14 @@ class Store(Engine):
         return None
 
     def mark(self) -> object:
-        """Return a value that differs once another connection changed the note or the generation.
+        """Return a value that differs once the note or the generation of this store has changed.
 
-        An index compares it after each search with that of before, and reads the note and searches
-        again where it differs, so that an answer never mixes an old recipe with new items. It has
-        to be cheap (SQLite's ``data_version``). None, the default, is for stores whose readers stay
-        with the generation that they opened.
+        By another connection, or by another thread through this store. An index compares it after
+        each search with that of before, and reads the note and searches again where it differs, so
+        that an answer never mixes an old recipe with new items. It has to be cheap (SQLite's
+        ``data_version``), and to differ as soon as a search finds the new items. Where readers stay
+        with the generation that they opened, only an exchange by this store changes it. None, the
+        default, is for stores without generations.
         """
         return None
 
@@ -397,6 +399,21 @@ class Store(Engine):
 
     def close(self) -> None:
         """Close files and connections; nothing is saved by this."""
+
+
+def changed_while_read(name: str) -> NNNormError:
+    """Return the error of a read of a collection that changed meanwhile.
+
+    Examples
+    --------
+    >>> raise changed_while_read("faiss photos.faiss")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: faiss photos.faiss changed while it was read, such as by a ...
+    """
+    return NNNormError(
+        f"{name} changed while it was read, such as by a refresh, so what was read does not belong "
+        "together; start again when nothing writes to it"
+    )
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:

@@ -236,6 +236,10 @@ class ChromaStore(DatabaseStore):
         twin._handle = None
         return twin
 
+    def mark(self) -> object:
+        """The collection that this store stays with, until it exchanges both itself."""
+        return str(getattr(self._handle, "id", ""))
+
     def exchange(self) -> None:
         self._check_served()
         served = self.found
@@ -303,13 +307,15 @@ class ChromaStore(DatabaseStore):
         return self._is_absent(Path(self.address) / "chroma.sqlite3")
 
     def _find(self) -> Any:
-        if self._handle is None and not self._is_missing():
+        found = self._handle  # once: another thread may forget it
+        if found is None and not self._is_missing():
             end = _UNSERVED if self._is_other else ""
-            self._handle = self._get(end)
-            if self._handle is None:
+            found = self._get(end)
+            if found is None:
                 self._settle()
-                self._handle = self._get(end)
-        return self._handle
+                found = self._get(end)
+            self._handle = found
+        return found
 
     def _look_again(self) -> Any:
         """Chroma's collection as it is now, under whichever name."""

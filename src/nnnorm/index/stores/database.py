@@ -270,6 +270,10 @@ class AliasedStore(DatabaseStore):
         twin._forget()
         return twin
 
+    def mark(self) -> object:
+        """The generation that this store stays with, until it exchanges both itself."""
+        return self._pinned
+
     def exchange(self) -> None:
         self._check_served()
         following = self._found(self.other()._find())
@@ -300,20 +304,22 @@ class AliasedStore(DatabaseStore):
         self._pinned = ""
 
     def _find(self) -> str | None:
-        if self._pinned:
-            return self._pinned
+        found = self._pinned  # once: another thread may forget it
+        if found:
+            return found
         if self._is_missing():
             return None
         with self._translating():
             served = self._find_alias()
             if self._is_other:
                 others = [name for name in self._generations() if name != served]
-                self._pinned = others[-1] if others else ""
+                found = others[-1] if others else ""
             elif served is not None:
-                self._pinned = served
+                found = served
             elif self._is_plain():
-                self._pinned = self.collection
-        return self._pinned or None
+                found = self.collection
+        self._pinned = found
+        return found or None
 
     def _new_generation(self) -> str:
         """Return the name of a generation to create; call `_serve` when it is there."""

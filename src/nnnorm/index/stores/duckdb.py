@@ -64,6 +64,8 @@ _KINDS: dict[str, Kind] = {name: kind for kind, name in _TYPES.items()}
 _ABOUT = "nnnorm_table"
 # Changes of notes and generations per database: only this process can make any while it is open.
 _CHANGES: dict[str, int] = {}
+# Held from the commit of a change until it is counted.
+_COUNTING = threading.RLock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,14 +164,13 @@ class DuckdbStore(TableStore):
         if self._found(self._look()).has_bias:
             raise NNNormError(f"{self.name} has a column {BIAS} already; refresh it instead")
         values = list(batches)
-        with self._transaction():
+        with self._transaction(is_change=True):
             self._run(
                 f"ALTER TABLE {self._table} ADD COLUMN {BIAS} FLOAT DEFAULT {float(default)!r}"
             )
             self._copy_values(values)
             self._take_values()
             self._comment({**note, _ABOUT: {"packed": False, "adopted": True}})
-        self._changed()
 
     def add(self, items: Items) -> None:
         with self._transaction():
@@ -193,10 +194,9 @@ class DuckdbStore(TableStore):
         self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
     ) -> None:
         values = list(batches)
-        with self._transaction():
+        with self._transaction(is_change=True):
             self._copy_values(values)
             self._replace_values(note)
-        self._changed()
 
     def value_range(self) -> tuple[float, float] | None:
         ((low, high),) = self._run(f"SELECT min({BIAS}), max({BIAS}) FROM {self._table}")
@@ -250,12 +250,13 @@ class DuckdbStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        return _CHANGES.get(self._database, 0)
+        with _COUNTING:
+            return _CHANGES.get(self._database, 0)
 
     def exchange(self) -> None:
         other = self.other()
         if not self._check_former(other, other._look()).width:
-            with self._transaction():
+            with self._transaction(is_change=True):
                 # Rows that the application has inserted since have the mean, as they had before.
                 self._run(
                     f"CREATE TEMP TABLE nnnorm_values AS SELECT {self._id}, coalesce(f.{BIAS}, "
@@ -265,16 +266,15 @@ class DuckdbStore(TableStore):
                 self._replace_values(other.read_note() or {})
         else:
             between = quote_name(f"{self.collection}_nnnorm_between")
-            with self._transaction():
+            with self._transaction(is_change=True):
                 self._run(f"ALTER TABLE {self._table} RENAME TO {between}")
                 self._run(f"ALTER TABLE {other._table} RENAME TO {self._table}")
                 self._run(f"ALTER TABLE {between} RENAME TO {other._table}")
-        self._changed()
 
     def drop(self) -> None:
         if self._look() is not None:
-            self._run(f"DROP TABLE {self._table}")
-            self._changed()
+            with self._transaction(is_change=True):
+                self._run(f"DROP TABLE {self._table}")
 
     def _copy_values(self, batches: list[tuple[Ids, FloatArray]]) -> None:
         """Put new values into a temporary table."""
@@ -324,7 +324,8 @@ class DuckdbStore(TableStore):
 
     def _look(self) -> _Table | None:
         """Find the columns, or return None if there is no such table."""
-        if self._known is None:
+        known = self._known  # once: another thread may forget it
+        if known is None:
             if self._client is None and not (self.address and Path(self.address).exists()):
                 return None
             columns = dict(
@@ -334,8 +335,8 @@ class DuckdbStore(TableStore):
                     [self.actual],
                 )
             )
-            self._known = self._describe_table(columns) if columns else None
-        return self._known
+            known = self._known = self._describe_table(columns) if columns else None
+        return known
 
     def _describe_table(self, columns: dict[str, str]) -> _Table:
         remark = self._read_comment()
@@ -405,8 +406,8 @@ class DuckdbStore(TableStore):
 
     def _write_note(self, note: dict[str, Any]) -> None:
         about = self._read_comment().get(_ABOUT)
-        self._comment(note if about is None else {**note, _ABOUT: about})
-        self._changed()
+        with self._transaction(is_change=True):
+            self._comment(note if about is None else {**note, _ABOUT: about})
 
     # --- the connection ---
 
@@ -435,8 +436,11 @@ class DuckdbStore(TableStore):
                 return cursor.execute(statement, list(values)).fetchall()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """All or nothing; a transaction inside another one is a part of it."""
+    def _transaction(self, *, is_change: bool = False) -> Iterator[None]:
+        """All or nothing; a transaction inside another one is a part of it.
+
+        A change is one of the note or the generation.
+        """
         if getattr(self._local, "is_inside", False):
             yield
             return
@@ -446,7 +450,10 @@ class DuckdbStore(TableStore):
             try:
                 with self._translating():
                     yield
-                self._run("COMMIT")
+                with _COUNTING if is_change else nullcontext():
+                    self._run("COMMIT")
+                    if is_change:
+                        self._changed()
             except BaseException:
                 with suppress(*self._errors()):
                     self._cursor.execute("ROLLBACK")

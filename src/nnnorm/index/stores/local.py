@@ -8,6 +8,7 @@ other programs find them in the engine's own file.
 import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -28,6 +29,7 @@ from nnnorm.index.store import (
     Sample,
     Store,
     StoreMetric,
+    changed_while_read,
     check_kind,
     check_positive,
 )
@@ -62,6 +64,7 @@ class LocalStore(Store):
 
     filters = "the ids that may come back, metadata that must be equal, or a function of metadata"
     options: LocalOptions
+    _n_changes = 0  # of the note or the generation, counted inside of the gate
     # What a generation consists of, in memory.
     _parts: ClassVar[tuple[str, ...]] = (
         *("_index", "_is_open", "_live", "_names", "_labels_of", "_values", "_metadata"),
@@ -88,6 +91,7 @@ class LocalStore(Store):
         self._settings: dict[str, Any] = {}
         self._sorted: tuple[Labels, FloatArray] | None = None
         self._seen: list[Any] | None = None  # the stamps of both files, as this store knows them
+        self._n_changes += 1
 
     # --- what an engine adds ---
 
@@ -142,10 +146,10 @@ class LocalStore(Store):
         return None if self._files is None else self._files.path
 
     def facts(self) -> Facts | None:
-        if not self._is_open and (self._files is None or not self._files.exist()):
-            return None
-        self._open()
-        return Facts(*self._describe(), n_items=len(self._live))
+        with self._reading(must_exist=False):
+            if not self._is_open:
+                return None
+            return Facts(*self._describe(), n_items=len(self._live))
 
     def create(self, width: int, metric: StoreMetric, *, strings: bool, sample: Sample) -> None:
         if self._path is not None:
@@ -158,8 +162,8 @@ class LocalStore(Store):
     ) -> None:
         # An export has options of its own; a refresh keeps those that the index was built with.
         if isinstance(source, type(self)) and self._is_other_of(source):
-            source._open()
-            self._take_settings(source)
+            with source._reading():
+                self._take_settings(source)
         self.create(width, metric, strings=strings, sample=sample)
 
     def check_new(self, ids: Ids) -> None:
@@ -168,8 +172,8 @@ class LocalStore(Store):
             check_kind(ids, strings=bool(self._names), name=self.name)
 
     def add(self, items: Items) -> None:
-        self._open()
         with self._gate.writing(), deferred_interrupts():
+            self._open()
             labels = self._new_labels(items)
             listed = labels.tolist()
             self._sorted = None
@@ -190,16 +194,16 @@ class LocalStore(Store):
             super().upsert(items)
 
     def present(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        self._open()
-        if ids.dtype.kind == "U":
-            return np.array([name in self._labels_of for name in ids.tolist()], dtype=bool)
-        if self._names:  # the ids of this collection are strings
-            return np.zeros(len(ids), dtype=bool)
-        return np.array([label in self._live for label in ids.tolist()], dtype=bool)
+        with self._reading():
+            if ids.dtype.kind == "U":
+                return np.array([name in self._labels_of for name in ids.tolist()], dtype=bool)
+            if self._names:  # the ids of this collection are strings
+                return np.zeros(len(ids), dtype=bool)
+            return np.array([label in self._live for label in ids.tolist()], dtype=bool)
 
     def delete(self, ids: Ids) -> None:
-        self._open()
         with self._gate.writing(), deferred_interrupts():
+            self._open()
             labels = self._label(ids)
             self._is_torn = True
             self._remove(labels)
@@ -207,8 +211,7 @@ class LocalStore(Store):
             self._forget_labels(labels.tolist())
 
     def search(self, queries: FloatArray, k: int, filter: Any = None) -> Found:
-        self._open()
-        with self._gate.reading():
+        with self._reading():
             if filter is not None:
                 labels, scores = self._search_among(self._allowed(filter), queries, k)
             elif k := min(k, len(self._live)):
@@ -222,26 +225,40 @@ class LocalStore(Store):
             return Found(self._name(labels), scores.astype(np.float32, copy=False), values)
 
     def metadata_of(self, ids: Ids) -> list[dict[str, Any]]:
-        self._open()
-        return [dict(self._metadata.get(label, {})) for label in self._label(ids).tolist()]
+        with self._reading():
+            listed = ids.tolist()
+            if ids.dtype.kind == "U":  # another thread may have exchanged the generations
+                listed = [self._labels_of.get(name, -1) for name in listed]
+            return [dict(self._metadata.get(label, {})) for label in listed]
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        self._open()
-        labels = np.array(sorted(self._live), dtype=np.int64)
+        with self._reading():
+            labels, n_changes = np.array(sorted(self._live), dtype=np.int64), self._n_changes
         for start in range(0, len(labels), batch):
-            with self._gate.reading():
+            with self._reading():
                 some = labels[start : start + batch]
+                if self._n_changes != n_changes or not self._live.issuperset(some.tolist()):
+                    raise changed_while_read(self.name)
                 metadata = [self._metadata.get(label, {}) for label in some.tolist()]
                 values = self._values_of(some) if self._values else None
                 vectors = self._vectors(some)
-            yield Items(self._name(some), vectors, values, metadata if self._metadata else None)
+                found = Items(
+                    self._name(some), vectors, values, metadata if self._metadata else None
+                )
+            yield found
 
     def read_note(self) -> dict[str, Any] | None:
-        self._open()
-        return self._note
+        with self._reading():
+            return self._note
 
     def write_note(self, note: Mapping[str, Any]) -> None:
-        self._note = dict(note)
+        with self._gate.writing():
+            self._note = dict(note)
+            self._n_changes += 1
+
+    def mark(self) -> object:
+        """The number of changes of the note or the generation since this store was made."""
+        return self._n_changes
 
     def save(self) -> None:
         """Write both files in one step, or none; a store without a path writes nothing."""
@@ -355,6 +372,7 @@ class LocalStore(Store):
                     mine, its = getattr(self, name), getattr(other, name)
                     setattr(self, name, its)
                     setattr(other, name, mine)
+                self._n_changes += 1
                 return
             for store, files in ((self, self._files), (other, self._files.other)):
                 files.finish()
@@ -377,6 +395,14 @@ class LocalStore(Store):
         return padded
 
     # --- both files ---
+
+    @contextmanager
+    def _reading(self, *, must_exist: bool = True) -> Iterator[None]:
+        """Read while no thread writes, so that what was opened stays open."""
+        with self._gate.reading():
+            if must_exist or self._is_open or (self._files is not None and self._files.exist()):
+                self._open()
+            yield
 
     def _open(self) -> None:
         if not self._is_open:

@@ -193,6 +193,10 @@ class QdrantEdgeStore(PointStore):
             self._opposite._known = self._opposite._codes = None
         return self._opposite
 
+    def mark(self) -> object:
+        """The shard that this store stays with, until it exchanges both itself."""
+        return id(self._open)
+
     def exchange(self) -> None:
         self._check_served()
         with _MOVING, self._translating():

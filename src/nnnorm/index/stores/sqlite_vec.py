@@ -125,6 +125,7 @@ class SqliteVecStore(TableStore):
     options_type = TableOptions
     _error: type[Exception] = sqlite3.Error
     _known: _Definition | None = None
+    _n_notes = 0  # that this store has written
 
     @property
     def _table(self) -> str:
@@ -297,11 +298,18 @@ class SqliteVecStore(TableStore):
     # --- generations ---
 
     def mark(self) -> object:
-        """A number that SQLite changes when another connection has written to the file."""
-        return self._run("PRAGMA data_version")[0]
+        """Numbers that change when another connection has written, or this one has renamed.
+
+        SQLite counts the writes of other connections, and the tables that any has created, renamed
+        or dropped, which `exchange` and `set_values` do; notes that this store writes are counted
+        here.
+        """
+        with self._lock:
+            return self.version(), self._run("PRAGMA schema_version")[0], self._n_notes
 
     def version(self) -> object:
-        return self.mark()
+        """A number that SQLite changes when another connection has written to the file."""
+        return self._run("PRAGMA data_version")[0]
 
     def exchange(self) -> None:
         other, between = self.other(), f"{self.collection}_nnnorm_between"
@@ -310,7 +318,7 @@ class SqliteVecStore(TableStore):
             self._rename(self.actual, between)
             self._rename(other.actual, self.actual)
             self._rename(between, other.actual)
-        self._forget()
+            self._forget()
 
     def drop(self) -> None:
         if self._define() is not None:
@@ -330,12 +338,13 @@ class SqliteVecStore(TableStore):
     # --- facts about the table ---
 
     def _define(self) -> _Definition | None:
-        if self._known is None:
+        known = self._known  # once: another thread may forget it
+        if known is None:
             if self._client is None and not (self.address and Path(self.address).exists()):
                 return None
             rows = self._run("SELECT sql FROM sqlite_master WHERE name = ?", (self.actual,))
-            self._known = self._read_definition(rows[0][0]) if rows else None
-        return self._known
+            known = self._known = self._read_definition(rows[0][0]) if rows else None
+        return known
 
     def _read_definition(self, text: str) -> _Definition:
         vector = re.search(r"(\w+)\s+(?:float|f32)\[(\d+)\]([^,)]*)", text, re.IGNORECASE)
@@ -402,7 +411,9 @@ class SqliteVecStore(TableStore):
         return self._read_row(_NOTE)
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._write_row(_NOTE, json.dumps(note))
+        with self._lock:
+            self._write_row(_NOTE, json.dumps(note))
+            self._n_notes += 1
 
     def _has_gaps(self) -> bool:
         """Whether items were stored without a value for a column that can't be empty."""
