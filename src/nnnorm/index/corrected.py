@@ -45,6 +45,7 @@ from nnnorm.index.store import (
     check_metadata,
     join_items,
     name_items,
+    scan_generation,
 )
 from nnnorm.index.urls import open_store
 from nnnorm.index.values import Correction, open_correction, open_corrector, open_items
@@ -593,10 +594,14 @@ class CorrectedIndex:
     # --- files -----------------------------------------------------------------------------------
 
     def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        """Yield all items as they were given: ids, raw vectors, bias values, metadata."""
+        """Yield all items as they were given: ids, raw vectors, bias values, metadata.
+
+        All are of one generation; an error is raised where another one is served meanwhile.
+        """
         self._catch_up()
-        for items in self.store.scan(batch):
-            yield self.recipe.unpack(items)
+        recipe, mark = self._served
+        for items in scan_generation(self.store, mark, recipe.to_dict(), batch):
+            yield recipe.unpack(items)
 
     def save(self) -> None:
         """Make everything durable (engines that live in memory write their file)."""

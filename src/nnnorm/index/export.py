@@ -29,7 +29,9 @@ from nnnorm.index.store import (
     Metadata,
     Store,
     Way,
+    changed_while_read,
     check_ids,
+    scan_generation,
 )
 from nnnorm.index.urls import open_store
 from nnnorm.index.values import Correction, open_correction
@@ -130,6 +132,7 @@ def _export(
     if references is not None and bias is not None:
         raise NNNormError("give references or a bias, not both")
     given = None if bias is None else open_correction(bias)
+    mark = old.mark()  # before the note, so that a change in between is found out
     note = old.read_note()
     recipe = None if note is None else Recipe.from_dict(note, old.name)
     if recipe is not None and recipe.state != "whole":
@@ -142,7 +145,11 @@ def _export(
             f"{old.name} has no bias yet; give references (past queries), a corrector or a bias"
         )
     with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
-        copied = _read_all(old, facts, recipe, Path(folder), progress)
+
+        def read() -> Iterator[Items]:
+            return _raw_items(old, scan_generation(old, mark, note), facts, recipe)
+
+        copied = _read_all(old, read(), facts, recipe, Path(folder), progress)
         if isinstance(given, Corrector):
             copied = copied._replace(gallery=given.open(copied.gallery, "items"))
         planned, values = _plan(old, new, copied, recipe, references, given, ids, way, normalize)
@@ -156,7 +163,7 @@ def _export(
         whole = fill_store(
             new,
             planned,
-            _with_values(_raw_items(old, facts, recipe), copied, values, old.name),
+            _with_values(read(), copied, values, old.name),
             ids=copied.ids,
             sample=sample,
             like=old,
@@ -211,9 +218,11 @@ class _Copied(NamedTuple):
     some_metadata: list[Metadata]
 
 
-def _raw_items(store: Store, facts: Facts, recipe: Recipe | None) -> Iterator[Items]:
+def _raw_items(
+    store: Store, batches: Iterator[Items], facts: Facts, recipe: Recipe | None
+) -> Iterator[Items]:
     """Yield items as they were before any correction."""
-    for items in store.scan():
+    for items in batches:
         plain = items if recipe is None else recipe.unpack(items)
         if recipe is None and facts.metric == "cosine":
             is_zero = ~plain.vectors.any(axis=1)
@@ -224,7 +233,12 @@ def _raw_items(store: Store, facts: Facts, recipe: Recipe | None) -> Iterator[It
 
 
 def _read_all(
-    store: Store, facts: Facts, recipe: Recipe | None, folder: Path, progress: Progress | None
+    store: Store,
+    batches: Iterator[Items],
+    facts: Facts,
+    recipe: Recipe | None,
+    folder: Path,
+    progress: Progress | None,
 ) -> _Copied:
     """Read all items, their vectors into a temporary file to save memory."""
     dim = facts.width if recipe is None else recipe.dim
@@ -236,9 +250,9 @@ def _read_all(
     values: list[FloatArray] = []
     known, some, done = MetadataPrint(), list[Metadata](), 0
     step = -(-facts.n_items // _MOST_DESCRIBED)
-    for items in _raw_items(store, facts, recipe):
+    for items in batches:
         if done + len(items) > facts.n_items:
-            raise _changed(store.name)
+            raise changed_while_read(store.name)
         if items.vectors.shape[1] != rows.shape[1]:  # a second file that says another width
             raise NNNormError(f"{store.name} is damaged: its rows are not as wide as it says")
         rows[done : done + len(items)] = items.vectors
@@ -251,7 +265,7 @@ def _read_all(
         if progress is not None:
             progress(done, facts.n_items)
     if done != facts.n_items:
-        raise _changed(store.name)
+        raise changed_while_read(store.name)
     rows.flush()
     kinds = {("U" if some.dtype.kind == "U" else "i"): some[0] for some in ids}
     if len(kinds) > 1:
@@ -341,9 +355,5 @@ def _with_values(
         try:
             rows = np.array([row_of[value] for value in items.ids.tolist()], dtype=np.int64)
         except KeyError:
-            raise _changed(name) from None
+            raise changed_while_read(name) from None
         yield replace(items, vectors=copied.gallery.take(rows), values=values[rows])
-
-
-def _changed(name: str) -> NNNormError:
-    return NNNormError(f"{name} changed while it was read; start again when nothing writes to it")

@@ -401,6 +401,37 @@ class Store(Engine):
         """Close files and connections; nothing is saved by this."""
 
 
+def scan_generation(
+    store: Store, mark: object, note: Metadata | None, batch: int = BATCH
+) -> Iterator[Items]:
+    """Yield all items, or raise where another generation is served meanwhile.
+
+    `mark` is that of the store, taken before its note was read.
+
+    Examples
+    --------
+    >>> from nnnorm.index.stores.faiss import FaissStore
+    >>> store = FaissStore()
+    >>> store.create(2, "ip", strings=False, sample=Sample(1, lambda: np.eye(2)))
+    >>> store.add(Items(np.array([7]), np.float32([[1, 0]])))
+    >>> [items.ids.tolist() for items in scan_generation(store, store.mark(), store.read_note())]
+    [[7]]
+    """
+    expected = _generation_of(note)
+    for items in store.scan(batch):
+        now = store.mark()
+        if now != mark:
+            # Items that are added change the mark of some engines too.
+            if _generation_of(store.read_note()) != expected:
+                raise changed_while_read(store.name)
+            mark = now
+        yield items
+
+
+def _generation_of(note: Metadata | None) -> tuple[Any, ...]:
+    return tuple((note or {}).get(name) for name in ("generation", "corrector", "way"))
+
+
 def changed_while_read(name: str) -> NNNormError:
     """Return the error of a read of a collection that changed meanwhile.
 

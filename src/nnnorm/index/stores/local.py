@@ -271,13 +271,17 @@ class LocalStore(Store):
             )
         with self._gate.writing():
             self._files.finish()
-            if self._seen is not None and self._seen != self._stamps(self._files):
-                raise NNNormError(
-                    f"{self.name} was changed by another program since it was opened, such as by a "
-                    "refresh, which would be lost; open it again, and repeat the change"
-                )
+            self._check_seen(self._files)
             self._files.write(self._dump, self._describe_all)
             self._seen = self._stamps(self._files)
+
+    def _check_seen(self, files: Files) -> None:
+        """Raise where another program has saved since these files were read or written here."""
+        if self._seen is not None and self._seen != self._stamps(files):
+            raise NNNormError(
+                f"{self.name} was changed by another program since it was opened, such as by a "
+                "refresh or an add, which would be lost; open it again, and repeat the change"
+            )
 
     @staticmethod
     def _stamps(files: Files) -> list[Any]:
@@ -378,6 +382,7 @@ class LocalStore(Store):
                 files.finish()
                 if not files.sidecar.exists():
                     raise NNNormError(f"there is no {store.name}; refresh the index first")
+            self._check_seen(self._files)
             self._files.exchange()
             self._forget()
 
