@@ -7,42 +7,52 @@ from contextlib import contextmanager
 
 
 class Gate:
-    """Lets many readers in, or one writer, who may come in again."""
+    """Lets many readers in, or one writer, who may come in again.
+
+    A Ctrl-C at any line of a thread must not keep that thread itself out.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._readers, self._writer, self._depth = 0, 0, 0
+        self._readers: dict[int, int] = {}  # how often each thread is inside
+        self._writer, self._depth = 0, 0
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Come in with other readers."""
-        with self._condition:
-            mine = self._writer == threading.get_ident()
-            self._condition.wait_for(lambda: mine or not self._writer)
-            self._readers += not mine
+        own, readers, is_inside = threading.get_ident(), self._readers, False
         try:
+            with self._condition:
+                self._condition.wait_for(lambda: self._writer in (0, own))
+                readers[own], is_inside = readers.get(own, 0) + 1, True
             yield
         finally:
-            if not mine:
+            if is_inside:
                 with self._condition:
-                    self._readers -= 1
+                    readers[own] -= 1
+                    if not readers[own]:
+                        del readers[own]
                     self._condition.notify_all()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Come in alone."""
-        own = threading.get_ident()
-        with self._condition:
-            if self._writer != own:
-                self._condition.wait_for(lambda: not self._writer and not self._readers)
-            self._writer, self._depth = own, self._depth + 1
+        own, is_inside = threading.get_ident(), False
         try:
+            with self._condition:
+                self._condition.wait_for(
+                    lambda: (
+                        self._writer == own or not (self._writer or self._readers.keys() - {own})
+                    )
+                )
+                self._writer, self._depth, is_inside = own, self._depth + 1, True
             yield
         finally:
-            with self._condition:
-                self._depth -= 1
-                self._writer = own if self._depth else 0
-                self._condition.notify_all()
+            if is_inside:
+                with self._condition:
+                    self._depth -= 1
+                    self._writer = own if self._depth else 0
+                    self._condition.notify_all()
 
 
 @contextmanager
