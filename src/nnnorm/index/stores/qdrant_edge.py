@@ -31,7 +31,7 @@ _VECTOR = "vector"  # entry of the note: the name of the vector that is correcte
 _OTHER, _PARKED, _DROPPED = ".nnnorm-other", ".nnnorm-parked", ".nnnorm-dropped"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """A shard that is open in this process, wherever its folder is now."""
 
@@ -195,7 +195,7 @@ class QdrantEdgeStore(PointStore):
 
     def mark(self) -> object:
         """The shard that this store stays with, until it exchanges both itself."""
-        return id(self._open)
+        return self._open or ""
 
     def exchange(self) -> None:
         self._check_served()
