@@ -164,6 +164,21 @@ def test_a_part_of_a_refresh_is_not_continued_with_other_clicks(case, store, mon
         check(case, index, bias_of(1, clicks(2)))
 
 
+def test_a_part_of_a_refresh_with_clicks_is_not_continued_without_any(tmp_path):
+    rows, options = numbered(IDS, IDS)
+    numbers = np.zeros(N_FIRST)
+    numbers[np.argsort(world().values[1][:N_FIRST])[N_FIRST // 2]] = 3  # the range stays as it is
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with build_index(FAISS.make(tmp_path, "photos"), rows, world().correctors[0], **options) as ix:
+        with pytest.raises(KeyboardInterrupt):
+            refresh(ix, 1, nnnorm.Popularity(numbers), progress=stop)
+        refresh(ix, 1, None)
+        check(FAISS, ix, world().correctors[1].bias_of(rows))
+
+
 @parametrize([case for case in quick if case.way in ("l2", "cosine")])
 def test_there_is_room_for_a_thousand_times_as_many_clicks(case, store):
     popularity = clicks(1, weight=0.5)

@@ -42,6 +42,8 @@ _FEW = 64
 _SEED = 0
 # Parameters of methods that weigh values, or that only chose other parameters.
 _WEIGHTS = {"alpha", "weight", "rule"}
+# Entries that change when items are added to a collection.
+_CHANGED_BY_ADD = ("lowest", "highest", "shortest", "longest", "added", "clicks")
 # Two fits on the same data differ by less than this, on any machine and number of threads.
 _SAME = 1e-5
 
@@ -179,7 +181,7 @@ class Recipe:
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
         return all(
             math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)
-            if isinstance(own, float)
+            if isinstance(own, float) and isinstance(its, float)
             else own == its
             for own, its in pairs
         )
@@ -191,12 +193,21 @@ class Recipe:
         return bool(((values >= low) & (values <= high)).all())
 
     def span(self, other: "Recipe") -> "Recipe":
-        """Extend the range of the bias to that of the other recipe."""
+        """Extend the ranges of bias and norms to those of the other recipe."""
         return replace(
             self,
             lowest=min(self.lowest, other.lowest),
             highest=max(self.highest, other.highest),
+            shortest=min(self.shortest, other.shortest),
+            longest=max(self.longest, other.longest),
         )
+
+    def packs_like(self, other: "Recipe") -> bool:
+        """Whether items that were packed by the other recipe may stand beside those of this one.
+
+        That is so for the same generation, to which other programs may have added items.
+        """
+        return replace(self, **{name: getattr(other, name) for name in _CHANGED_BY_ADD}) == other
 
     def widen(self, gallery: Embeddings, values: FloatArray) -> "Recipe":
         """Extend all ranges to new items with these bias values."""
