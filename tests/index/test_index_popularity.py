@@ -193,6 +193,23 @@ def test_there_is_room_for_a_thousand_times_as_many_clicks(case, store):
             index.upsert(rows, world().correctors[1].bias_of(rows) + clicks(1, 1), **options)
 
 
+def test_clicks_of_a_refresh_do_not_lead_a_graph_astray():
+    rng = np.random.default_rng(0)
+    rows, bank, queries = (rng.normal(size=(n, 64)).astype(np.float32) for n in (1000, 300, 50))
+    corrector = nnnorm.Corrector.fit(rows, bank, nnnorm.NNN(8, 0.02), normalize=True)
+    popularity = nnnorm.Popularity((200 * rng.pareto(1, 1000)).clip(0, 10000), 0.02)
+    both = corrector.bias_of(rows) + popularity
+    expected = nnnorm.search(queries, rows, both, k=10, normalize=True)
+    for way in ("ip", "l2"):
+        built = build_index("hnswlib:", rows, both, way=way, normalize=True)
+        index = build_index("hnswlib:", rows, corrector, way=way)
+        index.refresh(corrector, popularity=popularity)
+        assert index.recipe.scale == pytest.approx(built.recipe.scale, rel=1e-3)
+        found = index.search(queries, k=10)
+        np.testing.assert_allclose(found.scores[:, 0], expected.scores[:, 0], atol=5e-6)
+        assert (found.scores >= expected.scores[:, -1:] - 1e-5).mean() > 0.99
+
+
 @parametrize(quick)
 def test_beside_a_corrector_of_weight_0_clicks_stand_alone(case, store):
     rows, none = world().items[IDS], nnnorm.NNN(4, 0.0)

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
@@ -434,6 +435,8 @@ def make_recipe(
         _check_rerank(metric, low, high, gallery.name, f", or use another way: {others}")
     values = bias.values.astype(np.float64)
     known = None if corrector is None or store.is_quantized or scale else corrector.augmentation
+    if known is not None and corrector is not None and "popularity_weight" in bias.params:
+        known = _balance(known, values, bias.weight, corrector.longest)
     shift = float(values.mean()) if known is None else known.shift
     room = 1.0 if corrector is None else _HEADROOM_OF_BIAS
     largest = float(np.abs(values - shift).max())
@@ -551,3 +554,17 @@ def _choose_scale(spread: float, weight: float) -> float:
     Engines that quantise both use one step for all coordinates, which the largest one sets.
     """
     return math.sqrt(abs(weight) / spread) if spread > 0 and weight != 0 else 1.0
+
+
+def _balance(
+    known: Augmentation, values: npt.NDArray[np.float64], weight: float, longest: float
+) -> Augmentation:
+    """Choose shift and scale anew where clicks make values longer than items; the room stays."""
+    shift = float(values.mean())
+    if np.abs(values - shift).max() <= longest:
+        return known
+    scale = _choose_scale(float(values.std()), weight)
+    room = math.sqrt(max(0.0, known.radius**2 - longest**2)) / known.scale
+    reach = scale * (room + abs(shift - known.shift))
+    radius = (1 + _ROUNDING) * math.hypot(longest, reach)
+    return replace(known, shift=shift, scale=scale, radius=radius)
