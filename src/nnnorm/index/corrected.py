@@ -438,8 +438,11 @@ class CorrectedIndex:
         [[1.0, 0.0, 0.25], [0.0, 1.0, -0.25]]
         """
         new = self._open_new(gallery, bias, ids, metadata, normalize, needs_ids=False)
-        if new.recipe.way == "rerank":
-            self._note(new)  # its range decides whether a re-rank is certain
+        # The range decides whether a re-rank is certain, and a refresh with the same clicks as
+        # before has something to do again once these items are written.
+        is_noted = new.recipe.way == "rerank" or new.recipe.clicks is not None
+        if is_noted and replace(new.recipe, clicks=None) != self.recipe:
+            self._note(new, clicks=None)
         return join_items(new.batches)
 
     def _open_new(
@@ -463,6 +466,14 @@ class CorrectedIndex:
             )
         known.check_origin(own, self.store.name)
         known.check_unit(items, self.store.name)
+        if known.popularity is not None and "popularity_weight" not in own.params:
+            warn(
+                f"the bias of {self.store.name} has a popularity of weight {known.popularity:g} "
+                f"added, and the new items ({len(items):,}) have no clicks: they count 0, also "
+                "where they replace others, until the next refresh with popularity= (--clicks); "
+                "or pass corrector.bias_of(items) + Popularity(clicks, weight="
+                f"{known.popularity:g}) as their bias"
+            )
         if ids is None and items.ids is None and needs_ids:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = name_items(items, ids, name="new items")

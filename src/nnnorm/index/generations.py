@@ -57,14 +57,15 @@ def refresh(
         raise NNNormError(
             f"the bias of {store.name} has a popularity of weight {recipe.popularity:g} added, "
             "which this refresh would lose; pass popularity= (--clicks) with the clicks as they "
-            "are now, or with a weight of 0 to take it off"
+            "are now, or with a weight of 0 (--popularity-weight 0) to take it off"
         )
     clicks = clicks if clicks is not None and clicks.weight else None
     wanted = (None, None) if clicks is None else (clicks.weight, clicks.fingerprint)
     # Beside a bias of weight 0 a popularity stands alone, with the weight 1.
     weight = corrector.weight or float(clicks is not None)
     is_same = recipe.corrector == corrector.fingerprint and recipe.weight == weight
-    if is_same and (recipe.popularity, recipe.clicks) == wanted:
+    noted = _note_of(store) or recipe  # another program may have added items since
+    if is_same and (noted.popularity, noted.clicks) == wanted:
         return
     if store.is_lossy and gallery is None:
         raise NNNormError(
