@@ -213,6 +213,17 @@ def test_an_index_that_was_opened_before_a_refresh_asks_as_the_new_generation_ne
     np.testing.assert_array_equal(index.ask(world().queries), expected)
 
 
+@parametrize([case for case in FEW if case.engine not in SHARED | {"duckdb"}])
+def test_a_refresh_from_a_former_generation_leaves_it_for_a_rollback(case, store):
+    with build(store(), case) as index, open_index(store()) as other:
+        refresh(other, 1)
+        with pytest.raises(nnnorm.NNNormError, match=r"since it was opened, .*; open it again"):
+            refresh(index, 2)
+        FIRST.check(case, index.search(world().queries))
+        other.rollback()
+        FIRST.check(case, other.search(world().queries))
+
+
 class Late(list):
     """Metadata that another program overtakes: something happens when they are first read."""
 
