@@ -1,5 +1,7 @@
 """Clicks beside the correction in a living index: they survive a refresh, by ids."""
 
+import warnings
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -13,6 +15,9 @@ from tests.stores import CASES, parametrize
 
 IDS = list(range(N_FIRST))
 FAISS = CASES[0]
+unclicked = pytest.mark.filterwarnings("ignore:.* the new items .* have no clicks")
+SQLITE = next(case for case in FEW if case.engine == "sqlite-vec")
+WITHOUT = r"and the new items \(30\) have no clicks: they count 0, .* until the next refresh"
 FEW_BITS = next(case for case in CASES if case.name == "faiss sq")
 quick = [case for case in FEW if not case.slow]
 
@@ -47,6 +52,7 @@ def check(case, index, bias, n=N_FIRST):
     assert np.mean(right >= least - 1e-5) >= case.recall
 
 
+@unclicked
 @parametrize([*FEW, FEW_BITS])
 def test_clicks_survive_a_refresh_a_rollback_and_new_items(case, store):
     first, second = clicks(1), clicks(2, weight=0.05)
@@ -134,6 +140,7 @@ def test_ids_that_do_not_match_are_named(tmp_path):
         assert index.recipe == served
 
 
+@unclicked
 def test_the_same_refresh_again_changes_nothing_and_other_clicks_do(tmp_path):
     with build(FAISS.make(tmp_path, "photos"), FAISS, clicks(0)) as index:
         refresh(index, 1, clicks(1))
@@ -150,6 +157,34 @@ def test_the_same_refresh_again_changes_nothing_and_other_clicks_do(tmp_path):
         check(FAISS, index, bias_of(1, clicks(2)))
 
 
+@pytest.mark.parametrize("way", ["cosine", "rerank"])
+def test_the_same_clicks_reach_items_that_the_engines_own_client_wrote(way, tmp_path):
+    rows, options = numbered(IDS, IDS)
+    corrector, popularity, ids = world().correctors[0], clicks(1, MORE.stop), list(range(MORE.stop))
+    store = SQLITE.make(tmp_path, "photos")
+    with build_index(store, rows, corrector, way=way, **options) as ix:
+        with pytest.warns(nnnorm.NNNormWarning, match="30 of 90 ids of the clicks are not in"):
+            ix.refresh(corrector, popularity=popularity, ids=ids)
+        later, named = numbered(list(MORE), MORE)
+        with pytest.warns(nnnorm.NNNormWarning, match=WITHOUT):
+            packed = ix.pack(later, corrector, **named)
+        ix.store.add(packed)
+        ix.refresh(corrector, popularity=popularity, ids=ids)
+        check(SQLITE, ix, corrector.bias_of(world().items[ids]) + popularity, MORE.stop)
+
+
+@pytest.mark.parametrize("write", ["add", "upsert"])
+def test_items_without_clicks_are_warned_of(write, tmp_path):
+    rows, options = numbered(list(MORE), MORE)
+    own = world().correctors[0]
+    with build(FAISS.make(tmp_path, "photos"), FAISS, clicks(0)) as index:
+        with pytest.warns(nnnorm.NNNormWarning, match=WITHOUT):
+            getattr(index, write)(rows, own, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            index.upsert(rows, own.bias_of(rows) + clicks(1, len(MORE)), **options)
+
+
 @parametrize(quick)
 def test_a_part_of_a_refresh_is_not_continued_with_other_clicks(case, store, monkeypatch):
     with build(store(), case, clicks(0)) as index:
@@ -162,6 +197,21 @@ def test_a_part_of_a_refresh_is_not_continued_with_other_clicks(case, store, mon
         check(case, index, bias_of(0, clicks(0)))
         refresh(index, 1, clicks(2))
         check(case, index, bias_of(1, clicks(2)))
+
+
+def test_a_part_of_a_refresh_with_clicks_is_not_continued_without_any(tmp_path):
+    rows, options = numbered(IDS, IDS)
+    numbers = np.zeros(N_FIRST)
+    numbers[np.argsort(world().values[1][:N_FIRST])[N_FIRST // 2]] = 3  # the range stays as it is
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with build_index(FAISS.make(tmp_path, "photos"), rows, world().correctors[0], **options) as ix:
+        with pytest.raises(KeyboardInterrupt):
+            refresh(ix, 1, nnnorm.Popularity(numbers), progress=stop)
+        refresh(ix, 1, None)
+        check(FAISS, ix, world().correctors[1].bias_of(rows))
 
 
 @parametrize([case for case in quick if case.way in ("l2", "cosine")])
@@ -178,6 +228,24 @@ def test_there_is_room_for_a_thousand_times_as_many_clicks(case, store):
             index.upsert(rows, world().correctors[1].bias_of(rows) + clicks(1, 1), **options)
 
 
+def test_clicks_of_a_refresh_do_not_lead_a_graph_astray():
+    rng = np.random.default_rng(0)
+    rows, bank, queries = (rng.normal(size=(n, 64)).astype(np.float32) for n in (1000, 300, 50))
+    corrector = nnnorm.Corrector.fit(rows, bank, nnnorm.NNN(8, 0.02), normalize=True)
+    popularity = nnnorm.Popularity((200 * rng.pareto(1, 1000)).clip(0, 10000), 0.02)
+    both = corrector.bias_of(rows) + popularity
+    expected = nnnorm.search(queries, rows, both, k=10, normalize=True)
+    for way in ("ip", "l2"):
+        built = build_index("hnswlib:", rows, both, way=way, normalize=True)
+        index = build_index("hnswlib:", rows, corrector, way=way)
+        index.refresh(corrector, popularity=popularity)
+        assert index.recipe.scale == pytest.approx(built.recipe.scale, rel=1e-3)
+        found = index.search(queries, k=10)
+        np.testing.assert_allclose(found.scores[:, 0], expected.scores[:, 0], atol=5e-6)
+        assert (found.scores >= expected.scores[:, -1:] - 1e-5).mean() > 0.99
+
+
+@unclicked
 @parametrize(quick)
 def test_beside_a_corrector_of_weight_0_clicks_stand_alone(case, store):
     rows, none = world().items[IDS], nnnorm.NNN(4, 0.0)
@@ -221,6 +289,14 @@ def test_the_command_takes_clicks_as_tune_does(tmp_path):
     alone = runner.invoke(app, [*base, "--popularity-weight", "0.1"])
     assert alone.exit_code == 1
     assert "give --clicks too" in alone.stderr
+    gallery = tmp_path / "photos.npy"
+    np.save(gallery, world().items[IDS])
+    for more in ([], ["--gallery", str(gallery)]):
+        taken = runner.invoke(app, [*base, *more, "--popularity-weight", "0"])
+        assert taken.exit_code == 0, taken.stderr
+        with open_index(url) as index:
+            check(FAISS, index, world().correctors[1].bias_of(world().items[IDS]))
+            index.rollback()
     given = ["--clicks", str(tmp_path / "clicks.txt"), "--ids", str(tmp_path / "ids.txt")]
     done = runner.invoke(app, [*base, *given])
     assert done.exit_code == 0, done.stderr

@@ -109,7 +109,7 @@ def test_a_transaction_that_began_before_a_refresh_writes_nothing(
         lambda: index.refresh(fit(data, 1)),
         index.rollback,
     ):
-        with pytest.raises(nnnorm.NNNormError, match=OUTDATED), connection.transaction():
+        with pytest.raises(nnnorm.NNNormError, match=OUTDATED):
             write()
     connection.commit()
     with open_index(served_by()) as other:
@@ -211,3 +211,54 @@ def test_an_index_that_was_opened_before_a_refresh_asks_as_the_new_generation_ne
         expected = other.ask(world().queries)
     assert not np.array_equal(before, expected)
     np.testing.assert_array_equal(index.ask(world().queries), expected)
+
+
+@parametrize([case for case in FEW if case.engine not in SHARED | {"duckdb"}])
+def test_a_refresh_from_a_former_generation_leaves_it_for_a_rollback(case, store):
+    with build(store(), case) as index, open_index(store()) as other:
+        refresh(other, 1)
+        with pytest.raises(nnnorm.NNNormError, match=r"since it was opened, .*; open it again"):
+            refresh(index, 2)
+        FIRST.check(case, index.search(world().queries))
+        other.rollback()
+        FIRST.check(case, other.search(world().queries))
+
+
+class Late(list):
+    """Metadata that another program overtakes: something happens when they are first read."""
+
+    def __init__(self, entries, happens):
+        super().__init__(entries)
+        self.happens = [happens]
+
+    def __iter__(self):
+        while self.happens:
+            self.happens.pop()()
+        return super().__iter__()
+
+
+@parametrize([case for case in FEW if case.engine in SHARED - IN_FILES])
+@pytest.mark.parametrize("write", ["add", "upsert"])
+def test_items_that_a_refresh_overtakes_are_not_written(case, write, store):
+    index, other = build(store(), case), open_index(store())
+    rows, options = numbered(list(MORE), MORE)
+    late = Late(options["metadata"], lambda: refresh(other, 1))
+    with pytest.raises(nnnorm.NNNormError, match=r"was changed by another program, .*; repeat the"):
+        getattr(index, write)(rows, world().correctors[0], ids=options["ids"], metadata=late)
+    with open_index(store()) as fresh:
+        assert (served(fresh).rows, served(fresh).corrector) == (FIRST.rows, 1)
+        served(fresh).check(case, fresh.search(world().queries))
+    getattr(index, write)(rows, world().correctors[1], **options)
+    served(index).check(case, index.search(world().queries))
+
+
+@parametrize([case for case in FEW if case.engine in SHARED - IN_FILES])
+def test_items_that_other_items_overtake_are_written(case, store):
+    index, other, corrector = build(store(), case), open_index(store()), world().correctors[0]
+    rows, options = numbered(list(MORE), MORE)
+    later, named = numbered([300], [300])
+    late = Late(options["metadata"], lambda: other.add(later, corrector, **named))
+    index.add(rows, corrector, ids=options["ids"], metadata=late)
+    with open_index(store()) as fresh:
+        assert len(fresh) == len(FIRST.rows) + len(MORE) + 1
+        served(fresh).check(case, fresh.search(world().queries))

@@ -194,7 +194,10 @@ def refresh(
     ] = None,
     popularity_weight: Annotated[
         float | None,
-        Option(help="Weight of log(1 + clicks); by default that of the index, or 0.02."),
+        Option(
+            help="Weight of log(1 + clicks); by default that of the index, or 0.02. 0 takes a "
+            "popularity off, without --clicks."
+        ),
     ] = None,
     ids: Annotated[
         Path | None,
@@ -208,6 +211,8 @@ def refresh(
 ) -> None:
     """Give all items the bias of another corrector, or new clicks, at once for all readers."""
     loaded, counted = Corrector.load(corrector), read_ids(clicks, "clicks")
+    if popularity_weight == 0:
+        counted = np.zeros(1)
     if popularity_weight is not None and counted is None:
         raise NNNormError("--popularity-weight is the weight of clicks; give --clicks too")
     with open_index(index) as opened:

@@ -85,7 +85,7 @@ class Clicks:
 
 
 def open_clicks(popularity: Any, ids: Any = None) -> Clicks:
-    """Check a popularity and the ids of its numbers, by default 0…n−1.
+    """Check a popularity and the ids of its numbers, by default 0…n−1; at weight 0 none count.
 
     Examples
     --------
@@ -101,5 +101,6 @@ def open_clicks(popularity: Any, ids: Any = None) -> Clicks:
             f"{type(popularity).__name__}"
         )
     n_clicked = len(popularity)
-    named = np.arange(n_clicked) if ids is None else check_ids(ids, n_clicked, name="the clicks")
-    return Clicks(popularity, named, ids is not None)
+    if ids is None or popularity.weight == 0:
+        return Clicks(popularity, np.arange(n_clicked), False)
+    return Clicks(popularity, check_ids(ids, n_clicked, name="the clicks"), True)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -358,11 +359,11 @@ class CorrectedIndex:
                 f"{store_has(self.store, new.ids[there])}; ids must be unique: use upsert to "
                 "replace items, or choose other ids"
             )
-        self._note(replace(new.recipe, added=new.fingerprint, clicks=None))
+        self._note(new, added=new.fingerprint, clicks=None)
         for batch in new.batches:
             missing = ~self.store.present(batch.ids) if is_continued else np.ones(len(batch), bool)
             if missing.any():
-                with keep_interrupts():
+                with self._writing(new):
                     self.store.add(batch.take(missing))
 
     @explain_arguments
@@ -390,9 +391,9 @@ class CorrectedIndex:
                 f"{self.store.name} can't replace items, because it can't delete; build it again, "
                 "or use another kind of index"
             )
-        self._note(replace(new.recipe, added=None, clicks=None))
+        self._note(new, added=None, clicks=None)
         for batch in new.batches:
-            with keep_interrupts():
+            with self._writing(new):
                 self.store.upsert(batch)
 
     @explain_arguments
@@ -447,8 +448,11 @@ class CorrectedIndex:
         [[1.0, 0.0, 0.25], [0.0, 1.0, -0.25]]
         """
         new = self._open_new(gallery, bias, ids, metadata, normalize, needs_ids=False)
-        if self.recipe.way == "rerank" and new.recipe != self.recipe:
-            self._note(new.recipe)  # its range decides whether a re-rank is certain
+        # The range decides whether a re-rank is certain, and a refresh with the same clicks as
+        # before has something to do again once these items are written.
+        is_noted = new.recipe.way == "rerank" or new.recipe.clicks is not None
+        if is_noted and replace(new.recipe, clicks=None) != self.recipe:
+            self._note(new, clicks=None)
         return join_items(new.batches)
 
     def _open_new(
@@ -462,15 +466,24 @@ class CorrectedIndex:
     ) -> "_New":
         """Open new items, give them their bias, and pack all of them, before any is written."""
         self._catch_up()
+        known = self.recipe
         given = open_correction(bias)
         items, own = open_items(gallery, given, name="new items", normalize=normalize)
-        if items.dim != self.recipe.dim:
+        if items.dim != known.dim:
             raise NNNormError(
                 f"new items and those of {self.store.name} must share dim; got {items.dim} and "
-                f"{self.recipe.dim}. Were they encoded by different models?"
+                f"{known.dim}. Were they encoded by different models?"
             )
-        self.recipe.check_origin(own, self.store.name)
-        self.recipe.check_unit(items, self.store.name)
+        known.check_origin(own, self.store.name)
+        known.check_unit(items, self.store.name)
+        if known.popularity is not None and "popularity_weight" not in own.params:
+            warn(
+                f"the bias of {self.store.name} has a popularity of weight {known.popularity:g} "
+                f"added, and the new items ({len(items):,}) have no clicks: they count 0, also "
+                "where they replace others, until the next refresh with popularity= (--clicks); "
+                "or pass corrector.bias_of(items) + Popularity(clicks, weight="
+                f"{known.popularity:g}) as their bias"
+            )
         if ids is None and items.ids is None and needs_ids:
             raise NNNormError("new items need ids that are not in the index yet; pass ids=")
         named = name_items(items, ids, name="new items")
@@ -478,9 +491,9 @@ class CorrectedIndex:
             self.store.check_new(named)
         described = check_metadata(metadata, len(items))
         # In an index of a popularity alone, a bias of weight 0 is no popularity.
-        is_nothing = own.weight == 0 and self.recipe.popularity is not None
+        is_nothing = own.weight == 0 and known.popularity is not None
         values = np.zeros_like(own.values) if is_nothing else own.values
-        recipe = self.recipe.widen(items, values)
+        recipe = known.widen(items, values)
         batches = [recipe.pack(batch) for batch in cut(items, values, named, described)]
         about = [items.fingerprint, named.tolist(), MetadataPrint().take(described or ()).value]
         fingerprint = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
@@ -491,12 +504,27 @@ class CorrectedIndex:
         if self.store.mark() != self._mark:
             self._read_note()
 
-    def _note(self, recipe: Recipe) -> None:
+    @contextmanager
+    def _writing(self, new: "_New") -> Iterator[None]:
+        """Write new items or their note, unless they were packed for another generation."""
+        with keep_interrupts(), self.store.transaction():
+            self._catch_up()
+            if not self.recipe.packs_like(new.recipe):
+                raise NNNormError(
+                    f"{self.store.name} was changed by another program, such as by a refresh, "
+                    "while these items were prepared for it; repeat the add, or use upsert where "
+                    "a part of them is in the index already"
+                )
+            yield
+
+    def _note(self, new: "_New", **changes: Any) -> None:
         """Write the note, before any items: the certainty of a re-rank depends on it."""
-        if recipe != self.recipe:
-            with keep_interrupts():
+        with self._writing(new):
+            recipe, mark = replace(self.recipe.span(new.recipe), **changes), self._mark
+            if recipe != self.recipe:
                 self.store.write_note(recipe.to_dict())
-            self._served = _Served(recipe, self.store.mark())
+                mark = self.store.mark()
+        self._served = _Served(recipe, mark)
 
     # --- generations -----------------------------------------------------------------------------
 

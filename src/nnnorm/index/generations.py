@@ -57,14 +57,15 @@ def refresh(
         raise NNNormError(
             f"the bias of {store.name} has a popularity of weight {recipe.popularity:g} added, "
             "which this refresh would lose; pass popularity= (--clicks) with the clicks as they "
-            "are now, or with a weight of 0 to take it off"
+            "are now, or with a weight of 0 (--popularity-weight 0) to take it off"
         )
     clicks = clicks if clicks is not None and clicks.weight else None
     wanted = (None, None) if clicks is None else (clicks.weight, clicks.fingerprint)
     # Beside a bias of weight 0 a popularity stands alone, with the weight 1.
     weight = corrector.weight or float(clicks is not None)
     is_same = recipe.corrector == corrector.fingerprint and recipe.weight == weight
-    if is_same and (recipe.popularity, recipe.clicks) == wanted:
+    noted = _note_of(store) or recipe  # another program may have added items since
+    if is_same and (noted.popularity, noted.clicks) == wanted:
         return
     if store.is_lossy and gallery is None:
         raise NNNormError(
@@ -75,6 +76,12 @@ def refresh(
     read, bias = _with_clicks(store, corrector, _read(source), clicks)
     other = store.other()
     former = _note_of(other)
+    if store.mark() is None and former is not None and former.packs_like(recipe):
+        # The store has stayed with this generation, which is kept for a rollback now.
+        raise NNNormError(
+            f"{store.name} was changed by another program since it was opened, such as by a "
+            "refresh; open it again, and refresh that one"
+        )
     number = 1 + max(recipe.generation, 0 if former is None else former.generation)
     new = _make_recipe(store, recipe, corrector, read, bias, clicks)
     new = replace(new, generation=number)

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
+import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
@@ -42,6 +43,8 @@ _FEW = 64
 _SEED = 0
 # Parameters of methods that weigh values, or that only chose other parameters.
 _WEIGHTS = {"alpha", "weight", "rule"}
+# Entries that change when items are added to a collection.
+_CHANGED_BY_ADD = ("lowest", "highest", "shortest", "longest", "added", "clicks")
 # Two fits on the same data differ by less than this, on any machine and number of threads.
 _SAME = 1e-5
 
@@ -179,7 +182,7 @@ class Recipe:
         pairs = [(getattr(self, name), getattr(other, name)) for name in names]
         return all(
             math.isclose(own, its, rel_tol=_SAME, abs_tol=_SAME)
-            if isinstance(own, float)
+            if isinstance(own, float) and isinstance(its, float)
             else own == its
             for own, its in pairs
         )
@@ -191,12 +194,21 @@ class Recipe:
         return bool(((values >= low) & (values <= high)).all())
 
     def span(self, other: "Recipe") -> "Recipe":
-        """Extend the range of the bias to that of the other recipe."""
+        """Extend the ranges of bias and norms to those of the other recipe."""
         return replace(
             self,
             lowest=min(self.lowest, other.lowest),
             highest=max(self.highest, other.highest),
+            shortest=min(self.shortest, other.shortest),
+            longest=max(self.longest, other.longest),
         )
+
+    def packs_like(self, other: "Recipe") -> bool:
+        """Whether items that were packed by the other recipe may stand beside those of this one.
+
+        That is so for the same generation, to which other programs may have added items.
+        """
+        return replace(self, **{name: getattr(other, name) for name in _CHANGED_BY_ADD}) == other
 
     def widen(self, gallery: Embeddings, values: FloatArray) -> "Recipe":
         """Extend all ranges to new items with these bias values."""
@@ -423,6 +435,8 @@ def make_recipe(
         _check_rerank(metric, low, high, gallery.name, f", or use another way: {others}")
     values = bias.values.astype(np.float64)
     known = None if corrector is None or store.is_quantized or scale else corrector.augmentation
+    if known is not None and corrector is not None and "popularity_weight" in bias.params:
+        known = _balance(known, values, bias.weight, corrector.longest)
     shift = float(values.mean()) if known is None else known.shift
     room = 1.0 if corrector is None else _HEADROOM_OF_BIAS
     largest = float(np.abs(values - shift).max())
@@ -540,3 +554,17 @@ def _choose_scale(spread: float, weight: float) -> float:
     Engines that quantise both use one step for all coordinates, which the largest one sets.
     """
     return math.sqrt(abs(weight) / spread) if spread > 0 and weight != 0 else 1.0
+
+
+def _balance(
+    known: Augmentation, values: npt.NDArray[np.float64], weight: float, longest: float
+) -> Augmentation:
+    """Choose shift and scale anew where clicks make values longer than items; the room stays."""
+    shift = float(values.mean())
+    if np.abs(values - shift).max() <= longest:
+        return known
+    scale = _choose_scale(float(values.std()), weight)
+    room = math.sqrt(max(0.0, known.radius**2 - longest**2)) / known.scale
+    reach = scale * (room + abs(shift - known.shift))
+    radius = (1 + _ROUNDING) * math.hypot(longest, reach)
+    return replace(known, shift=shift, scale=scale, radius=radius)

@@ -10,6 +10,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -358,6 +359,13 @@ class Store(Engine):
         default, is for stores without generations.
         """
         return None
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Write all or nothing, while no other connection changes the note or the generation.
+
+        The default, for engines that have no transactions, does neither.
+        """
+        return nullcontext()
 
     def other(self) -> "Store":
         """Return the store of the other generation of this collection.

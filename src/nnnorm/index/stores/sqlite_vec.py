@@ -12,7 +12,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -310,6 +310,9 @@ class SqliteVecStore(TableStore):
     def version(self) -> object:
         """A number that SQLite changes when another connection has written to the file."""
         return self._run("PRAGMA data_version")[0]
+
+    def transaction(self) -> AbstractContextManager[None]:
+        return self._transaction()
 
     def exchange(self) -> None:
         other, between = self.other(), f"{self.collection}_nnnorm_between"

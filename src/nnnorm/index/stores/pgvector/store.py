@@ -235,7 +235,8 @@ class PgvectorStore(TableStore):
             self._run("DROP TABLE nnnorm_new")
 
     def delete(self, ids: Ids) -> None:
-        self._run(f"DELETE FROM {self._table} WHERE {self._is_any()}", [ids.tolist()])
+        with self._session.transaction():  # after an error, that of the caller goes on
+            self._run(f"DELETE FROM {self._table} WHERE {self._is_any()}", [ids.tolist()])
 
     def set_values(
         self, batches: Iterable[tuple[Ids, FloatArray]], note: Mapping[str, Any]
@@ -302,6 +303,14 @@ class PgvectorStore(TableStore):
         """Every change of a row, as its transaction numbers show: a scan without the vectors."""
         numbers = "sum(xmin::text::bigint), max(xmin::text::bigint)"
         return self._run(f"SELECT count(*), {numbers} FROM {self._table}")[0]
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._session.transaction():
+            self._check_snapshot()
+            # What a refresh needs too; the application may write meanwhile.
+            self._run(f"LOCK TABLE {self._table} IN SHARE UPDATE EXCLUSIVE MODE")
+            yield
 
     def exchange(self) -> None:
         other = self.other()
