@@ -217,7 +217,7 @@ def test_an_index_that_was_opened_before_a_refresh_asks_as_the_new_generation_ne
 def test_a_refresh_from_a_former_generation_leaves_it_for_a_rollback(case, store):
     with build(store(), case) as index, open_index(store()) as other:
         refresh(other, 1)
-        with pytest.raises(nnnorm.NNNormError, match=r"since it was opened, .*; open it again"):
+        with pytest.raises(nnnorm.NNNormError, match=r"since it was opened.*; open it again"):
             refresh(index, 2)
         FIRST.check(case, index.search(world().queries))
         other.rollback()

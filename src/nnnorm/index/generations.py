@@ -72,16 +72,11 @@ def refresh(
             f"{store.name} stores its vectors in few bits and can't give them back; pass gallery= "
             "(--gallery) with the original ones"
         )
+    store.check_served()  # before the other generation, which may be the newer one, is removed
     source = _Source(store, recipe, corrector, gallery, ids)
     read, bias = _with_clicks(store, corrector, _read(source), clicks)
     other = store.other()
     former = _note_of(other)
-    if store.mark() is None and former is not None and former.packs_like(recipe):
-        # The store has stayed with this generation, which is kept for a rollback now.
-        raise NNNormError(
-            f"{store.name} was changed by another program since it was opened, such as by a "
-            "refresh; open it again, and refresh that one"
-        )
     number = 1 + max(recipe.generation, 0 if former is None else former.generation)
     new = _make_recipe(store, recipe, corrector, read, bias, clicks)
     new = replace(new, generation=number)

@@ -360,6 +360,12 @@ class Store(Engine):
         """
         return None
 
+    def check_served(self) -> None:
+        """Raise where this store has stayed with a generation that is not served any more.
+
+        The default is for stores that always see the one that is served.
+        """
+
     def transaction(self) -> AbstractContextManager[None]:
         """Write all or nothing, while no other connection changes the note or the generation.
 

@@ -106,13 +106,13 @@ class ChromaStore(DatabaseStore):
             )
 
     def add(self, items: Items) -> None:
-        self._check_served()
+        self.check_served()
         known = items.metadata_list()
         documents = [entry.pop(_DOCUMENT, None) for entry in known]
         self._write(self.found.add, items, known, documents)
 
     def upsert(self, items: Items) -> None:
-        self._check_served()
+        self.check_served()
         names = list(map(str, items.ids.tolist()))
         with self._translating():
             rows = self.found.get(ids=names, include=["metadatas", "documents"])
@@ -152,7 +152,7 @@ class ChromaStore(DatabaseStore):
             )
 
     def delete(self, ids: Ids) -> None:
-        self._check_served()
+        self.check_served()
         with self._translating():
             self.found.delete(ids=list(map(str, ids.tolist())))
 
@@ -241,7 +241,7 @@ class ChromaStore(DatabaseStore):
         return str(getattr(self._handle, "id", ""))
 
     def exchange(self) -> None:
-        self._check_served()
+        self.check_served()
         served = self.found
         if self._get(_UNSERVED) is None:
             raise NNNormError(f"{self.name} has no other generation; refresh it first")
@@ -285,7 +285,7 @@ class ChromaStore(DatabaseStore):
             except missing:
                 return None
 
-    def _check_served(self) -> None:
+    def check_served(self) -> None:
         """Raise before a write to a generation that is not served any more."""
         if self._is_other or self._handle is None:
             return
@@ -363,7 +363,7 @@ class ChromaStore(DatabaseStore):
         return (self._look_again().metadata or {}).get("nnnorm")
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._check_served()
+        self.check_served()
         found = self._look_again()
         found.modify(metadata={**(found.metadata or {}), "nnnorm": json.dumps(note)})
 

@@ -275,7 +275,7 @@ class AliasedStore(DatabaseStore):
         return self._pinned
 
     def exchange(self) -> None:
-        self._check_served()
+        self.check_served()
         following = self._found(self.other()._find())
         with self._translating():
             self._point_alias(following)
@@ -355,7 +355,7 @@ class AliasedStore(DatabaseStore):
         except self._errors():
             return False
 
-    def _check_served(self) -> None:
+    def check_served(self) -> None:
         """Raise before a write to a generation that is not served any more."""
         if self._is_other or not self._pinned or self._pinned == self.collection:
             return

@@ -211,7 +211,7 @@ class MilvusStore(AliasedStore):
         self._write(self.client.insert if is_lite else self.client.upsert, items)
 
     def _write(self, write: Any, items: Items) -> None:
-        self._check_served()
+        self.check_served()
         schema = self._schema()
         rows = []
         for own, vector, known, value, others in zip(
@@ -230,7 +230,7 @@ class MilvusStore(AliasedStore):
             write(self.actual, rows)
 
     def delete(self, ids: Ids) -> None:
-        self._check_served()
+        self.check_served()
         with self._translating():
             self.client.delete(self.actual, ids=ids.tolist())
 
@@ -401,7 +401,7 @@ class MilvusStore(AliasedStore):
         return (self._about().get("properties") or {}).get(_NOTE)
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._check_served()
+        self.check_served()
         self.client.alter_collection_properties(self.actual, properties={_NOTE: json.dumps(note)})
 
     # --- the alias ---

@@ -119,11 +119,11 @@ class QdrantStore(AliasedStore, PointStore):
                 )
 
     def add(self, items: Items) -> None:
-        self._check_served()
+        self.check_served()
         super().add(items)
 
     def delete(self, ids: Ids) -> None:
-        self._check_served()
+        self.check_served()
         super().delete(ids)
 
     def _create(self, **settings: Any) -> None:
@@ -286,7 +286,7 @@ class QdrantStore(AliasedStore, PointStore):
         return (config.metadata or {}).get("nnnorm")
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._check_served()
+        self.check_served()
         self.client.update_collection(self.actual, metadata={"nnnorm": note})  # others stay
 
     def _connect(self) -> Any:

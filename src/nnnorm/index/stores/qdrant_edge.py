@@ -176,11 +176,11 @@ class QdrantEdgeStore(PointStore):
         _ = self.client
 
     def add(self, items: Items) -> None:
-        self._check_served()
+        self.check_served()
         super().add(items)
 
     def delete(self, ids: Ids) -> None:
-        self._check_served()
+        self.check_served()
         super().delete(ids)
 
     # --- generations ---
@@ -198,7 +198,7 @@ class QdrantEdgeStore(PointStore):
         return self._open or ""
 
     def exchange(self) -> None:
-        self._check_served()
+        self.check_served()
         with _MOVING, self._translating():
             self._settle()
             places = self._path, self._named(_OTHER)
@@ -256,7 +256,7 @@ class QdrantEdgeStore(PointStore):
         _SHARDS[folder] = _Open(folder, shard.load(str(folder)))
         return _SHARDS[folder]
 
-    def _check_served(self) -> None:
+    def check_served(self) -> None:
         """Raise before a write to a generation that is not served any more."""
         if self._open is not None and not self._is_other and self._open.folder != self._path:
             raise NNNormError(
@@ -406,7 +406,7 @@ class QdrantEdgeStore(PointStore):
         return note
 
     def _write_note(self, note: dict[str, Any]) -> None:
-        self._check_served()
+        self.check_served()
         self._know()  # the name of the vector
         self._write_file(note)
         if not self._is_other:
