@@ -589,7 +589,8 @@ def test_a_popularity_of_another_weight_is_refused():
     ids, few = range(100, 108), np.arange(8)
     with pytest.raises(nnnorm.NNNormError, match=r"has the weight 0.5 .* add it with the same"):
         index.add(new.gallery, new.bias + nnnorm.Popularity(few, weight=0.5), ids=ids)
-    index.add(new.gallery[:4], bias_of(data, new.gallery[:4]), ids=ids[:4])  # no clicks yet
+    with pytest.warns(nnnorm.NNNormWarning, match=r"the new items \(4\) have no clicks"):
+        index.add(new.gallery[:4], bias_of(data, new.gallery[:4]), ids=ids[:4])
     later = bias_of(data, new.gallery[4:]) + nnnorm.Popularity(few[4:], weight=0.05)
     index.add(new.gallery[4:], later, ids=ids[4:])
     plain = build_index("faiss:", data.gallery, data.bias)
@@ -603,7 +604,8 @@ def test_an_index_of_clicks_alone_takes_new_items_without_any():
     bias = corrector.bias + nnnorm.Popularity(np.arange(50) % 3, weight=0.05)
     index = build_index("faiss:", data.gallery, bias)
     new = make_data(8, 5, 13, unit=True, seed=2).gallery
-    index.add(new, corrector.bias_of(new), ids=range(100, 108))
+    with pytest.warns(nnnorm.NNNormWarning, match=r"the new items \(8\) have no clicks"):
+        index.add(new, corrector.bias_of(new), ids=range(100, 108))
     found = index.search(data.queries, k=58)
     scores = dict(zip(found.ids[0].tolist(), found.scores[0].tolist(), strict=True))
     for row, item in enumerate(new):

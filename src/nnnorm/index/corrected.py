@@ -742,6 +742,11 @@ def open_index(store: "Store | str") -> CorrectedIndex:
     facts = _facts(opened)
     mark = opened.mark()  # before the note, so that a change in between is found out
     note = opened.read_note()
+    if note is None and not facts.n_items:
+        raise NNNormError(
+            f"{opened.name} is empty and has no note of nnnorm, so a build or export into it was "
+            "not finished; run it again"
+        )
     if note is None:
         raise NNNormError(
             f"{opened.name} holds no correction (no note of nnnorm); make a corrected copy with "
