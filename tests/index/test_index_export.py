@@ -106,6 +106,7 @@ def test_a_corrected_index_moves_to_another_engine_with_its_bias(case, data, tmp
         check(case, index.search(data.queries), exact(data, ids=range(50, 350)))
 
 
+@pytest.mark.slow
 @each_engine
 def test_an_interrupted_export_goes_on_and_loses_nothing(case, data, tmp_path):
     fill(case.make(tmp_path, "photos"), data, list(range(300)), [{"row": r} for r in range(300)])

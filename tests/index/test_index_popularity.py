@@ -53,6 +53,7 @@ def check(case, index, bias, n=N_FIRST):
 
 
 @unclicked
+@pytest.mark.slow
 @parametrize([*FEW, FEW_BITS])
 def test_clicks_survive_a_refresh_a_rollback_and_new_items(case, store):
     first, second = clicks(1), clicks(2, weight=0.05)
@@ -185,6 +186,7 @@ def test_items_without_clicks_are_warned_of(write, tmp_path):
             index.upsert(rows, own.bias_of(rows) + clicks(1, len(MORE)), **options)
 
 
+@pytest.mark.slow
 @parametrize(quick)
 def test_a_part_of_a_refresh_is_not_continued_with_other_clicks(case, store, monkeypatch):
     with build(store(), case, clicks(0)) as index:
@@ -214,6 +216,7 @@ def test_a_part_of_a_refresh_with_clicks_is_not_continued_without_any(tmp_path):
         check(FAISS, ix, world().correctors[1].bias_of(rows))
 
 
+@pytest.mark.slow
 @parametrize([case for case in quick if case.way in ("l2", "cosine")])
 def test_there_is_room_for_a_thousand_times_as_many_clicks(case, store):
     popularity = clicks(1, weight=0.5)
@@ -228,6 +231,7 @@ def test_there_is_room_for_a_thousand_times_as_many_clicks(case, store):
             index.upsert(rows, world().correctors[1].bias_of(rows) + clicks(1, 1), **options)
 
 
+@pytest.mark.slow
 def test_clicks_of_a_refresh_do_not_lead_a_graph_astray():
     rng = np.random.default_rng(0)
     rows, bank, queries = (rng.normal(size=(n, 64)).astype(np.float32) for n in (1000, 300, 50))
@@ -245,6 +249,7 @@ def test_clicks_of_a_refresh_do_not_lead_a_graph_astray():
         assert (found.scores >= expected.scores[:, -1:] - 1e-5).mean() > 0.99
 
 
+@pytest.mark.slow
 @unclicked
 @parametrize(quick)
 def test_beside_a_corrector_of_weight_0_clicks_stand_alone(case, store):

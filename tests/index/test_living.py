@@ -131,6 +131,7 @@ class Life:
         assert len(self.index) == len(self.now.rows)
 
 
+@pytest.mark.slow
 @parametrize(FEW)
 @pytest.mark.parametrize("change", ["delete", "upsert"])
 def test_a_refresh_to_a_generation_that_was_changed_makes_it_anew(case, store, change):

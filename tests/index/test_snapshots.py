@@ -16,6 +16,7 @@ from tests.index.test_living import FEW
 from tests.servers import pgvector, postgres, unique
 from tests.stores import SHARED, parametrize
 
+pytestmark = pytest.mark.slow
 OUTDATED = r"was changed by another connection .*; end the transaction \(commit or rollback\)"
 LEVELS = [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE]
 WAYS = ["ip", "column", "rerank"]
@@ -47,7 +48,6 @@ def open_own(connection, folder):
     return index
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_transaction_that_began_before_a_refresh_reads_one_generation_or_none(
@@ -76,7 +76,6 @@ def test_a_transaction_that_began_before_a_refresh_reads_one_generation_or_none(
     assert index.search(data.queries, k=5).ids.tolist() == exact(data, 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_transaction_that_sees_both_generations_never_mixes_them(
     way, data, served_by, connection, tmp_path
@@ -93,7 +92,6 @@ def test_a_transaction_that_sees_both_generations_never_mixes_them(
         index.rollback()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_transaction_that_began_before_a_refresh_writes_nothing(
     way, data, served_by, connection, tmp_path
@@ -120,7 +118,6 @@ def test_a_transaction_that_began_before_a_refresh_writes_nothing(
     assert len(index) == 62
 
 
-@pytest.mark.slow
 def test_a_re_rank_counts_the_items_that_its_client_sees(data, served_by):
     async def search(index):
         async with await psycopg.AsyncConnection.connect(postgres()) as client:

@@ -11,7 +11,10 @@ from tests.index.test_async import OF_EACH_ENGINE, exact, fit
 from tests.index.test_index import make_data
 from tests.stores import CASES, SHARED, parametrize
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.* walks a graph:UserWarning"),
+]
 LOCAL = [case for case in OF_EACH_ENGINE if case.engine in ("faiss", "hnswlib", "usearch")]
 READ_AT_ONCE = [
     case for case in OF_EACH_ENGINE if case.engine in SHARED and case not in LOCAL

@@ -56,6 +56,7 @@ def raced(monkeypatch):
     return arrange
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_pruned", [True, False])
 @pytest.mark.parametrize("is_stored", [True, False])
 def test_auto_gives_the_exact_means_whichever_way_wins(problem, raced, is_pruned, is_stored):

@@ -103,6 +103,7 @@ def item_of(problem):
 # --- every cell is its own evaluation ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["nnn", "csls", "dn"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10**6))
