@@ -259,3 +259,21 @@ def test_items_that_other_items_overtake_are_written(case, store):
     with open_index(store()) as fresh:
         assert len(fresh) == len(FIRST.rows) + len(MORE) + 1
         served(fresh).check(case, fresh.search(world().queries))
+
+
+@parametrize([case for case in FEW if case.engine == "lancedb"])
+def test_a_refresh_right_after_the_note_of_new_items_is_noticed(case, store, monkeypatch):
+    index, other = build(store(), case), open_index(store())
+    rows, options = numbered(list(MORE), MORE)
+    write_note = index.store.write_note
+
+    def overtaken(note):
+        write_note(note)
+        refresh(other, 1)
+
+    monkeypatch.setattr(index.store, "write_note", overtaken)
+    with pytest.raises(nnnorm.NNNormError, match="was changed by another program"):
+        index.add(rows, world().correctors[0], **options)
+    with open_index(store()) as fresh:
+        assert served(fresh).rows == FIRST.rows
+        served(fresh).check(case, fresh.search(world().queries))

@@ -520,11 +520,14 @@ class CorrectedIndex:
     def _note(self, new: "_New", **changes: Any) -> None:
         """Write the note, before any items: the certainty of a re-rank depends on it."""
         with self._writing(new):
-            recipe, mark = replace(self.recipe.span(new.recipe), **changes), self._mark
-            if recipe != self.recipe:
-                self.store.write_note(recipe.to_dict())
-                mark = self.store.mark()
-        self._served = _Served(recipe, mark)
+            recipe = replace(self.recipe.span(new.recipe), **changes)
+            if recipe == self.recipe:
+                return
+            self.store.write_note(recipe.to_dict())
+            served = _Served(recipe, self.store.mark())
+        self._served = served
+        if self.store.read_note() != recipe.to_dict():  # the mark may be that of a later note
+            self._read_note()
 
     # --- generations -----------------------------------------------------------------------------
 
@@ -744,8 +747,8 @@ def open_index(store: "Store | str") -> CorrectedIndex:
     note = opened.read_note()
     if note is None and not facts.n_items:
         raise NNNormError(
-            f"{opened.name} is empty and has no note of nnnorm, so a build or export into it was "
-            "not finished; run it again"
+            f"{opened.name} is empty and has no note of nnnorm: a build or export into it was not "
+            "finished, or not begun; run it"
         )
     if note is None:
         raise NNNormError(
