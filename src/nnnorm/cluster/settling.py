@@ -33,7 +33,7 @@ from nnnorm.io import (
     peek,
 )
 from nnnorm.means import Solver
-from nnnorm.methods import NNN, Method, Statistics, warn_of_narrow_bank
+from nnnorm.methods import NNN, Method, Statistics, warn_of_mismatch
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
 
 _LOCK = ".settling"
@@ -134,7 +134,7 @@ def _settle(
     settled, chosen = method.settle(statistics)
     found, learnt = settled.learn(statistics)
     facts = settled.facts(statistics, chosen, learnt if method.uses_means else {})
-    warn_of_narrow_bank(facts["params"], len(items))
+    warn_of_mismatch(facts["params"], len(items))
     # A bias of no items fills in version and time.
     stamp = Bias(values=np.zeros(1, np.float32), weight=0.0, method=method.name)
     facts |= {"version": stamp.version, "created": stamp.created}
