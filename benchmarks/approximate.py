@@ -51,8 +51,8 @@ from nnnorm.means.inverted_lists import InvertedLists
 from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.scoring.topk import top_means, top_values
-from nnnorm.study.sweep import sweep_hits
-from nnnorm.study.truth import open_truth
+from nnnorm.evaluation.sweep import sweep_hits
+from nnnorm.evaluation.truth import open_truth
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"

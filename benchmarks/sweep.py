@@ -25,8 +25,8 @@ from harness import run_command
 
 import nnnorm
 from nnnorm.methods import PAPER_GRID, find_method
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.tuning import tune
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.tuning import tune
 
 Floats = npt.NDArray[np.float32]
 RESULTS = Path(__file__).parent / "results" / "sweep.json"

@@ -118,12 +118,12 @@ LAYERS = [
     "scoring",
     "means popularity",
     "copies",
-    "signals bias",
-    "suspects bank roles foreign",
+    "bias",
+    "bank roles foreign",
     "methods",
     "ranking augmentation",
     "corrector",
-    "study datasets encoders integrations",
+    "evaluation datasets encoders integrations",
     "report index cluster",
     "reproduce demo explore",
     "cli",
@@ -156,8 +156,8 @@ def test_imports_go_up_the_list_of_layers():
 
 
 def test_this_check_of_imports_can_fail(tmp_path):
-    (tmp_path / "errors.py").write_text("from nnnorm.study.tuning import tune")
-    assert list(wrong_imports(tmp_path)) == ["errors.py imports study"]
+    (tmp_path / "errors.py").write_text("from nnnorm.evaluation.tuning import tune")
+    assert list(wrong_imports(tmp_path)) == ["errors.py imports evaluation"]
 
 
 def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():

@@ -19,8 +19,8 @@ import nnnorm
 from nnnorm.datasets.captions import write_captions, write_searches
 from nnnorm.datasets.scenes import draw_scene, make_scenes
 from nnnorm.io.files import check_writable, write_whole
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 
 SHIPPED = Path(nnnorm.__file__).parent / "datasets" / "shapes.npz"
 # Scenes of few kinds, for the bank that is out of distribution.

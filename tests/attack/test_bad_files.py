@@ -18,7 +18,7 @@ from nnnorm.index.payloads import make_payloads
 from nnnorm.io import load_record, read_columns, read_json, read_log, save_record
 from nnnorm.io.arrays import check_memory
 from nnnorm.ranking import Ranking
-from nnnorm.study import read_truth
+from nnnorm.evaluation import read_truth
 
 DEEP = "[" * 100_000
 

@@ -3,7 +3,7 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets import Pairs, paper_protocol
-from nnnorm.study.truth import open_truth
+from nnnorm.evaluation.truth import open_truth
 
 
 def make_pairs(n_train=100, n_test=10, per_image=5, name="small"):

@@ -24,7 +24,7 @@ from nnnorm.explore import (
 )
 from nnnorm.explore.keeping import Later
 from nnnorm.explore.pictures import Thumbnails
-from nnnorm.study import open_truth
+from nnnorm.evaluation import open_truth
 from tests.explore.conftest import ATTACK
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")

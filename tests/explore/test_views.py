@@ -14,7 +14,7 @@ from nnnorm.explore.projection import project
 from nnnorm.explore.recording import make_table
 from nnnorm.explore.session import draw_some
 from nnnorm.explore.views import Views
-from nnnorm.study import count_occurrences, expect_occurrences
+from nnnorm.evaluation import count_occurrences, expect_occurrences
 
 SETTINGS = [
     ("nnn", {}),

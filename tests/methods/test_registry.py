@@ -21,8 +21,8 @@ from nnnorm.methods import (
     registry,
 )
 from nnnorm.methods.base import Method, Variant, record
-from nnnorm.study import compare, tune
-from nnnorm.study.tuning import check_methods
+from nnnorm.evaluation import compare, tune
+from nnnorm.evaluation.tuning import check_methods
 
 SOURCE = Path(nnnorm.__file__).parent
 BETAS = {"beta_query": 20.0, "beta_gallery": 5.0}

@@ -5,8 +5,8 @@ import pytest
 
 from nnnorm import Bias, NNNormError
 from nnnorm.report.audits import plot_audit, tabulate_audit
-from nnnorm.study.audits import Line, audit, audit_visogender
-from nnnorm.study.intervals import Interval
+from nnnorm.evaluation.groups import Line, audit, audit_visogender
+from nnnorm.evaluation.bootstrap import Interval
 from tests.made import make_visogender
 
 

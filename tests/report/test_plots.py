@@ -17,10 +17,10 @@ from nnnorm.report.plots import (
     plot_reference_k,
     save_figure,
 )
-from nnnorm.study.comparison import Ablation, AblationRow, Comparison, Result, Task, ablate, compare
-from nnnorm.study.hubness import measure_hubness
-from nnnorm.study.intervals import Interval
-from nnnorm.study.tuning import Cell, Tuning, tune
+from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result, Task, ablate, compare
+from nnnorm.evaluation.hubness import measure_hubness
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.tuning import Cell, Tuning, tune
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from nnnorm.report.tables import (
     tabulate_results,
     tabulate_tuning,
 )
-from nnnorm.study.comparison import Ablation, AblationRow, Comparison, Result
-from nnnorm.study.diagnosis import diagnose
-from nnnorm.study.hubness import measure_hubness
-from nnnorm.study.intervals import Interval
-from nnnorm.study.tuning import Cell, Tuning, tune
+from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result
+from nnnorm.evaluation.diagnosis import diagnose
+from nnnorm.evaluation.hubness import measure_hubness
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from tests import made
 
 GAIN = Interval(0.0105, 0.0021, 0.0189, 0.012)

@@ -7,7 +7,7 @@ import pytest
 from nnnorm import NNNormError
 from nnnorm.methods import METHOD_NAMES, make_method
 from nnnorm.reproduce.paper import find_tables, load_paper
-from nnnorm.study.intervals import binomial_half_width
+from nnnorm.evaluation.bootstrap import binomial_half_width
 from tests.conftest import REAL_DATA
 
 

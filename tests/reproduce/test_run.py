@@ -12,10 +12,10 @@ from nnnorm.reproduce.material import EmbeddingFolder, NotThere, ReadyScores
 from nnnorm.reproduce.paper import Experiment, find_tables, load_paper
 from nnnorm.reproduce.results import Figure
 from nnnorm.reproduce.run import Runner, run_table
-from nnnorm.study import Task
-from nnnorm.study.audits import audit_visogender
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.evaluation import Task
+from nnnorm.evaluation.groups import audit_visogender
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.hubness import compare_occurrences, count_occurrences, measure_hubness
 from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")

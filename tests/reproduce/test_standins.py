@@ -8,7 +8,7 @@ from nnnorm.reproduce.material import NotThere
 from nnnorm.reproduce.paper import find_tables, load_paper
 from nnnorm.reproduce.run import Runner, run_table
 from nnnorm.reproduce.standins import open_stand_in
-from nnnorm.study import Task
+from nnnorm.evaluation import Task
 from tests.conftest import REAL_DATA
 
 

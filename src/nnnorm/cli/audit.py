@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from nnnorm import study
+from nnnorm import evaluation
 from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
@@ -110,7 +110,7 @@ def audit(
     with show_progress("Counting groups") as progress:
         if references is not None:
             bank = inputs.open_references(references)
-            study.warn_of_overlap(open_references(bank), asked)
+            evaluation.warn_of_overlap(open_references(bank), asked)
             method = _make_method(reference_k, alpha, is_protocol=table is not None)
             copies = duplicates or ("drop" if table is None else "keep")
             loaded = method.fit(items, bank, duplicates=copies, progress=progress)
@@ -118,9 +118,9 @@ def audit(
             _check_counts(table, len(items), len(asked))
             given = {"genders": table.genders, "occupations": table.occupations}
             given["asked_occupations"] = list(table.questions)
-            found = study.audit_visogender(asked, items, loaded, seed=seed, **given)
+            found = evaluation.audit_visogender(asked, items, loaded, seed=seed, **given)
         else:
-            found = study.audit(asked, items, loaded, seed=seed, progress=progress, **given)
+            found = evaluation.audit(asked, items, loaded, seed=seed, progress=progress, **given)
     if sheet is not None:
         in_groups = table.genders if table is not None else given["groups"]
         draw_audit(sheet, asked, items, loaded, found, [str(group) for group in in_groups])

@@ -37,6 +37,7 @@ from nnnorm.cli.sheet import Sheet, draw_search
 from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation import read_truth
 from nnnorm.foreign import FOREIGN_Z
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.means import Solver
@@ -50,7 +51,6 @@ from nnnorm.methods import (
 )
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
-from nnnorm.study import read_truth
 from nnnorm.version import __version__
 
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]

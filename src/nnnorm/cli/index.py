@@ -34,6 +34,7 @@ from nnnorm.cli.app import (
 )
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation import Outlier, screen
 from nnnorm.index import (
     CorrectedIndex,
     Way,
@@ -47,7 +48,6 @@ from nnnorm.index import (
 from nnnorm.io import Embeddings, Progress, check_ids, open_embeddings, read_json, read_jsonl
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 from nnnorm.popularity import Popularity
-from nnnorm.suspects import Suspect
 
 index_app = typer.Typer(
     cls=HelpfulGroup,
@@ -124,9 +124,9 @@ def add(
     replace: Annotated[
         bool, Option("--replace", help="Replace items whose ids are in the index already.")
     ] = False,
-    admit: Annotated[
+    screen_items: Annotated[
         bool,
-        Option("--admit", help="Keep out items that look planted or broken, as `nnnorm scan`."),
+        Option("--screen", help="Keep out items that look corrupt, as `nnnorm scan`."),
     ] = False,
     *,
     inputs: Inputs,
@@ -138,8 +138,8 @@ def add(
     described = _read_metadata(metadata)
     with open_index(index) as opened:
         before, named = len(opened), _ids_like(opened, read_ids(ids))
-        if admit:
-            new = _admit(loaded, gallery, named, described)
+        if screen_items:
+            new = _screen(loaded, gallery, named, described)
         else:
             new = _New(_open_rows(inputs, gallery, "new items", loaded), named, described, None)
         change = opened.upsert if replace else opened.add
@@ -149,11 +149,11 @@ def add(
             opened.save()
         changed: dict[str, Any] = {"added": len(opened) - before}
         if new.kept_out is not None:
-            changed["kept out"] = [suspect.to_dict() for suspect in new.kept_out]
+            changed["kept out"] = [outlier.to_dict() for outlier in new.kept_out]
         _print_change(opened, as_json, "Added to", changed)
 
 
-@command("index delete --index faiss:photos.faiss --ids quarantine.txt", index_app)
+@command("index delete --index faiss:photos.faiss --ids outliers.txt", index_app)
 def delete(
     index: IndexUrl,
     ids: Annotated[Path, Option(help="Ids of the items: .npy, a .json list, or one per line.")],
@@ -475,17 +475,17 @@ class _New(NamedTuple):
     items: Embeddings | None
     ids: Any
     metadata: list[dict[str, Any]] | None
-    kept_out: list[Suspect] | None
+    kept_out: list[Outlier] | None
 
 
-def _admit(
+def _screen(
     correction: Bias | Corrector, path: Path, ids: Any, metadata: list[dict[str, Any]] | None
 ) -> _New:
     """Open the rows that the corrector lets in, with what belongs to them."""
     if not isinstance(correction, Corrector):
-        raise NNNormError("--admit judges items by the bank of a corrector; give --corrector")
-    found = correction.admit(path, ids=ids)
-    kept_out = [suspect for suspect in found.suspects if suspect.verdict == "quarantine"]
+        raise NNNormError("--screen judges items by the bank of a corrector; give --corrector")
+    found = screen(correction, path, ids=ids)
+    kept_out = [outlier for outlier in found.outliers if outlier.verdict == "remove"]
     kept, n_items = found.kept.tolist(), found.n_items
     if metadata is not None and len(metadata) != n_items:
         raise NNNormError(f"expected metadata of {n_items:,} new items; got {len(metadata):,}")
@@ -535,7 +535,7 @@ def _print_change(index: CorrectedIndex, as_json: bool, done: str, changed: dict
 
 
 def _show(value: Any) -> Any:
-    if isinstance(value, list):  # of suspects
+    if isinstance(value, list):  # of outliers
         listed = "; ".join(f"{one['id']} ({', '.join(one['reasons'])})" for one in value)
         return f"{len(value):,}" + (f": {listed}" if listed else "")
     return f"{value:,}" if isinstance(value, int) else value

@@ -11,6 +11,7 @@ from typer import Option
 from nnnorm.bias import Bias
 from nnnorm.cli.app import check_output
 from nnnorm.errors import NNNormError, require
+from nnnorm.evaluation import Audit, count_occurrences, find_hubs, find_rescued, open_truth
 from nnnorm.io import Embeddings, write_png
 from nnnorm.ranking import Ranking
 from nnnorm.ranking import search as search_items
@@ -24,7 +25,6 @@ from nnnorm.report import (
     frame_right,
     read_tile,
 )
-from nnnorm.study import Audit, count_occurrences, find_hubs, find_rescued, open_truth
 
 _QUERIES = 6  # queries on a sheet
 _PLACES = 10  # first places of each, as in the paper's figures

@@ -17,11 +17,7 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.datasets import Shapes, load_shapes
 from nnnorm.errors import MissingExtraError, NNNormWarning
-from nnnorm.io import make_folder, write_png
-from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
-from nnnorm.ranking import Ranking, search
-from nnnorm.report import GREEN, ORANGE, Colour, Hits, draw_hits
-from nnnorm.study import (
+from nnnorm.evaluation import (
     Comparison,
     Diagnosis,
     Result,
@@ -37,6 +33,10 @@ from nnnorm.study import (
     report_gain,
     tune,
 )
+from nnnorm.io import make_folder, write_png
+from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
+from nnnorm.ranking import Ranking, search
+from nnnorm.report import GREEN, ORANGE, Colour, Hits, draw_hits
 
 Step: TypeAlias = Callable[[str], None]
 

@@ -20,6 +20,7 @@ from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.evaluation import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
 from nnnorm.index import open_index, show_url
@@ -33,7 +34,6 @@ from nnnorm.io import (
     read_jsonl,
 )
 from nnnorm.roles import check_roles
-from nnnorm.study import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.

@@ -30,10 +30,10 @@ from nnnorm.datasets import (
     read_visogender,
 )
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation import Task
 from nnnorm.io import Embeddings, Source, open_embeddings, open_matrix
 from nnnorm.report import read_tile
 from nnnorm.reproduce.paper import load_paper
-from nnnorm.study import Task
 
 _IMAGES = ("images", "images.npy", "images.npz", "images.parquet", "img_emb")
 _TEXTS = ("texts", "texts.npy", "texts.npz", "texts.parquet", "text_emb")

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from nnnorm.datasets import Direction
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation import Select
 from nnnorm.methods import MethodName
-from nnnorm.study import Select
 
 Search = Literal["exact", "index"]
 # What a cell shows besides its figure, and which cells the best one, printed bold, is found among:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm import study
+from nnnorm import evaluation
 from nnnorm.bias import Bias
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning, first_line
 from nnnorm.io import ScoreMatrix, open_embeddings, open_matrix
@@ -214,7 +214,7 @@ class Runner:
         self,
         open_material: Callable[[str, str], Material],
         *,
-        grids: Mapping[str, study.Grid] | None = None,
+        grids: Mapping[str, evaluation.Grid] | None = None,
         seed: int = 0,
         results: Results | None = None,
         device: Device = "cpu",
@@ -317,20 +317,23 @@ class Runner:
         if metric.startswith("recall_at_"):
             hits = done.hits(int(metric.removeprefix("recall_at_")))
             return _figure(
-                study.interval_of_mean(hits, study.clusters_of(done.truth), seed=self._seed), 100
+                evaluation.interval_of_mean(
+                    hits, evaluation.clusters_of(done.truth), seed=self._seed
+                ),
+                100,
             )
         counts = self.occurrences(experiment)
         if metric in ("gain", "ks_p_value"):
             plain = _without(experiment)
             if metric == "ks_p_value":
-                return Figure(study.compare_occurrences(self.occurrences(plain), counts)[1])
+                return Figure(evaluation.compare_occurrences(self.occurrences(plain), counts)[1])
             before = self._evaluate(plain)
-            clusters = study.clusters_of(done.truth)
-            gain = study.interval_of_difference(
+            clusters = evaluation.clusters_of(done.truth)
+            gain = evaluation.interval_of_difference(
                 done.hits(1), before.hits(1), clusters, seed=self._seed
             )
             return _figure(gain, 100)
-        hubness = study.measure_hubness(counts).to_dict()
+        hubness = evaluation.measure_hubness(counts).to_dict()
         if metric not in hubness:
             raise NNNormError(f"there is no way to measure {metric!r}")
         return Figure(hubness[metric] * (100 if metric in _PER_CENT else 1))
@@ -338,7 +341,7 @@ class Runner:
     def occurrences(self, experiment: Experiment) -> Counts:
         """Count how often each item is the first hit, for histograms."""
         done = self._evaluate(experiment)
-        return study.count_occurrences(done.top1, done.n_gallery)
+        return evaluation.count_occurrences(done.top1, done.n_gallery)
 
     def search(self, experiment: Experiment, k: int) -> Ranking:
         """Return the first k items of the test queries."""
@@ -346,10 +349,10 @@ class Runner:
         queries, gallery, _ = self._task(experiment, "test")
         return search(queries, gallery, bias, k=min(k, len(gallery)))
 
-    def show(self, experiment: Experiment) -> tuple[Shown, study.Truth]:
+    def show(self, experiment: Experiment) -> tuple[Shown, evaluation.Truth]:
         """Return the test queries and items as people see them, and which belong together."""
         queries, gallery, truth = self._task(experiment, "test")
-        right = study.open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+        right = evaluation.open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         return self._material(experiment).show(experiment.direction), right
 
     def search_groups(self, experiment: Experiment, k: int) -> tuple[Groups, Ranking]:
@@ -363,14 +366,14 @@ class Runner:
         bank = self._bank(experiment)
         return NNN(**(experiment.params or {})).fit(gallery, bank, duplicates="keep")
 
-    def groups(self, experiment: Experiment) -> study.Audit:
+    def groups(self, experiment: Experiment) -> evaluation.Audit:
         """Return the audit of a gallery in groups, before and after the correction."""
         return self._once(("groups", experiment.model), lambda: self._audit(experiment))
 
-    def _audit(self, experiment: Experiment) -> study.Audit:
+    def _audit(self, experiment: Experiment) -> evaluation.Audit:
         material = self._material(experiment)
         queries, gallery, groups, labels, asked, difference, _ = material.groups()
-        return study.audit(
+        return evaluation.audit(
             queries,
             gallery,
             groups=groups,
@@ -383,16 +386,16 @@ class Runner:
             seed=self._seed,
         )
 
-    def _evaluate(self, experiment: Experiment) -> study.Evaluation:
+    def _evaluate(self, experiment: Experiment) -> evaluation.Evaluation:
         plain = experiment.method == "none"
         key = _key(_without(experiment) if plain else experiment)
         if experiment.kind == "scores":
             return self._once(key, lambda: _evaluate_scores(self._material(experiment), plain))
 
-        def evaluate() -> study.Evaluation:
+        def evaluate() -> evaluation.Evaluation:
             bias = None if plain else self._bias(experiment)
             queries, gallery, truth = self._task(experiment, "test")
-            return study.evaluate(queries, gallery, bias, truth=truth)
+            return evaluation.evaluate(queries, gallery, bias, truth=truth)
 
         return self._once(key, evaluate)
 
@@ -422,13 +425,13 @@ class Runner:
             return tuning.best_by_rule.params
         return max(tuning.grid[1:], key=lambda cell: cell.recall_at_1).params
 
-    def tuning(self, experiment: Experiment) -> study.Tuning:
+    def tuning(self, experiment: Experiment) -> evaluation.Tuning:
         """Try the paper's grid on the tuning images, with no correction beside it."""
         if experiment.bank is None:
             raise NNNormError(f"{experiment.method} needs a bank to be tuned with; none was named")
         return self._once(("tuning", *_key(experiment)[1:]), lambda: self._tune(experiment))
 
-    def _tune(self, experiment: Experiment) -> study.Tuning:
+    def _tune(self, experiment: Experiment) -> evaluation.Tuning:
         method, bank = experiment.method, self._bank(experiment)
         grid = self._grids.get(method)
         if grid is None and method == "nnn":
@@ -438,7 +441,7 @@ class Runner:
         with warnings.catch_warnings():
             # The paper's banks are meant to come from another source in some of its tables.
             warnings.filterwarnings("ignore", ".* do not look like the queries", NNNormWarning)
-            return study.tune(
+            return evaluation.tune(
                 gallery,
                 bank,
                 queries=queries,
@@ -477,11 +480,11 @@ class Runner:
 
         return self._once(("seconds", *_key(experiment)), measure)
 
-    def _task(self, experiment: Experiment, part: str) -> study.Task:
-        def read() -> study.Task:
+    def _task(self, experiment: Experiment, part: str) -> evaluation.Task:
+        def read() -> evaluation.Task:
             queries, gallery, truth = self._material(experiment).task(experiment.direction, part)
             # Opened once, so that checks and fingerprints are computed once.
-            return study.Task(
+            return evaluation.Task(
                 open_embeddings(queries, name=f"{part} queries"),
                 open_embeddings(gallery, name=f"{part} gallery"),
                 truth,
@@ -587,13 +590,13 @@ def _without(experiment: Experiment) -> Experiment:
     )
 
 
-def _figure(interval: study.Interval | None, scale: float) -> Figure:
+def _figure(interval: evaluation.Interval | None, scale: float) -> Figure:
     if interval is None:
         raise NNNormError("there is no figure after the correction")
     return Figure(*(scale * float(end) for end in (interval.mean, interval.low, interval.high)))
 
 
-def _evaluate_scores(material: Material, plain: bool) -> study.Evaluation:
+def _evaluate_scores(material: Material, plain: bool) -> evaluation.Evaluation:
     """Evaluate ready scores, corrected by the first automatic rule of NNN unless `plain`."""
     ready = material.scores()
     test = open_matrix(ready.test, name="test scores")
@@ -611,6 +614,6 @@ def _evaluate_scores(material: Material, plain: bool) -> study.Evaluation:
                 f"{references.shape}"
             )
         scores -= NNN(rule="first").fit_scores(references).correction
-    truth = study.open_truth(np.arange(n_queries), n_queries=n_queries, n_gallery=n_gallery)
-    above, tied = study.count_above(scores, truth, 0)
-    return study.Evaluation(truth, above, tied, scores.argmax(axis=1), n_gallery, n_gallery)
+    truth = evaluation.open_truth(np.arange(n_queries), n_queries=n_queries, n_gallery=n_gallery)
+    above, tied = evaluation.count_above(scores, truth, 0)
+    return evaluation.Evaluation(truth, above, tied, scores.argmax(axis=1), n_gallery, n_gallery)

@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
 from nnnorm.report import BLUE, ORANGE, Colour, Hits, draw_hits, frame_right
 from nnnorm.reproduce.material import Shown
 from nnnorm.reproduce.paper import Experiment
 from nnnorm.reproduce.run import Runner
-from nnnorm.study import count_occurrences, find_hubs, find_rescued
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 _PLACES = 10

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from nnnorm.datasets import SHAPES, Direction, load_shapes, read_scene
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation import Task
 from nnnorm.report import TILE
 from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores, Shown
-from nnnorm.study import Task
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 _PER_IMAGE = 5

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nnnorm.evaluation import binomial_half_width
 from nnnorm.methods import describe_setting, label_method
 from nnnorm.report import Table
 from nnnorm.reproduce.material import EmbeddingFolder
@@ -16,7 +17,6 @@ from nnnorm.reproduce.paper import Experiment, PaperCell, PaperTable, load_paper
 from nnnorm.reproduce.results import Figure
 from nnnorm.reproduce.run import Outcome
 from nnnorm.reproduce.standins import NOTES
-from nnnorm.study import binomial_half_width
 
 _METRICS = {
     "gain": "gain in R@1",

@@ -1,0 +1,482 @@
+import dataclasses
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import NNN, NNNormError
+from nnnorm.errors import NNNormWarning
+from nnnorm.methods import METHOD_NAMES, make_method, statistics
+from nnnorm.evaluation import comparison as compare_module
+from nnnorm.evaluation.comparison import Ablation, Comparison, Task, ablate, compare, make_result
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.bootstrap import binomial_half_width, interval_of_difference
+from nnnorm.evaluation.truth import split_folds
+from nnnorm.evaluation.tuning import try_settings, tune
+from tests import made
+
+TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
+GRIDS = {
+    "nnn": {"reference_k": [2, 8, 32], "alpha": [0.25, 0.5, 0.75]},
+    "csls": {"reference_k": [4, 16]},
+    "dualis": {"beta_query": [0.0, 20.0], "beta_gallery": [0.0, 5.0]},
+    "dualdis": {"beta_query": [0.0, 20.0], "beta_gallery": [0.0, 5.0]},
+    "sinkhorn": {"tau": [0.05, 0.2]},
+}
+
+
+def part_of(seed, items):
+    """Some items of a made gallery with their queries; what is left over is the bank."""
+    gallery, queries, references = made.make_embeddings(n_items=120, n_past=40, dim=16, seed=seed)
+    asked = np.concatenate([queries[5 * item : 5 * item + 5] for item in items])
+    return Task(asked, gallery[items], np.repeat(np.arange(len(items)), 5)), references, gallery
+
+
+@pytest.fixture(scope="module")
+def task():
+    return part_of(0, range(40))[0]
+
+
+@pytest.fixture(scope="module")
+def validation():
+    """Another gallery, and another number of items and queries, than the test's."""
+    return part_of(0, range(40, 90))[0]
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return part_of(0, [0])[1]
+
+
+@pytest.fixture(scope="module")
+def gallery_bank():
+    return part_of(0, [0])[2][90:]
+
+
+@pytest.fixture(scope="module")
+def compared(task, validation, bank, gallery_bank):
+    options = {"gallery_references": gallery_bank, "methods": list(GRIDS), "grids": GRIDS}
+    return run_compare(task, validation, bank, **options, seed=3)
+
+
+@pytest.fixture(scope="module")
+def ablated(task, validation, bank):
+    return ablate(
+        task.gallery,
+        {"own": bank, "far": bank[::-1] * 0.5},
+        queries=task.queries,
+        truth=task.truth,
+        validation=validation,
+        seed=3,
+    )
+
+
+def run_compare(test, validation, bank, **options):
+    return compare(
+        test.gallery, bank, queries=test.queries, truth=test.truth, validation=validation, **options
+    )
+
+
+def run_ablate(test, validation, banks, **options):
+    return ablate(
+        test.gallery,
+        banks,
+        queries=test.queries,
+        truth=test.truth,
+        validation=validation,
+        **options,
+    )
+
+
+def check_result(result, task, bias, seed):
+    """Whether a result is what a direct evaluation of that bias on that task gives."""
+    raw = evaluate(task.queries, task.gallery, truth=task.truth)
+    evaluation = evaluate(task.queries, task.gallery, bias, truth=task.truth)
+    assert result.recall_at_1 == evaluation.recall(1)
+    assert result.recall_at_5 == evaluation.recall(5)
+    assert result.recall_at_10 == evaluation.recall(10)
+    assert result.half_width == binomial_half_width(evaluation.recall(1), len(task.queries))
+    counts = count_occurrences(evaluation.top1, len(task.gallery))
+    assert result.hubness == measure_hubness(counts)
+    gain = interval_of_difference(evaluation.hits(1), raw.hits(1), task.truth, seed=seed)
+    assert result.gain == gain
+
+
+# --- methods side by side ------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_tuning_on_validation_and_evaluating_on_test(
+    compared, task, validation, bank, gallery_bank
+):
+    assert [result.method for result in compared.results] == ["none", *GRIDS]
+    for result in compared.results[1:]:
+        extra = {"gallery_references": gallery_bank} if result.method in TWO_BANKS else {}
+        best = tune(
+            validation.gallery,
+            bank,
+            queries=validation.queries,
+            truth=validation.truth,
+            methods=[result.method],
+            grids={result.method: GRIDS[result.method]},
+            **extra,
+        ).best
+        assert best.method == result.method, "the problem must have use for a correction"
+        assert result.params == best.params
+        bias = make_method(best.method, **best.params).fit(task.gallery, bank, **extra)
+        check_result(result, task, bias, seed=3)
+
+
+def test_no_correction_comes_first_and_has_no_gain(compared, task):
+    none = compared.results[0]
+    assert (none.method, none.params, none.gain) == ("none", {}, None)
+    assert none.recall_at_1 == evaluate(task.queries, task.gallery, truth=task.truth).recall(1)
+
+
+def test_sizes_and_the_way_of_choosing_are_told(compared):
+    assert compared.select == "one-standard-error"
+    sizes = (compared.n_queries, compared.n_gallery, compared.n_references, compared.n_validation)
+    assert sizes == (200, 40, 200, 250)
+
+
+def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
+    def on(queries):
+        return compare(
+            task.gallery,
+            bank,
+            queries=queries,
+            truth=task.truth,
+            validation=validation,
+            methods=["nnn", "is"],
+        )
+
+    one = on(task.queries)
+    with pytest.warns(NNNormWarning, match="references do not look like the queries"):
+        other = on(-np.asarray(task.queries))
+    assert [r.params for r in one.results] == [r.params for r in other.results]
+    assert one.results[1].recall_at_1 != other.results[1].recall_at_1
+
+
+def test_select_is_passed_on(task, validation, bank):
+    args = {"queries": validation.queries, "truth": validation.truth}
+    for select in ("one-standard-error", "max"):
+        found = compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            methods=["nnn"],
+            select=select,
+        )
+        assert (
+            found.results[1].params
+            == tune(validation.gallery, bank, **args, select=select).best.params
+        )
+        assert found.select == select
+
+
+def test_all_methods_are_those_that_the_banks_allow(task, validation, bank):
+    found = compare(
+        task.gallery, bank, queries=task.queries, truth=task.truth, validation=validation
+    )
+    expected = [name for name in METHOD_NAMES if not name.startswith("dual")]
+    assert [result.method for result in found.results] == expected
+
+
+@pytest.mark.filterwarnings("ignore:references seem to be rows of gallery")
+def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
+    task = Task(np.eye(60), np.eye(60), np.arange(60))
+    (none, csls) = compare(
+        task.gallery,
+        1000 * np.eye(60)[:30],
+        queries=task.queries,
+        truth=task.truth,
+        validation=task,
+        methods=["csls"],
+    ).results
+    assert (csls.method, csls.params) == ("csls", {})
+    assert csls.recall_at_1 == none.recall_at_1 == 1
+    assert csls.gain.includes_zero
+
+
+def test_the_same_seed_gives_the_same_and_another_seed_other_intervals(task, validation, bank):
+    first, again, other = (
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            duplicates="keep",
+            methods=["csls"],
+            seed=seed,
+        )
+        for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert first.results[1].gain != other.results[1].gain
+    assert first.results[1].recall_at_1 == other.results[1].recall_at_1
+
+
+def test_results_are_ready_for_json(compared, ablated):
+    for found, rows in ((compared, "results"), (ablated, "rows")):
+        back = json.loads(json.dumps(found.to_dict()))
+        assert len(back[rows]) == len(getattr(found, rows))
+    back = json.loads(json.dumps(compared.to_dict()))
+    assert back["results"][0]["gain"] is None
+    assert back["results"][1]["gain"]["low"] == compared.results[1].gain.low
+    assert back["results"][1]["hubness"]["max"] == compared.results[1].hubness.max
+    back = json.loads(json.dumps(ablated.to_dict()))
+    assert back["rows"][0]["tuned"]["recall_at_1"] == ablated.rows[0].tuned.recall_at_1
+
+
+def test_results_are_frozen_records(compared, ablated):
+    assert isinstance(compared, Comparison)
+    assert isinstance(ablated, Ablation)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        compared.select = "max"
+
+
+def test_a_result_by_hand():
+    evaluation = evaluate(np.eye(4)[[0, 0, 1, 2]], np.eye(4), truth=[0, 1, 1, 3])
+    result = make_result("none", {}, evaluation, None)
+    assert (result.recall_at_1, result.hubness.max) == (0.5, 2)
+    assert result.half_width == pytest.approx(1.96 * np.sqrt(0.25 / 4))
+    assert result.to_dict()["hubness"]["mean"] == 1
+
+
+# --- banks side by side --------------------------------------------------------------------------
+
+
+def recorded_banks(monkeypatch, test, validation, banks, **options):
+    """Run `ablate` and keep the references of every row."""
+    used = []
+
+    def recorded(methods, gallery, references, *rest, **others):
+        used.append(np.array(getattr(references, "embeddings", references)))
+        return try_settings(methods, gallery, references, *rest, **others)
+
+    monkeypatch.setattr(compare_module, "try_settings", recorded)
+    return run_ablate(test, validation, banks, **options), used
+
+
+def test_rows_are_every_bank_at_every_share(ablated, bank):
+    shares = (1.0, 0.5, 0.2, 0.1)
+    assert [(row.bank, row.share) for row in ablated.rows] == [
+        (name, share) for name in ("own", "far") for share in shares
+    ]
+    assert [row.n_references for row in ablated.rows[:4]] == [200, 100, 40, 20]
+    assert ablated.uncorrected.method == "none"
+    assert (ablated.n_queries, ablated.n_gallery, ablated.n_validation) == (200, 40, 250)
+
+
+def test_smaller_banks_lie_inside_larger_ones_in_their_order(monkeypatch, task, validation, bank):
+    shares = (1.0, 0.5, 0.2, 0.1)
+    found, banks = recorded_banks(
+        monkeypatch, task, validation, {"own": bank}, shares=shares, duplicates="keep", seed=5
+    )
+    places = [[np.flatnonzero((bank == row).all(axis=1))[0] for row in part] for part in banks]
+    np.testing.assert_array_equal(places[0], np.arange(200))
+    for larger, smaller in itertools.pairwise(places):
+        assert set(smaller) < set(larger)
+        assert smaller == sorted(smaller)
+    assert [len(part) for part in banks] == [row.n_references for row in found.rows]
+
+
+def test_the_figures_of_a_row_are_those_of_its_bank(monkeypatch, task, validation, bank):
+    found, banks = recorded_banks(
+        monkeypatch, task, validation, {"own": bank}, shares=(1.0, 0.3), seed=2
+    )
+    for row, part in zip(found.rows, banks, strict=True):
+        best = tune(
+            validation.gallery, part, queries=validation.queries, truth=validation.truth
+        ).best
+        assert (row.tuned.method, row.tuned.params) == (best.method, best.params)
+        bias = make_method(best.method, **best.params).fit(task.gallery, part)
+        check_result(row.tuned, task, bias, seed=2)
+        automatic = NNN().fit(task.gallery, part)
+        assert (row.automatic.method, row.automatic.params) == ("nnn", automatic.params)
+        assert row.n_intents == len(part) == automatic.params["n_intents"]
+        check_result(row.automatic, task, automatic, seed=2)
+
+
+def test_which_part_of_a_bank_is_used_is_by_the_seed(monkeypatch, task, validation, bank):
+    parts = [
+        recorded_banks(monkeypatch, task, validation, {"own": bank}, shares=(0.2,), seed=seed)[1][0]
+        for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(parts[0], parts[1])
+    assert not np.array_equal(parts[0], parts[2])
+
+
+def test_a_tiny_share_is_one_reference(task, validation, bank):
+    (row,) = ablate(
+        task.gallery,
+        {"own": bank},
+        queries=task.queries,
+        truth=task.truth,
+        validation=validation,
+        shares=[1e-6],
+    ).rows
+    assert row.n_references == 1
+
+
+def test_banks_may_be_files(tmp_path, task, validation, bank):
+    np.save(tmp_path / "bank.npy", bank)
+    from_file, from_memory = (
+        ablate(
+            task.gallery,
+            {"own": source},
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            shares=(0.5,),
+        )
+        for source in (tmp_path / "bank.npy", bank)
+    )
+    assert from_file == from_memory
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-1,), (float("nan"),)])
+def test_shares_out_of_range_are_refused(task, validation, bank, shares):
+    with pytest.raises(NNNormError, match=r"shares must be above 0 and at most 1; got \("):
+        ablate(
+            task.gallery,
+            {"own": bank},
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            shares=shares,
+        )
+
+
+def test_ablating_needs_a_bank(task, validation):
+    with pytest.raises(NNNormError, match="references names no bank; give at least one"):
+        run_ablate(task, validation, {})
+
+
+def test_one_bank_needs_no_name(task, validation, bank):
+    (alone,) = run_ablate(task, validation, bank, shares=[1]).rows
+    (named,) = run_ablate(task, validation, {"references": bank}, shares=[1]).rows
+    assert alone == named
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("select", ["one-standard-error", "max"])
+def test_without_validation_each_fold_has_the_setting_that_the_others_choose(task, bank, select):
+    folds = split_folds(task.truth, seed=4)
+    raw = evaluate(task.queries, task.gallery, truth=task.truth).hits(1)
+    gained = np.empty(len(raw))
+    for fold in range(5):
+        others = folds != fold
+        known = {"queries": task.queries[others], "truth": task.truth[others]}
+        best = tune(task.gallery, bank, **known, select=select).bias
+        found = evaluate(task.queries, task.gallery, best, truth=task.truth).hits(1)
+        gained[~others] = (found - raw)[~others]
+    about = {"queries": task.queries, "truth": task.truth, "seed": 4, "select": select}
+    compared = compare(task.gallery, bank, **about, methods=["nnn"])
+    tuned = tune(task.gallery, bank, **about)
+    (ablated,) = ablate(task.gallery, bank, **about, shares=[1.0]).rows
+    assert compared.n_validation == 0
+    assert compared.n_queries == 200
+    for gain in (compared.results[1].gain, ablated.tuned.gain, tuned.cross_fitted):
+        assert gain.mean == pytest.approx(gained.mean())
+        assert gain == tuned.cross_fitted
+    assert compared.results[1].params == ablated.tuned.params == dict(tuned.best.params)
+
+
+def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, bank, gallery_bank):
+    scanned = []
+
+    def counted(scores, **options):
+        scanned.append(scores.shape)
+        return scan(scores, **options)
+
+    scan = statistics.scan
+    monkeypatch.setattr(statistics, "scan", counted)
+    dual = {"beta_query": [5.0, 20.0], "beta_gallery": [2.0, 5.0]}
+    grids = {**GRIDS, "dualis": dual, "dualdis": dual}
+    run_compare(
+        task,
+        validation,
+        bank,
+        gallery_references=gallery_bank,
+        duplicates="keep",
+        methods=list(grids),
+        grids=grids,
+    )
+    assert scanned[:3] == [(50, 200), (50, 30), (40, 200)]
+    # Where both methods choose the same β of the gallery bank, that needs no scan.
+    assert scanned[3:] in ([], [(40, 30)])
+    scanned.clear()
+    same = validation._replace(gallery=task.gallery, truth=validation.truth % 40)
+    run_compare(task, same, bank, duplicates="keep", methods=["nnn", "csls", "is"])
+    assert scanned == [(40, 200)] * 2, "once as it is, and once centred for NNN"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"methods": []}, "methods is empty; name at least one, or 'all'"),
+        ({"methods": "nnn"}, "methods must be 'all' or a list of names; got 'nnn'"),
+        ({"methods": ["best"]}, "method must be one of none, nnn, .*; got 'best'"),
+        ({"methods": ["dualis"]}, "method dualis needs a gallery bank"),
+        ({"methods": ["nnn"], "select": "best"}, "select must be 'one-standard-error' or 'max'"),
+        ({"methods": ["csls"], "grids": {"csls": {"reference_k": [999]}}},
+         "reference_k 999, but there are only 200 references"),
+        ({"methods": ["csls"], "grids": {"nnn": GRIDS["nnn"]}},
+         r"a grid was given for nnn, which is not among the methods \(none, csls\)"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, words):
+    with pytest.raises(NNNormError, match=words):
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            **options,
+        )
+
+
+def test_a_wrong_task_is_named(task, validation, bank):
+    queries = np.array(task.queries)
+    queries[2, 0] = np.nan
+    with pytest.raises(NNNormError, match="queries must be finite; row 2 has NaN"):
+        run_compare(task._replace(queries=queries), validation, bank)
+    with pytest.raises(NNNormError, match=r"validation gallery must have two dimensions"):
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation._replace(gallery=np.ones(3)),
+        )
+    with pytest.raises(NNNormError, match="truth names item 40, but there are 40 items"):
+        run_compare(task._replace(truth=[40] * 200), validation, bank)
+
+
+def test_results_of_studies_are_shown_in_one_line():
+    rng = np.random.default_rng(0)
+    gallery, references, queries = (rng.normal(size=(n, 6)) for n in (20, 40, 40))
+    asked = {"queries": queries, "truth": np.arange(40) % 20}
+    task = nnnorm.Task(queries, gallery, asked["truth"])
+    results = [
+        nnnorm.evaluate(queries, gallery, truth=asked["truth"]),
+        nnnorm.tune(gallery, references, **asked),
+        nnnorm.compare(gallery, references, **asked, validation=task, methods=["csls"]),
+        nnnorm.ablate(gallery, references, **asked, validation=task, shares=[1.0]),
+        nnnorm.diagnose(queries, gallery, references=references),
+        nnnorm.audit(queries, gallery, groups=["a", "b"] * 10),
+    ]
+    for result in results:
+        shown = repr(result)
+        assert shown.startswith(f"{type(result).__name__}(40 ") or "40 queries" in shown
+        assert len(shown) < 100
