@@ -45,14 +45,14 @@ from real_sets import (
 
 import nnnorm
 from nnnorm import Embeddings
+from nnnorm.evaluation.sweep import sweep_hits
+from nnnorm.evaluation.truth import open_truth
 from nnnorm.means import approximate
 from nnnorm.means.approximate import approximate_means, choose_quality, residual
 from nnnorm.means.inverted_lists import InvertedLists
 from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.scoring.topk import top_means, top_values
-from nnnorm.evaluation.sweep import sweep_hits
-from nnnorm.evaluation.truth import open_truth
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"

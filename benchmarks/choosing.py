@@ -43,9 +43,9 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm.report.figure import BLUE, GREY, label_axes, make_panels
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.tuning import choose
+from nnnorm.report.figure import BLUE, GREY, label_axes, make_panels
 
 Cell: TypeAlias = dict[str, Any]
 

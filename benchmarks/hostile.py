@@ -22,8 +22,8 @@ from real_sets import table as make_table
 from rules import as_floats
 
 import nnnorm
-from nnnorm.evaluation.signals import SIGNALS
 from nnnorm.evaluation.outliers import WATCH, count_alerts
+from nnnorm.evaluation.signals import SIGNALS
 
 OUTPUT = RESULTS / "hostile.json"
 # Of each kind of hub, at least 100 that count (see `LEAST_HELD`) in each set.

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from harness import run_command
 
 import nnnorm
-from nnnorm.methods import PAPER_GRID, find_method
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.tuning import tune
+from nnnorm.methods import PAPER_GRID, find_method
 
 Floats = npt.NDArray[np.float32]
 RESULTS = Path(__file__).parent / "results" / "sweep.json"

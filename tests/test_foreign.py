@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nnnorm import NNNormError, NNNormWarning, compare, diagnose, open_embeddings, tune
-from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z, warn_of_foreign
 from nnnorm.evaluation import Task, ablate
+from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z, warn_of_foreign
 
 
 def source(rng, n_rows, shift=1.0, dim=32):

@@ -18,9 +18,9 @@ import torch
 import nnnorm
 from nnnorm.datasets.captions import write_captions, write_searches
 from nnnorm.datasets.scenes import draw_scene, make_scenes
-from nnnorm.io.files import check_writable, write_whole
-from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.io.files import check_writable, write_whole
 
 SHIPPED = Path(nnnorm.__file__).parent / "datasets" / "shapes.npz"
 # Scenes of few kinds, for the bank that is out of distribution.

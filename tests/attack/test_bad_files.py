@@ -14,11 +14,11 @@ import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
+from nnnorm.evaluation import read_truth
 from nnnorm.index.payloads import make_payloads
 from nnnorm.io import load_record, read_columns, read_json, read_log, save_record
 from nnnorm.io.arrays import check_memory
 from nnnorm.ranking import Ranking
-from nnnorm.evaluation import read_truth
 
 DEEP = "[" * 100_000
 

@@ -8,14 +8,14 @@ import pytest
 import nnnorm
 from nnnorm import NNN, NNNormError
 from nnnorm.errors import NNNormWarning
-from nnnorm.methods import METHOD_NAMES, make_method, statistics
 from nnnorm.evaluation import comparison as compare_module
-from nnnorm.evaluation.comparison import Ablation, Comparison, Task, ablate, compare, make_result
-from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 from nnnorm.evaluation.bootstrap import binomial_half_width, interval_of_difference
-from nnnorm.evaluation.truth import split_folds
+from nnnorm.evaluation.comparison import Ablation, Comparison, Task, ablate, compare, make_result
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.bootstrap import split_folds
 from nnnorm.evaluation.tuning import try_settings, tune
+from nnnorm.methods import METHOD_NAMES, make_method, statistics
 from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")

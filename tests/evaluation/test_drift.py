@@ -5,9 +5,9 @@ import pytest
 
 import nnnorm
 from nnnorm import CSLS, NNN, Corrector, NNNormError, NNNormWarning
-from nnnorm.report import tabulate_drift
 from nnnorm.evaluation import measure_drift
 from nnnorm.evaluation.drift import EXIT_CODES
+from nnnorm.report import tabulate_drift
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,6 @@ def test_every_method_and_norm_can_be_judged(shapes, method, normalize):
     "method",
     [
         NNN(center=False),
-        NNN(rule="first"),
         NNN(2, 0.5),
         NNN(400, 0.5),
         CSLS(5),

@@ -6,11 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import open_embeddings
-from nnnorm.methods import make_method
 from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.sweep import GateWatch
-from nnnorm.evaluation.sweep import make_settings
+from nnnorm.evaluation.sweep import GateWatch, make_settings
 from nnnorm.evaluation.truth import open_truth
+from nnnorm.methods import make_method
 from tests import reference
 
 GRIDS = {

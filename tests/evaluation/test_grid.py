@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, NNNormError, open_embeddings
+from nnnorm.evaluation.sweep import check_grids, make_settings
 from nnnorm.methods import (
     METHOD_NAMES,
     PAPER_GRID,
@@ -13,7 +14,6 @@ from nnnorm.methods import (
     make_method,
     statistics,
 )
-from nnnorm.evaluation.sweep import check_grids, make_settings
 from tests import reference
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")

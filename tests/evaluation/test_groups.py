@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from nnnorm.ranking import Ranking, search
 from nnnorm.evaluation.groups import measure_groups
+from nnnorm.ranking import Ranking, search
 
 
 def naive(row, groups, k, target):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import NNNormError
-from nnnorm.evaluation import intervals as bootstrap
+from nnnorm.evaluation import bootstrap
 from nnnorm.evaluation.bootstrap import (
     Interval,
     binomial_half_width,

@@ -8,10 +8,10 @@ import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError
+from nnnorm.evaluation.outliers import REMOVE, WATCH, Outlier, Scan, count_alerts, scan, screen
+from nnnorm.evaluation.signals import SIGNALS, Expected
 from nnnorm.io import open_embeddings, open_sound
 from nnnorm.report import tabulate_scan
-from nnnorm.evaluation.signals import SIGNALS, Expected
-from nnnorm.evaluation.outliers import QUARANTINE, WATCH, Scan, Suspect, count_alerts
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +61,33 @@ def add(gallery, *rows):
 
 def test_planted_items_are_the_first_alerts_and_say_why(shapes, bank, hub, topic):
     found = nnnorm.scan(add(shapes.gallery, hub, topic), bank)
-    assert {suspect.item for suspect in found.suspects[:2]} == {1000, 1001}
-    assert set(found.quarantined) == {1000, 1001}
-    for suspect in found.suspects[:2]:
-        assert suspect.verdict == "quarantine"
-        assert suspect.suspicion >= QUARANTINE
-        assert set(suspect.signals) == set(SIGNALS)
-        assert any("first place; a usual item" in reason for reason in suspect.reasons)
+    assert {outlier.item for outlier in found.outliers[:2]} == {1000, 1001}
+    assert set(found.to_remove) == {1000, 1001}
+    for outlier in found.outliers[:2]:
+        assert outlier.verdict == "remove"
+        assert outlier.score >= REMOVE
+        assert set(outlier.signals) == set(SIGNALS)
+        assert any("first place; a usual item" in reason for reason in outlier.reasons)
 
 
 def test_a_clean_gallery_has_nothing_to_quarantine(clean):
-    assert clean.quarantined == []
-    assert len(clean.suspects) <= clean.budget == 5
-    assert all(suspect.verdict == "watch" for suspect in clean.suspects)
+    assert clean.to_remove == []
+    assert len(clean.outliers) <= clean.budget == 5
+    assert all(outlier.verdict == "watch" for outlier in clean.outliers)
     assert len(clean.kept) == 1000
 
 
 def test_verdicts_follow_suspicion_within_the_budget(shapes, bank, hub):
     gallery = add(shapes.gallery, hub)
     found = nnnorm.scan(gallery, bank, budget="100%")
-    expected = ["fine" if s < WATCH else "watch" if s < QUARANTINE else "quarantine"
-                for s in found.suspicion]  # fmt: skip
+    expected = ["fine" if s < WATCH else "watch" if s < REMOVE else "remove"
+                for s in found.score]  # fmt: skip
     assert found.verdicts == expected
-    totals = [suspect.suspicion for suspect in found.suspects]
+    totals = [outlier.score for outlier in found.outliers]
     assert totals == sorted(totals, reverse=True)
-    np.testing.assert_allclose(found.suspicion, sum(found.signals.values()))
+    np.testing.assert_allclose(found.score, sum(found.signals.values()))
     one = nnnorm.scan(gallery, bank, budget=1)
-    assert [suspect.item for suspect in one.suspects] == [1000]
+    assert [outlier.item for outlier in one.outliers] == [1000]
 
 
 def test_near_copies_of_a_hub_do_not_hide_each_other(shapes, bank, hub):
@@ -95,13 +95,13 @@ def test_near_copies_of_a_hub_do_not_hide_each_other(shapes, bank, hub):
     copies = unit(hub + 0.01 * rng.normal(size=(30, 64)))
     assert (copies @ copies.T).min() > 0.98
     found = nnnorm.scan(add(shapes.gallery, *copies), bank, budget=30)
-    assert set(found.quarantined) == set(range(1000, 1030))
-    assert "it is one of 30 near copies" in found.suspects[0].reasons
+    assert set(found.to_remove) == set(range(1000, 1030))
+    assert "it is one of 30 near copies" in found.outliers[0].reasons
 
 
 def test_copies_of_an_honest_item_are_no_crime(shapes, bank):
     found = nnnorm.scan(add(shapes.gallery, *[shapes.gallery[7]] * 20), bank, budget="100%")
-    assert found.quarantined == []
+    assert found.to_remove == []
 
 
 def test_an_item_in_a_dense_place_is_judged_by_its_like(shapes, clean):
@@ -120,19 +120,19 @@ def test_the_verdicts_do_not_depend_on_scale_order_or_memory(shapes, bank, hub):
     scaled = nnnorm.scan(3 * gallery, 3 * bank, normalize=True)
     small = nnnorm.scan(gallery, bank, memory_budget=2**20)
     for other in (scaled, small):
-        assert other.quarantined == found.quarantined
+        assert other.to_remove == found.to_remove
         for name in SIGNALS:
             np.testing.assert_allclose(other.signals[name], found.signals[name], atol=0.05)
     turned = nnnorm.scan(gallery[::-1], bank)
-    assert turned.quarantined == [1000 - item for item in found.quarantined]
+    assert turned.to_remove == [1000 - item for item in found.to_remove]
 
 
 def test_a_gallery_larger_than_the_landmarks_is_judged_whole(shapes, bank, hub, monkeypatch):
     monkeypatch.setattr("nnnorm.evaluation.signals._MOST_LANDMARKS", 300)
     found = nnnorm.scan(add(shapes.gallery, hub), bank)
-    assert found.suspects[0].item == 1000
-    assert found.quarantined == [1000]
-    assert found.suspicion.shape == (1001,)
+    assert found.outliers[0].item == 1000
+    assert found.to_remove == [1000]
+    assert found.score.shape == (1001,)
 
 
 def test_progress_is_reported_to_the_end(shapes, bank):
@@ -144,15 +144,15 @@ def test_progress_is_reported_to_the_end(shapes, bank):
 
 def test_a_corrector_takes_the_place_of_the_references(shapes, corrector, hub):
     found = nnnorm.scan(add(shapes.gallery[:800], hub), corrector=corrector)
-    assert found.quarantined == [800]
+    assert found.to_remove == [800]
     assert found.n_references == len(corrector.bank)
 
 
 def test_ids_name_the_suspects(shapes, bank, hub):
     names = [f"photo-{row}" for row in range(1000)] + ["hub"]
     found = nnnorm.scan(add(shapes.gallery, hub), bank, ids=names)
-    assert found.quarantined == ["hub"]
-    assert found.suspects[0].item == 1000
+    assert found.to_remove == ["hub"]
+    assert found.outliers[0].item == 1000
 
 
 # --- broken rows ---
@@ -162,17 +162,17 @@ def test_broken_rows_are_reported_and_the_others_judged(shapes, bank, hub):
     rows = shapes.gallery.copy()
     rows[3], rows[5, 2], rows[8], rows[9] = 0, np.nan, 0.125, 3 * rows[9]
     found = nnnorm.scan(add(rows, hub), bank)
-    assert found.quarantined == [3, 5, 8, 9, 1000]
-    reasons = [suspect.reasons[0] for suspect in found.suspects[:4]]
+    assert found.to_remove == [3, 5, 8, 9, 1000]
+    reasons = [outlier.reasons[0] for outlier in found.outliers[:4]]
     assert reasons[0] == "it is all zeros"
     assert reasons[1] == "it has entries that are not finite"
     assert reasons[2] == "all its entries are equal"
     assert reasons[3] == "its norm is 3, where others have unit norms"
-    assert np.isinf(found.suspicion[[3, 5, 8, 9]]).all()
+    assert np.isinf(found.score[[3, 5, 8, 9]]).all()
     json.dumps(found.to_dict(), allow_nan=False)
     clean = nnnorm.scan(np.delete(add(rows, hub), [3, 5, 8, 9], axis=0), bank)
     rest = np.delete(np.arange(1001), [3, 5, 8, 9])
-    np.testing.assert_allclose(found.suspicion[rest], clean.suspicion, atol=0.05)
+    np.testing.assert_allclose(found.score[rest], clean.score, atol=0.05)
 
 
 def test_norms_far_from_all_others_are_faults_where_norms_vary(shapes, bank):
@@ -180,8 +180,8 @@ def test_norms_far_from_all_others_are_faults_where_norms_vary(shapes, bank):
     rows = shapes.gallery * rng.uniform(4, 6, size=(1000, 1))
     rows[17] *= 50
     found = nnnorm.scan(rows.astype(np.float32), bank, normalize=False)
-    assert found.suspects[0].item == 17
-    assert "where others have 5" in found.suspects[0].reasons[0]
+    assert found.outliers[0].item == 17
+    assert "where others have 5" in found.outliers[0].reasons[0]
 
 
 def test_broken_rows_leave_the_ids_of_others_alone(shapes):
@@ -207,15 +207,15 @@ def test_a_gallery_without_rows_or_columns_is_refused(bank, shape):
 
 
 def test_a_corrector_admits_honest_items_and_no_planted_ones(shapes, corrector, hub, topic):
-    found = corrector.admit(add(shapes.gallery[800:], hub, topic))
-    assert set(found.quarantined) == {200, 201}
+    found = screen(corrector, add(shapes.gallery[800:], hub, topic))
+    assert set(found.to_remove) == {200, 201}
     assert found.kept.tolist() == list(range(200))
     assert found.budget is None
 
 
 def test_admission_judges_each_item_by_itself(shapes, corrector, hub):
-    alone = corrector.admit(hub[None])
-    among = corrector.admit(add(shapes.gallery[800:], hub, hub, hub))
+    alone = screen(corrector, hub[None])
+    among = screen(corrector, add(shapes.gallery[800:], hub, hub, hub))
     for name in SIGNALS:
         assert alone.signals[name][0] == pytest.approx(among.signals[name][-1], abs=1e-3)
 
@@ -224,23 +224,23 @@ def test_a_saved_corrector_gives_the_same_verdicts(shapes, corrector, hub, tmp_p
     corrector.save(tmp_path / "corrector.safetensors")
     loaded = Corrector.load(tmp_path / "corrector.safetensors")
     rows = add(shapes.gallery[800:820], hub)
-    expected, found = corrector.admit(rows), loaded.admit(rows)
+    expected, found = screen(corrector, rows), loaded.admit(rows)
     assert found.verdicts == expected.verdicts
-    np.testing.assert_allclose(found.suspicion, expected.suspicion, atol=0.01)
+    np.testing.assert_allclose(found.score, expected.score, atol=0.01)
 
 
 def test_rows_that_a_corrector_can_t_store_are_not_admitted(shapes, corrector):
     rows = shapes.gallery[800:804].copy()
     rows[1], rows[2] = 0, 2 * rows[2]
-    found = corrector.admit(rows, ids=["a", "b", "c", "d"])
-    assert found.quarantined == ["b", "c"]
+    found = screen(corrector, rows, ids=["a", "b", "c", "d"])
+    assert found.to_remove == ["b", "c"]
     assert corrector.items(rows[found.kept]).shape == (2, 66)
 
 
 def test_new_honest_items_are_not_on_the_side_of_the_queries(shapes, bank):
     """Also where a discriminant could learn its own rows by heart: as many items as dimensions."""
     corrector = Corrector.fit(shapes.gallery[:80], bank)
-    side = corrector.admit(shapes.gallery[80:]).signals["side"]
+    side = screen(corrector, shapes.gallery[80:]).signals["side"]
     assert abs(np.median(side)) < 0.5
 
 
@@ -275,8 +275,8 @@ def test_a_budget_that_makes_no_sense_is_refused(shapes, bank, budget):
 
 def test_the_list_of_a_quarantine_is_text_or_json(tmp_path):
     suspects = (
-        Suspect(1, "b", "quarantine", ("x",), 20.0, {}),
-        Suspect(0, "a", "watch", (), 9, {}),
+        Outlier(1, "b", "remove", ("x",), 20.0, {}),
+        Outlier(0, "a", "watch", (), 9, {}),
     )
     found = Scan(suspects, np.zeros(2), {}, 2, 99, 5)
     found.save(tmp_path / "out.txt")
@@ -285,16 +285,16 @@ def test_the_list_of_a_quarantine_is_text_or_json(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == ["b"]
     with pytest.raises(NNNormError, match=r"must end in \.txt or \.json; got .*out\.csv"):
         found.save(tmp_path / "out.csv")
-    odd = Scan((Suspect(1, "b\nc", "quarantine", (), 20.0, {}),), np.zeros(2), {}, 2, 99, 5)
+    odd = Scan((Outlier(1, "b\nc", "remove", (), 20.0, {}),), np.zeros(2), {}, 2, 99, 5)
     with pytest.raises(NNNormError, match=r"'b\\nc' can't be a line .* write a \.json file"):
         odd.save(tmp_path / "out.txt")
 
 
 def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
-    suspects = (Suspect(1, "b", "quarantine", ("x", "y"), 20.0, {}),)
+    suspects = (Outlier(1, "b", "remove", ("x", "y"), 20.0, {}),)
     table = tabulate_scan(Scan(suspects, np.zeros(2), {}, 2, 99, 1))
     assert table.title == "1 to quarantine among 2 items, by 99 references"
-    assert table.rows == (("b", "20.0", "quarantine", "x; y"),)
+    assert table.rows == (("b", "20.0", "remove", "x; y"),)
     assert "All 1 alerts of the budget are used" in table.notes[0]
     assert tabulate_scan(Scan(suspects, np.zeros(2), {}, 2, 99, 2)).notes == ()
 
@@ -308,13 +308,13 @@ def test_wrong_input_gets_a_sentence(shapes, bank, corrector):
     with pytest.raises(NNNormError, match="must share dim; got 32 and 64"):
         nnnorm.scan(gallery[:, :32], corrector=corrector)
     with pytest.raises(NNNormError, match="must share dim; got 32 and 64"):
-        corrector.admit(gallery[:, :32])
+        screen(corrector, gallery[:, :32])
     with pytest.raises(NNNormError, match="must share dim"):
         nnnorm.scan(gallery[:, :32], bank)
     with pytest.raises(NNNormError, match="gallery is empty"):
         nnnorm.scan(gallery[:0], bank)
     with pytest.raises(NNNormError, match="items is empty"):
-        corrector.admit(gallery[:0])
+        screen(corrector, gallery[:0])
     with pytest.raises(NNNormError, match="references row 0 is all zeros"):
         nnnorm.scan(gallery, bank * (np.arange(len(bank)) > 0)[:, None])
     with pytest.raises(NNNormError, match="gallery has 3 rows; 8 or more"):
@@ -334,7 +334,7 @@ def test_wrong_input_gets_a_sentence(shapes, bank, corrector):
 def test_galleries_without_any_spread_are_fine(bank):
     same = np.tile(unit(np.ones(64) + np.eye(64)[0]), (40, 1))
     found = nnnorm.scan(same, bank, budget="100%")
-    assert found.suspects == ()
+    assert found.outliers == ()
 
 
 def test_signals_of_new_items_are_those_of_a_scan(shapes, bank, hub):

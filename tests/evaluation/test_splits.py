@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import NNNormError, NNNormWarning, Task, ablate, compare, diagnose, tune
-from nnnorm.evaluation.truth import count_overlap, split_folds
-from nnnorm.evaluation.truth import clusters_of, open_truth
+from nnnorm.evaluation.bootstrap import split_folds
+from nnnorm.evaluation.truth import clusters_of, count_overlap, open_truth
 
 
 def truth_of(lists, n_gallery=50):

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import NNN, NNNormError, open_embeddings
-from nnnorm.io import open_matrix
-from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from nnnorm.evaluation import tuning as tune_module
+from nnnorm.evaluation.bootstrap import interval_of_difference, is_near
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.sweep import Setting
-from nnnorm.evaluation.bootstrap import interval_of_difference, is_near
 from nnnorm.evaluation.truth import clusters_of, open_truth
 from nnnorm.evaluation.tuning import Cell, check_methods, tune
+from nnnorm.io import open_matrix
+from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")

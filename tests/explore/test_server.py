@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnnorm import Bias, NNNormError, load_shapes, open_embeddings
+from nnnorm.evaluation import open_truth
 from nnnorm.explore import (
     FolderPictures,
     Material,
@@ -24,7 +25,6 @@ from nnnorm.explore import (
 )
 from nnnorm.explore.keeping import Later
 from nnnorm.explore.pictures import Thumbnails
-from nnnorm.evaluation import open_truth
 from tests.explore.conftest import ATTACK
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")

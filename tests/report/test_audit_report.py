@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nnnorm.report.audits import plot_audit, tabulate_audit
 
 from nnnorm import Bias, NNNormError
-from nnnorm.report.audits import plot_audit, tabulate_audit
-from nnnorm.evaluation.groups import Line, audit, audit_visogender
 from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.groups import Line, audit, audit_visogender
 from tests.made import make_visogender
 
 

@@ -9,6 +9,18 @@ import numpy as np
 import pytest
 
 from nnnorm import Bias, MissingExtraError, NNNormError
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.comparison import (
+    Ablation,
+    AblationRow,
+    Comparison,
+    Result,
+    Task,
+    ablate,
+    compare,
+)
+from nnnorm.evaluation.hubness import measure_hubness
+from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from nnnorm.report.plots import (
     plot_bank_size,
     plot_gains,
@@ -17,10 +29,6 @@ from nnnorm.report.plots import (
     plot_reference_k,
     save_figure,
 )
-from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result, Task, ablate, compare
-from nnnorm.evaluation.hubness import measure_hubness
-from nnnorm.evaluation.bootstrap import Interval
-from nnnorm.evaluation.tuning import Cell, Tuning, tune
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm import Bias
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result
+from nnnorm.evaluation.diagnosis import diagnose
+from nnnorm.evaluation.hubness import measure_hubness
+from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from nnnorm.report.table import Table
 from nnnorm.report.tables import (
     tabulate_ablation,
@@ -15,11 +20,6 @@ from nnnorm.report.tables import (
     tabulate_results,
     tabulate_tuning,
 )
-from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result
-from nnnorm.evaluation.diagnosis import diagnose
-from nnnorm.evaluation.hubness import measure_hubness
-from nnnorm.evaluation.bootstrap import Interval
-from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from tests import made
 
 GAIN = Interval(0.0105, 0.0021, 0.0189, 0.012)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nnnorm import check
-from nnnorm.report import tabulate_check, tell_check
 from nnnorm.evaluation import Interval
+from nnnorm.report import tabulate_check, tell_check
 from tests import made
 
 GAIN, LOSS = Interval(0.0126, 0.0044, 0.0208, 0.001), Interval(-0.02, -0.03, -0.01, 0.001)

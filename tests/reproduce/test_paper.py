@@ -5,9 +5,9 @@ import re
 import pytest
 
 from nnnorm import NNNormError
+from nnnorm.evaluation.bootstrap import binomial_half_width
 from nnnorm.methods import METHOD_NAMES, make_method
 from nnnorm.reproduce.paper import find_tables, load_paper
-from nnnorm.evaluation.bootstrap import binomial_half_width
 from tests.conftest import REAL_DATA
 
 

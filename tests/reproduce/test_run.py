@@ -7,15 +7,15 @@ import pytest
 
 from nnnorm import NNN, DualSoftmax, NNNormError
 from nnnorm.datasets.visogender import read_visogender
+from nnnorm.evaluation import Task
+from nnnorm.evaluation.groups import audit_visogender
+from nnnorm.evaluation.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
 from nnnorm.io import open_embeddings
 from nnnorm.reproduce.material import EmbeddingFolder, NotThere, ReadyScores
 from nnnorm.reproduce.paper import Experiment, find_tables, load_paper
 from nnnorm.reproduce.results import Figure
 from nnnorm.reproduce.run import Runner, run_table
-from nnnorm.evaluation import Task
-from nnnorm.evaluation.groups import audit_visogender
-from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.hubness import compare_occurrences, count_occurrences, measure_hubness
 from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")

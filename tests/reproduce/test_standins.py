@@ -4,11 +4,11 @@ import pytest
 from nnnorm import NNNormError, search
 from nnnorm.datasets import load_shapes
 from nnnorm.datasets.scenes import read_scene
+from nnnorm.evaluation import Task
 from nnnorm.reproduce.material import NotThere
 from nnnorm.reproduce.paper import find_tables, load_paper
 from nnnorm.reproduce.run import Runner, run_table
 from nnnorm.reproduce.standins import open_stand_in
-from nnnorm.evaluation import Task
 from tests.conftest import REAL_DATA
 
 

@@ -15,18 +15,8 @@ from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.evaluation.hubness import (
-    Hub,
-    Hubness,
-    Hubs,
-    compare_occurrences,
-    count_occurrences,
-    find_outliers,
-    judge_hubs,
-    list_hubs,
-    measure_hubness,
-    places_to_count,
-)
+from nnnorm.evaluation import hubness
+from nnnorm.evaluation.hubness import Hub, Hubness, Hubs, count_occurrences
 from nnnorm.evaluation.truth import warn_of_foreign_bank, warn_of_overlap
 from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
@@ -153,7 +143,7 @@ def diagnose(
         given = references if isinstance(references, Bank) else bank
         bias = NNN().fit(items, given, duplicates=duplicates, **run)
         warn_of_foreign_bank(bank, asked, items, truth)
-    k = places_to_count(len(asked), len(items)) if k is None else k
+    k = hubness.places_to_count(len(asked), len(items)) if k is None else k
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     about: dict[str, Any] = {"truth": truth, "queries": asked}
@@ -161,22 +151,22 @@ def diagnose(
     if bias is not None:
         corrected = search(asked, items, bias, k=k, **run)
         after = count_occurrences(corrected, len(items))
-        statistic, p_value = compare_occurrences(counts, after)
+        statistic, p_value = hubness.compare_occurrences(counts, after)
         found = {
-            "after": measure_hubness(after),
-            "null_model_after": judge_hubs(corrected.indices, len(items), **about),
+            "after": hubness.measure_hubness(after),
+            "null_model_after": hubness.judge_hubs(corrected.indices, len(items), **about),
             "ks_statistic": statistic,
             "ks_p_value": p_value,
-            "outliers": tuple(int(item) for item in find_outliers(bias)),
+            "outliers": tuple(int(item) for item in hubness.find_outliers(bias)),
             "method": bias.method,
             "occurrences_after": after,
         }
-    hubs = tuple(list_hubs(ranking, len(items), truth=truth, bias=bias, most=most))
+    hubs = tuple(hubness.list_hubs(ranking, len(items), truth=truth, bias=bias, most=most))
     if bias is not None:
         found["hubs_after"] = tuple(int(found["occurrences_after"][hub.item]) for hub in hubs)
     return Diagnosis(
-        before=measure_hubness(counts),
-        null_model=judge_hubs(ranking.indices, len(items), **about),
+        before=hubness.measure_hubness(counts),
+        null_model=hubness.judge_hubs(ranking.indices, len(items), **about),
         hubs=hubs,
         n_queries=len(asked),
         n_gallery=len(items),

@@ -270,13 +270,12 @@ def count_alerts(budget: Budget, n_items: int) -> int:
         raise wrong from None
     if isinstance(budget, bool) or not math.isfinite(number) or number <= 0:
         raise wrong
-    if text.endswith("%") or number < 1:
-        share = number / 100 if text.endswith("%") else number
-        if share > 1:
-            raise wrong
-        return min(n_items, max(LEAST_ALERTS, math.floor(share * n_items + 1e-9)))
-    if number != int(number):
+    is_share = text.endswith("%") or number < 1
+    share = number / 100 if text.endswith("%") else number
+    if (share > 1) if is_share else (number != int(number)):
         raise wrong
+    if is_share:
+        return min(n_items, max(LEAST_ALERTS, math.floor(share * n_items + 1e-9)))
     return min(n_items, int(number))
 
 
