@@ -1,21 +1,17 @@
-import dataclasses
-import itertools
 import json
 
 import numpy as np
 import pytest
 
-import nnnorm
-from nnnorm import NNN, NNNormError
+from nnnorm import NNNormError
 from nnnorm.errors import NNNormWarning
 from nnnorm.evaluation import comparison as compare_module
-from nnnorm.evaluation.bootstrap import binomial_half_width, interval_of_difference
-from nnnorm.evaluation.comparison import Ablation, Comparison, Task, ablate, compare, make_result
+from nnnorm.evaluation.bootstrap import binomial_half_width, interval_of_difference, split_folds
+from nnnorm.evaluation.comparison import Task, ablate, compare
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.bootstrap import split_folds
 from nnnorm.evaluation.tuning import try_settings, tune
-from nnnorm.methods import METHOD_NAMES, make_method, statistics
+from nnnorm.methods import make_method, statistics
 from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
@@ -135,12 +131,6 @@ def test_no_correction_comes_first_and_has_no_gain(compared, task):
     assert none.recall_at_1 == evaluate(task.queries, task.gallery, truth=task.truth).recall(1)
 
 
-def test_sizes_and_the_way_of_choosing_are_told(compared):
-    assert compared.select == "one-standard-error"
-    sizes = (compared.n_queries, compared.n_gallery, compared.n_references, compared.n_validation)
-    assert sizes == (200, 40, 200, 250)
-
-
 def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
     def on(queries):
         return compare(
@@ -159,33 +149,6 @@ def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
     assert one.results[1].recall_at_1 != other.results[1].recall_at_1
 
 
-def test_select_is_passed_on(task, validation, bank):
-    args = {"queries": validation.queries, "truth": validation.truth}
-    for select in ("one-standard-error", "max"):
-        found = compare(
-            task.gallery,
-            bank,
-            queries=task.queries,
-            truth=task.truth,
-            validation=validation,
-            methods=["nnn"],
-            select=select,
-        )
-        assert (
-            found.results[1].params
-            == tune(validation.gallery, bank, **args, select=select).best.params
-        )
-        assert found.select == select
-
-
-def test_all_methods_are_those_that_the_banks_allow(task, validation, bank):
-    found = compare(
-        task.gallery, bank, queries=task.queries, truth=task.truth, validation=validation
-    )
-    expected = [name for name in METHOD_NAMES if not name.startswith("dual")]
-    assert [result.method for result in found.results] == expected
-
-
 @pytest.mark.filterwarnings("ignore:references seem to be rows of gallery")
 def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
     task = Task(np.eye(60), np.eye(60), np.arange(60))
@@ -202,25 +165,6 @@ def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
     assert csls.gain.includes_zero
 
 
-def test_the_same_seed_gives_the_same_and_another_seed_other_intervals(task, validation, bank):
-    first, again, other = (
-        compare(
-            task.gallery,
-            bank,
-            queries=task.queries,
-            truth=task.truth,
-            validation=validation,
-            duplicates="keep",
-            methods=["csls"],
-            seed=seed,
-        )
-        for seed in (0, 0, 1)
-    )
-    assert first == again
-    assert first.results[1].gain != other.results[1].gain
-    assert first.results[1].recall_at_1 == other.results[1].recall_at_1
-
-
 def test_results_are_ready_for_json(compared, ablated):
     for found, rows in ((compared, "results"), (ablated, "rows")):
         back = json.loads(json.dumps(found.to_dict()))
@@ -231,21 +175,6 @@ def test_results_are_ready_for_json(compared, ablated):
     assert back["results"][1]["hubness"]["max"] == compared.results[1].hubness.max
     back = json.loads(json.dumps(ablated.to_dict()))
     assert back["rows"][0]["tuned"]["recall_at_1"] == ablated.rows[0].tuned.recall_at_1
-
-
-def test_results_are_frozen_records(compared, ablated):
-    assert isinstance(compared, Comparison)
-    assert isinstance(ablated, Ablation)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        compared.select = "max"
-
-
-def test_a_result_by_hand():
-    evaluation = evaluate(np.eye(4)[[0, 0, 1, 2]], np.eye(4), truth=[0, 1, 1, 3])
-    result = make_result("none", {}, evaluation, None)
-    assert (result.recall_at_1, result.hubness.max) == (0.5, 2)
-    assert result.half_width == pytest.approx(1.96 * np.sqrt(0.25 / 4))
-    assert result.to_dict()["hubness"]["mean"] == 1
 
 
 # --- banks side by side --------------------------------------------------------------------------
@@ -271,57 +200,6 @@ def test_rows_are_every_bank_at_every_share(ablated, bank):
     assert [row.n_references for row in ablated.rows[:4]] == [200, 100, 40, 20]
     assert ablated.uncorrected.method == "none"
     assert (ablated.n_queries, ablated.n_gallery, ablated.n_validation) == (200, 40, 250)
-
-
-def test_smaller_banks_lie_inside_larger_ones_in_their_order(monkeypatch, task, validation, bank):
-    shares = (1.0, 0.5, 0.2, 0.1)
-    found, banks = recorded_banks(
-        monkeypatch, task, validation, {"own": bank}, shares=shares, duplicates="keep", seed=5
-    )
-    places = [[np.flatnonzero((bank == row).all(axis=1))[0] for row in part] for part in banks]
-    np.testing.assert_array_equal(places[0], np.arange(200))
-    for larger, smaller in itertools.pairwise(places):
-        assert set(smaller) < set(larger)
-        assert smaller == sorted(smaller)
-    assert [len(part) for part in banks] == [row.n_references for row in found.rows]
-
-
-def test_the_figures_of_a_row_are_those_of_its_bank(monkeypatch, task, validation, bank):
-    found, banks = recorded_banks(
-        monkeypatch, task, validation, {"own": bank}, shares=(1.0, 0.3), seed=2
-    )
-    for row, part in zip(found.rows, banks, strict=True):
-        best = tune(
-            validation.gallery, part, queries=validation.queries, truth=validation.truth
-        ).best
-        assert (row.tuned.method, row.tuned.params) == (best.method, best.params)
-        bias = make_method(best.method, **best.params).fit(task.gallery, part)
-        check_result(row.tuned, task, bias, seed=2)
-        automatic = NNN().fit(task.gallery, part)
-        assert (row.automatic.method, row.automatic.params) == ("nnn", automatic.params)
-        assert row.n_intents == len(part) == automatic.params["n_intents"]
-        check_result(row.automatic, task, automatic, seed=2)
-
-
-def test_which_part_of_a_bank_is_used_is_by_the_seed(monkeypatch, task, validation, bank):
-    parts = [
-        recorded_banks(monkeypatch, task, validation, {"own": bank}, shares=(0.2,), seed=seed)[1][0]
-        for seed in (0, 0, 1)
-    ]
-    np.testing.assert_array_equal(parts[0], parts[1])
-    assert not np.array_equal(parts[0], parts[2])
-
-
-def test_a_tiny_share_is_one_reference(task, validation, bank):
-    (row,) = ablate(
-        task.gallery,
-        {"own": bank},
-        queries=task.queries,
-        truth=task.truth,
-        validation=validation,
-        shares=[1e-6],
-    ).rows
-    assert row.n_references == 1
 
 
 def test_banks_may_be_files(tmp_path, task, validation, bank):
@@ -359,12 +237,6 @@ def test_shares_out_of_range_are_refused(task, validation, bank, shares):
 def test_ablating_needs_a_bank(task, validation):
     with pytest.raises(NNNormError, match="references names no bank; give at least one"):
         run_ablate(task, validation, {})
-
-
-def test_one_bank_needs_no_name(task, validation, bank):
-    (alone,) = run_ablate(task, validation, bank, shares=[1]).rows
-    (named,) = run_ablate(task, validation, {"references": bank}, shares=[1]).rows
-    assert alone == named
 
 
 @pytest.mark.slow
@@ -444,39 +316,3 @@ def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, w
             validation=validation,
             **options,
         )
-
-
-def test_a_wrong_task_is_named(task, validation, bank):
-    queries = np.array(task.queries)
-    queries[2, 0] = np.nan
-    with pytest.raises(NNNormError, match="queries must be finite; row 2 has NaN"):
-        run_compare(task._replace(queries=queries), validation, bank)
-    with pytest.raises(NNNormError, match=r"validation gallery must have two dimensions"):
-        compare(
-            task.gallery,
-            bank,
-            queries=task.queries,
-            truth=task.truth,
-            validation=validation._replace(gallery=np.ones(3)),
-        )
-    with pytest.raises(NNNormError, match="truth names item 40, but there are 40 items"):
-        run_compare(task._replace(truth=[40] * 200), validation, bank)
-
-
-def test_results_of_studies_are_shown_in_one_line():
-    rng = np.random.default_rng(0)
-    gallery, references, queries = (rng.normal(size=(n, 6)) for n in (20, 40, 40))
-    asked = {"queries": queries, "truth": np.arange(40) % 20}
-    task = nnnorm.Task(queries, gallery, asked["truth"])
-    results = [
-        nnnorm.evaluate(queries, gallery, truth=asked["truth"]),
-        nnnorm.tune(gallery, references, **asked),
-        nnnorm.compare(gallery, references, **asked, validation=task, methods=["csls"]),
-        nnnorm.ablate(gallery, references, **asked, validation=task, shares=[1.0]),
-        nnnorm.diagnose(queries, gallery, references=references),
-        nnnorm.audit(queries, gallery, groups=["a", "b"] * 10),
-    ]
-    for result in results:
-        shown = repr(result)
-        assert shown.startswith(f"{type(result).__name__}(40 ") or "40 queries" in shown
-        assert len(shown) < 100

@@ -54,12 +54,6 @@ def test_occurrences_are_counted_one_by_one(small, k):
     assert occurrences.mean() == pytest.approx(k * 11 / 23)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8, np.uint64])
-def test_item_numbers_may_come_as_any_whole_numbers(dtype):
-    for first in ([0, 0, 2], [[0], [0], [2]]):
-        assert count_occurrences(np.array(first, dtype=dtype), 3).tolist() == [2, 0, 1]
-
-
 # --- statistics ----------------------------------------------------------------------------------
 
 
@@ -92,16 +86,6 @@ def test_kurtosis_and_skewness_are_scipys_excess_and_biased(counts):
 
 
 @given(counts_of_items)
-def test_mae_and_max_are_their_definitions(counts):
-    hubness = measure_hubness(counts)
-    mean = sum(counts) / len(counts)
-    assert hubness.mean == pytest.approx(mean)
-    assert hubness.max == max(counts)
-    error = sum(abs(count - mean) for count in counts) / len(counts)
-    assert hubness.mean_absolute_error == pytest.approx(error)
-
-
-@given(counts_of_items)
 def test_gini_is_half_the_mean_absolute_difference_over_the_mean(counts):
     numbers = np.array(counts, dtype=float)
     difference = np.abs(numbers[:, None] - numbers[None, :]).mean()
@@ -117,29 +101,6 @@ def test_robin_hood_is_the_share_above_the_mean(counts):
     assert hubness.robin_hood == pytest.approx(moved, abs=1e-12)
     halves = 0.5 * np.abs(numbers - numbers.mean()).sum() / numbers.sum()
     assert hubness.robin_hood == pytest.approx(halves, abs=1e-12)
-
-
-@pytest.mark.slow
-@given(counts_of_items, st.randoms())
-def test_the_order_of_items_changes_no_statistic(counts, random):
-    shuffled = random.sample(counts, len(counts))
-    first, second = measure_hubness(counts).to_dict(), measure_hubness(shuffled).to_dict()
-    assert first == {name: pytest.approx(value, abs=1e-9) for name, value in second.items()}
-
-
-@given(counts_of_items, st.integers(2, 9))
-def test_asking_every_query_several_times_changes_no_share_and_no_shape(counts, times):
-    once, often = (measure_hubness(np.array(counts) * n).to_dict() for n in (1, times))
-    for name in ("mean", "max", "mean_absolute_error"):
-        assert often.pop(name) == pytest.approx(times * once.pop(name))
-    assert often == {name: pytest.approx(value, abs=1e-9) for name, value in once.items()}
-
-
-@given(counts_of_items)
-def test_shares_stay_between_zero_and_one(counts):
-    hubness = measure_hubness(counts)
-    for name in ("gini", "robin_hood", "antihub_share", "hub_occurrence"):
-        assert 0 <= getattr(hubness, name) <= 1
 
 
 def by_scikit_hubness(neighbours, n_gallery, hub_size=2.0):
@@ -183,13 +144,6 @@ def test_a_hub_has_at_least_twice_the_mean_not_twice_k():
     assert measure_hubness([5, 5, 1, 1]).hub_occurrence == 0
     # 2 queries and 8 items: the mean is 1/4, and a single hit is four times that.
     assert measure_hubness([1, 1, 0, 0, 0, 0, 0, 0]).hub_occurrence == 1
-
-
-def test_one_item_that_takes_all():
-    hubness = measure_hubness([0] * 99 + [500])
-    assert hubness.gini == pytest.approx(0.99)
-    assert hubness.robin_hood == pytest.approx(0.99)
-    assert (hubness.antihub_share, hubness.hub_occurrence) == (0.99, 1.0)
 
 
 @pytest.mark.parametrize(("count", "n_gallery"), [(1, 2), (3, 7), (7, 1000), (5, 1)])
@@ -247,23 +201,6 @@ def test_the_ks_p_value_is_scipys_asymptotic_one(rng, n_items, tolerance, shift)
     assert compare_occurrences(before, after)[1] == pytest.approx(expected, abs=tolerance)
 
 
-def test_the_same_counts_do_not_differ_and_far_ones_surely_do(rng):
-    counts = rng.poisson(5, size=300)
-    assert compare_occurrences(counts, counts[::-1]) == (0.0, 1.0)
-    statistic, p_value = compare_occurrences(counts, counts + 100)
-    assert statistic == 1.0
-    assert p_value < 1e-100
-
-
-@pytest.mark.slow
-def test_galleries_of_different_sizes_are_compared_too(rng):
-    before, after = rng.poisson(5, size=80), rng.poisson(6, size=300)
-    expected = scipy.stats.ks_2samp(before, after, method="asymp")
-    statistic, p_value = compare_occurrences(before, after)
-    assert statistic == pytest.approx(expected.statistic, abs=1e-15)
-    assert p_value == pytest.approx(expected.pvalue, abs=0.01)
-
-
 # --- who the hubs are ----------------------------------------------------------------------------
 
 
@@ -272,39 +209,10 @@ def test_hubs_come_most_retrieved_first_and_ties_by_the_lower_index():
     assert list_hubs(ranking, 6) == [Hub(1, 2), Hub(4, 2), Hub(0, 1), Hub(3, 1)]
 
 
-def test_items_that_never_come_are_no_hubs():
-    assert [hub.item for hub in list_hubs(ranking_of([[2], [2]]), 4)] == [2]
-
-
-@pytest.mark.parametrize("most", [0, 1, 3])
-def test_as_many_hubs_are_listed_as_asked_for(most):
-    hubs = list_hubs(ranking_of([[4], [1], [4], [3], [1], [0]]), 6, most=most)
-    assert [hub.item for hub in hubs] == [1, 4, 0, 3][:most]
-
-
 def test_the_share_of_wrong_answers_is_among_the_items_own_hits():
     ranking = ranking_of([[1, 0], [1, 2], [1, 0], [0, 1]])
     hubs = list_hubs(ranking, 3, truth=[1, 2, [0, 2], 1])
     assert hubs == [Hub(1, 4, 0.5), Hub(0, 3, 2 / 3), Hub(2, 1, 0.0)]
-
-
-@given(st.integers(0, 30), st.integers(1, 4))
-def test_hubs_are_counted_one_by_one(seed, k):
-    rng = np.random.default_rng(seed)
-    n_queries, n_gallery = 15, 6
-    ranking = ranking_of([rng.permutation(n_gallery)[:k] for _ in range(n_queries)])
-    lists = [
-        rng.choice(n_gallery, size=rng.integers(1, 4), replace=False).tolist()
-        for _ in range(n_queries)
-    ]
-    expected = []
-    for item in range(n_gallery):
-        askers = [q for q in range(n_queries) if item in ranking.indices[q]]
-        if askers:
-            wrong = sum(item not in lists[q] for q in askers)
-            expected.append(Hub(item, len(askers), wrong / len(askers)))
-    expected.sort(key=lambda hub: (-hub.occurrences, hub.item))
-    assert list_hubs(ranking, n_gallery, truth=lists) == expected
 
 
 def test_a_hub_tells_how_far_its_bias_lies_from_the_others():
@@ -321,14 +229,6 @@ def test_outliers_come_farthest_first_on_both_sides():
     assert find_outliers(Bias(values, 1.0, "nnn")).tolist() == [5, 1]
 
 
-def test_the_threshold_itself_counts_and_may_be_chosen():
-    # The median is 0 and the MAD 1, so that the scores are 0.6745 times the values.
-    bias = Bias(np.array([-1.0, -1.0, 0.0, 1.0, 4.0]), 1.0, "nnn")
-    assert find_outliers(bias).tolist() == []
-    assert find_outliers(bias, threshold=0.6745 * 4).tolist() == [4]
-    assert find_outliers(bias, threshold=0.6745).tolist() == [4, 0, 1, 3]
-
-
 @pytest.mark.slow
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=30))
 def test_robust_scores_are_iglewicz_and_hoaglins(values):
@@ -342,31 +242,6 @@ def test_robust_scores_are_iglewicz_and_hoaglins(values):
     else:
         expected = np.zeros(len(values))
     np.testing.assert_allclose(robust_z(values), expected, rtol=2e-4)
-
-
-@given(
-    st.lists(st.integers(-50, 50), min_size=1, max_size=30),
-    st.integers(-100, 100),
-    st.sampled_from([-4.0, 0.5, 8.0]),
-)
-def test_robust_scores_know_neither_origin_nor_unit(values, origin, unit):
-    numbers = np.array(values, dtype=float)
-    np.testing.assert_allclose(
-        robust_z(origin + unit * numbers), np.sign(unit) * robust_z(numbers), atol=1e-9
-    )
-
-
-def test_one_item_that_differs_from_all_alike_is_an_outlier_though_the_mad_is_zero():
-    values = np.full(50, 0.25)
-    values[7] = 0.2500001
-    assert find_outliers(Bias(values, 1.0, "nnn")).tolist() == [7]
-
-
-def test_biases_that_are_all_alike_have_no_outliers():
-    for n_gallery in (1, 2, 50):
-        bias = Bias(np.full(n_gallery, 0.1), 1.0, "nnn")
-        assert len(find_outliers(bias)) == 0
-        assert (robust_z(bias.values) == 0).all()
 
 
 def test_a_poisoned_item_is_found_in_a_fitted_bias(rng):
@@ -388,55 +263,8 @@ def test_a_ranking_that_names_no_item_of_the_gallery_is_refused(item, row):
             use(ranking_of([row]), 3)
 
 
-@pytest.mark.parametrize(
-    ("indices", "got"),
-    [([], r"float64 \(0,\)"), ([0.0, 1.0], r"float64 \(2,\)"), ([[True]], r"bool \(1, 1\)")],
-)
-def test_a_ranking_holds_item_numbers(indices, got):
-    with pytest.raises(NNNormError, match=f"a ranking must hold item numbers; got {got}$"):
-        count_occurrences(indices, 3)
-
-
-@pytest.mark.parametrize("counts", [[], 5, [[1, 2], [3, 4]]])
-def test_counts_of_another_shape_are_refused_and_named(counts):
-    shape = np.shape(counts)
-    for name, use in (
-        ("occurrences", lambda: measure_hubness(counts)),
-        ("before", lambda: compare_occurrences(counts, [1, 2])),
-        ("after", lambda: compare_occurrences([1, 2], counts)),
-    ):
-        with pytest.raises(NNNormError) as refused:
-            use()
-        assert str(refused.value) == f"{name} must have one count per item; got shape {shape}"
-
-
-@pytest.mark.parametrize(("bad", "shown"), [(-1, "-1"), (np.nan, "nan"), (np.inf, "inf")])
-def test_what_is_no_count_is_refused_and_the_item_named(bad, shown):
-    for name, use in (
-        ("occurrences", lambda: measure_hubness([3, bad, 1])),
-        ("before", lambda: compare_occurrences([3, bad, 1], [1])),
-        ("after", lambda: compare_occurrences([1], [3, bad, 1])),
-    ):
-        with pytest.raises(
-            NNNormError, match=f"{name} must be counts of at least 0; item 1 has {shown}$"
-        ):
-            use()
-
-
 def test_counts_without_a_single_hit_are_refused():
     with pytest.raises(
         NNNormError, match="occurrences must have at least one hit; got 2 items with none"
     ):
         measure_hubness([0, 0])
-
-
-def test_hubs_with_a_bad_truth_or_the_bias_of_another_gallery_are_refused():
-    ranking = ranking_of([[0], [1]])
-    with pytest.raises(NNNormError, match="truth names item 3, but there are 3 items"):
-        list_hubs(ranking, 3, truth=[3, 0])
-    for size in (2, 4):
-        with pytest.raises(
-            NNNormError,
-            match=f"this bias is for a gallery of {size} items, but n_gallery is 3; pass the bias",
-        ):
-            list_hubs(ranking, 3, bias=Bias(np.arange(size), 1.0, "nnn"))

@@ -1,16 +1,15 @@
 """Items that were planted or broken are found; honest ones are left alone."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError
-from nnnorm.evaluation.outliers import REMOVE, WATCH, Outlier, Scan, count_alerts, scan, screen
-from nnnorm.evaluation.signals import SIGNALS, Expected
-from nnnorm.io import open_embeddings, open_sound
+from nnnorm.evaluation.outliers import REMOVE, WATCH, Outlier, Scan, count_alerts, screen
+from nnnorm.evaluation.signals import SIGNALS
+from nnnorm.io import open_embeddings
 from nnnorm.report import tabulate_scan
 
 
@@ -99,11 +98,6 @@ def test_near_copies_of_a_hub_do_not_hide_each_other(shapes, bank, hub):
     assert "it is one of 30 near copies" in found.outliers[0].reasons
 
 
-def test_copies_of_an_honest_item_are_no_crime(shapes, bank):
-    found = nnnorm.scan(add(shapes.gallery, *[shapes.gallery[7]] * 20), bank, budget="100%")
-    assert found.to_remove == []
-
-
 def test_an_item_in_a_dense_place_is_judged_by_its_like(shapes, clean):
     """The more neighbours an item has, the higher the scores that are expected of it."""
     near = np.sort(shapes.gallery @ shapes.gallery.T, axis=1)[:, -11:-1].mean(axis=1)
@@ -133,13 +127,6 @@ def test_a_gallery_larger_than_the_landmarks_is_judged_whole(shapes, bank, hub, 
     assert found.outliers[0].item == 1000
     assert found.to_remove == [1000]
     assert found.score.shape == (1001,)
-
-
-def test_progress_is_reported_to_the_end(shapes, bank):
-    calls = []
-    nnnorm.scan(shapes.gallery[:200], bank[:500], progress=lambda *done: calls.append(done))
-    assert calls[-1][0] == calls[-1][1]
-    assert all(0 < done <= total for done, total in calls)
 
 
 def test_a_corrector_takes_the_place_of_the_references(shapes, corrector, hub):
@@ -184,23 +171,9 @@ def test_norms_far_from_all_others_are_faults_where_norms_vary(shapes, bank):
     assert "where others have 5" in found.outliers[0].reasons[0]
 
 
-def test_broken_rows_leave_the_ids_of_others_alone(shapes):
-    rows = shapes.gallery[:20].copy()
-    rows[[0, 7]] = 0
-    found = open_sound(rows, name="gallery")
-    assert found.faults.keys() == {0, 7}
-    np.testing.assert_array_equal(found.embeddings.rows(0, 18), rows[found.rows])
-
-
 def test_a_gallery_without_any_sound_row_is_refused(bank):
     with pytest.raises(NNNormError, match="all zeros"):
         nnnorm.scan(np.zeros((20, 64), np.float32), bank)
-
-
-@pytest.mark.parametrize("shape", [(0, 64), (20, 0), (0, 0)])
-def test_a_gallery_without_rows_or_columns_is_refused(bank, shape):
-    with pytest.raises(NNNormError, match="gallery"):
-        nnnorm.scan(np.zeros(shape, np.float32), bank)
 
 
 # --- admission ---
@@ -235,13 +208,6 @@ def test_rows_that_a_corrector_can_t_store_are_not_admitted(shapes, corrector):
     found = screen(corrector, rows, ids=["a", "b", "c", "d"])
     assert found.to_remove == ["b", "c"]
     assert corrector.items(rows[found.kept]).shape == (2, 66)
-
-
-def test_new_honest_items_are_not_on_the_side_of_the_queries(shapes, bank):
-    """Also where a discriminant could learn its own rows by heart: as many items as dimensions."""
-    corrector = Corrector.fit(shapes.gallery[:80], bank)
-    side = screen(corrector, shapes.gallery[80:]).signals["side"]
-    assert abs(np.median(side)) < 0.5
 
 
 # --- budgets, files, wrong input ---
@@ -331,31 +297,4 @@ def test_wrong_input_gets_a_sentence(shapes, bank, corrector):
         nnnorm.scan(open_embeddings(gallery, normalize=True), 3 * bank)
 
 
-def test_galleries_without_any_spread_are_fine(bank):
-    same = np.tile(unit(np.ones(64) + np.eye(64)[0]), (40, 1))
-    found = nnnorm.scan(same, bank, budget="100%")
-    assert found.outliers == ()
-
-
-def test_signals_of_new_items_are_those_of_a_scan(shapes, bank, hub):
-    """A landmark measured as part of its gallery, or as if it had just arrived next to a copy."""
-    items, references = open_embeddings(shapes.gallery), open_embeddings(bank)
-    expected = Expected(items, references)
-    new = expected.signals(open_embeddings(shapes.gallery[:50]))
-    old = expected.compare(expected.measure(items, np.arange(1000)))
-    for name in ("bias", "intents", "firsts", "blends", "side"):
-        np.testing.assert_allclose(new[name], old[name][:50], atol=0.01)
-
-
 # --- the stored benchmark ---
-
-
-@pytest.mark.parametrize("name", ["flickr8k", "unsplash500", "shapes"])
-def test_planted_hubs_were_found_within_the_budget_on_every_set(name):
-    """Of those that hold 0.2 % of first places each; a budget of 0.2 %, five alerts at least."""
-    path = Path(__file__).parents[1] / "benchmarks" / "results" / "hostile.json"
-    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
-    cases = [case for case in cases if case["set"] == name and case["n"] <= case["alerts"][0]]
-    n_holding = sum(case["n_holding"] for case in cases)
-    assert n_holding >= 200
-    assert sum(case["found"]["sum"][0] for case in cases) >= 0.95 * n_holding

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormError, NNNormWarning, Task, ablate, compare, diagnose, tune
+from nnnorm import NNNormWarning, Task, ablate, compare, diagnose, tune
 from nnnorm.evaluation.bootstrap import split_folds
 from nnnorm.evaluation.truth import clusters_of, count_overlap, open_truth
 
@@ -30,18 +30,6 @@ def test_queries_of_one_item_share_their_fold_and_folds_are_of_one_size(items, s
     assert sizes.max() - sizes.min() <= 1
 
 
-def test_folds_are_by_their_seed():
-    clusters = np.repeat(np.arange(40), 5)
-    first, again, other = (split_folds(clusters, seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_queries_that_all_belong_together_cannot_be_split():
-    with pytest.raises(NNNormError, match="can't be split; got one group of 3 queries"):
-        split_folds(np.zeros(3))
-
-
 # --- references that are among the queries -------------------------------------------------------
 
 
@@ -57,30 +45,6 @@ def test_overlap_counts_the_references_that_are_among_the_queries(n_common, n_ow
     own = rng.normal(size=(n_own + 1, 4)).astype(np.float32)
     references = rng.permutation(np.vstack([queries[:n_common], own]))
     assert count_overlap(references.astype(dtype), queries) == n_common
-
-
-@given(seed=st.integers(0, 999))
-def test_overlap_is_equality_number_for_number(seed):
-    rng = np.random.default_rng(seed)
-    queries, references = (rng.choice([-1.0, -0.0, 0.0, 1.0], size=(n, 3)) for n in (9, 14))
-    queries[(queries == 0).all(axis=1)] = 1
-    references[(references == 0).all(axis=1)] = 1
-    expected = sum(any((row == asked).all() for asked in queries) for row in references)
-    assert count_overlap(references, queries) == expected
-
-
-def test_a_reference_that_is_there_twice_counts_twice():
-    assert count_overlap(np.eye(3)[[0, 0, 1]], np.eye(3)[:1]) == 2
-
-
-def test_nearly_the_same_is_not_the_same():
-    references = np.eye(3, dtype=np.float32)
-    assert count_overlap(references, np.nextafter(references, np.float32(2))) == 0
-
-
-def test_overlap_reads_files(tmp_path):
-    np.save(tmp_path / "references.npy", np.eye(5, dtype=np.float16))
-    assert count_overlap(tmp_path / "references.npy", np.eye(5)[2:]) == 3
 
 
 def _with_overlap():

@@ -51,12 +51,6 @@ def test_lists_of_the_right_items_of_each_query(lists):
     assert as_lists(opened(lists)) == [[0, 3], [4], [1]]
 
 
-def test_lists_of_two_are_lists_and_an_array_of_two_columns_is_pairs():
-    numbers = [[0, 1], [1, 2], [2, 4]]
-    assert as_lists(opened(numbers)) == [[0, 1], [1, 2], [2, 4]]
-    assert as_lists(opened(np.array(numbers))) == [[1], [2], [4]]
-
-
 def test_an_opened_truth_is_opened_again_and_checked_anew():
     truth = opened([4, 0, 4])
     assert as_lists(opened(truth)) == as_lists(truth)
@@ -66,11 +60,6 @@ def test_an_opened_truth_is_opened_again_and_checked_anew():
         opened(truth, n_queries=2)
     with pytest.raises(NNNormError, match="query 3 has no right item"):
         opened(truth, n_queries=4)
-
-
-def test_one_query_and_one_item():
-    for truth in ([0], [[0]], np.array([[0, 0]])):
-        assert as_lists(opened(truth, n_queries=1, n_gallery=1)) == [[0]]
 
 
 @pytest.mark.slow
@@ -85,21 +74,10 @@ def test_all_forms_of_one_truth_are_the_same_truth(right, random):
         assert as_lists(opened(truth, n_queries=n_queries, n_gallery=7)) == expected
 
 
-def test_the_callers_arrays_are_left_as_they_were():
-    pairs = np.array([[2, 1], [0, 3], [1, 4]], dtype=np.int32)
-    opened(pairs)
-    np.testing.assert_array_equal(pairs, [[2, 1], [0, 3], [1, 4]])
-
-
 def test_captions_of_one_image_are_one_cluster():
     image_of_caption = np.repeat([3, 0, 1], 2)
     clusters = clusters_of(opened(image_of_caption, n_queries=6))
     assert clusters.tolist() == [3, 3, 0, 0, 1, 1]
-
-
-def test_images_with_captions_of_their_own_are_clusters_of_one():
-    clusters = clusters_of(opened([[0, 1], [2, 3], [4]]))
-    assert len(set(clusters.tolist())) == 3
 
 
 # --- bad truth -----------------------------------------------------------------------------------
@@ -112,18 +90,6 @@ def test_images_with_captions_of_their_own_are_clusters_of_one():
 )
 def test_an_item_outside_the_gallery_is_named(truth):
     with pytest.raises(NNNormError, match=r"truth names item 5, but there are 5 items \(0 to 4\)$"):
-        opened(truth)
-
-
-@pytest.mark.parametrize(
-    "truth",
-    [[0, -1, 1], [[0], [1, -1], [2]], np.array([[0, 0], [1, -1], [2, 1]])],
-    ids=["one each", "lists", "pairs"],
-)
-def test_a_negative_item_is_no_item_from_the_end(truth):
-    with pytest.raises(
-        NNNormError, match=r"truth names item -1, but there are 5 items \(0 to 4\)$"
-    ):
         opened(truth)
 
 
@@ -219,12 +185,6 @@ def test_a_truth_of_another_length_says_both_numbers(length):
         NNNormError, match=f"truth must have one list per query; got {length} for 3 queries"
     ):
         opened([[0]] * length)
-
-
-def test_an_empty_list_is_too_short():
-    for empty in ([], (), np.array([], dtype=int)):
-        with pytest.raises(NNNormError, match="one item per query; got 0 numbers for 3 queries"):
-            opened(empty)
 
 
 def test_embeddings_in_place_of_a_truth_are_recognised():

@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnnorm import NNN, NNNormError, open_embeddings
+from nnnorm import NNN, NNNormError
 from nnnorm.evaluation import tuning as tune_module
 from nnnorm.evaluation.bootstrap import interval_of_difference, is_near
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.sweep import Setting
-from nnnorm.evaluation.truth import clusters_of, open_truth
-from nnnorm.evaluation.tuning import Cell, check_methods, tune
+from nnnorm.evaluation.tuning import Cell, tune
 from nnnorm.io import open_matrix
 from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from tests import made
@@ -115,18 +114,6 @@ def test_every_cell_is_its_evaluation_exactly_on_whole_numbers(method, seed):
         assert cell.recall_at_1 == pytest.approx(brute(problem, cell).recall(1), abs=1e-7)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", GRIDS)
-@settings(max_examples=5)
-@given(seed=st.integers(0, 10**6))
-def test_every_cell_is_its_evaluation_to_one_query_on_any_numbers(method, seed):
-    problem = make_problem(seed, normal_numbers)
-    grid = run(problem, [method], grids={method: GRIDS[method]}).grid
-    differences = [abs(cell.recall_at_1 - brute(problem, cell).recall(1)) for cell in grid]
-    assert max(differences) <= 1 / 45 + 1e-7
-    assert np.mean(np.array(differences) < 1e-7) > 0.9
-
-
 def test_every_cell_of_all_methods_together_is_its_evaluation():
     problem = make_problem(4, normal_numbers)
     tuning = run(problem, list(GRIDS), grids=GRIDS)
@@ -143,24 +130,6 @@ def test_every_cell_of_the_default_grid_of_nnn_is_its_evaluation():
     assert len(tuning.grid) == 1 + 8 * 14 + 1  # k up to 128 of 150 references
     for cell in tuning.grid:
         assert cell.recall_at_1 == pytest.approx(brute(problem, cell).recall(1), abs=1e-7)
-
-
-def test_sinkhorn_without_a_gallery_bank_is_its_evaluation_too():
-    problem = make_problem(5, normal_numbers)
-    tuning = run(problem, ["sinkhorn"], bank=False, grids={"sinkhorn": GRIDS["sinkhorn"]})
-    for cell in tuning.grid:
-        bias = fit(problem, cell, bank=False)
-        expected = evaluate(problem.queries, problem.gallery, bias, truth=problem.lists).recall(1)
-        assert cell.recall_at_1 == pytest.approx(expected, abs=1e-7)
-
-
-@REPEATED
-def test_the_memory_budget_changes_no_cell():
-    problem = make_problem(6, whole_numbers, sizes=(500, 256, 300, 9))
-    options = {"methods": ["nnn", "csls", "dn"], "grids": {n: GRIDS[n] for n in ("nnn", "dn")}}
-    wide, narrow = (run(problem, memory_budget=budget, **options) for budget in (2**29, 2**20))
-    assert wide.to_dict() == narrow.to_dict()
-    np.testing.assert_allclose(wide.bias.values, narrow.bias.values, atol=1e-6)
 
 
 # --- which cells there are -----------------------------------------------------------------------
@@ -189,11 +158,6 @@ def test_all_is_every_method_that_the_banks_allow():
     assert len(without.grid) == len(with_bank.grid) - 2 * 841
 
 
-def test_check_methods_keeps_the_order_and_leaves_out_none_and_copies():
-    assert check_methods(["is", "none", "nnn", "is"], False) == ["is", "nnn"]
-    assert check_methods("all", True) == list(METHOD_NAMES[1:])
-
-
 def test_a_grid_of_ones_own_is_used_instead_of_the_default():
     problem = make_problem(0, normal_numbers)
     tuning = run(problem, ["csls", "dn"], grids={"csls": {"reference_k": np.array([2, 5])}})
@@ -203,18 +167,6 @@ def test_a_grid_of_ones_own_is_used_instead_of_the_default():
         ("csls", 5),
         *(("dn", weight) for weight in weights),
     ]
-
-
-def test_embeddings_may_come_as_paths_and_truth_in_any_form(tmp_path):
-    problem = hubs(1)
-    for name in ("gallery", "references", "queries"):
-        np.save(tmp_path / f"{name}.npy", getattr(problem, name))
-    paths = [tmp_path / f"{name}.npy" for name in ("gallery", "references", "queries")]
-    items = np.arange(200) // 5
-    pairs = np.stack([np.arange(200), items], axis=1)
-    expected = run(problem).to_dict()
-    for truth in (items, pairs, open_truth(items, n_queries=200, n_gallery=40)):
-        assert tune(*paths[:2], queries=paths[2], truth=truth).to_dict() == expected
 
 
 # --- how a cell is chosen ------------------------------------------------------------------------
@@ -369,14 +321,6 @@ def test_of_equally_good_cells_of_another_method_the_rule_takes_the_middle():
     assert best.params == {"beta_query": 10.0, "beta_gallery": 4.0}
 
 
-def test_the_maximum_is_the_maximum_and_the_first_of_equals():
-    for seed in range(4):
-        tuning = run(hubs(seed), ["nnn", "csls"])
-        recalls = [cell.recall_at_1 for cell in tuning.grid]
-        assert tuning.best_by_maximum is tuning.grid[int(np.argmax(recalls))]
-        assert tuning.best_by_maximum.recall_at_1 >= tuning.best_by_rule.recall_at_1
-
-
 def test_select_says_which_of_the_two_is_best_and_both_are_always_told():
     problem = hubs(3)
     rule, maximum = (run(problem, select=select) for select in ("one-standard-error", "max"))
@@ -403,20 +347,6 @@ def test_where_every_correction_does_harm_none_is_chosen(select, methods):
     assert (tuning.gain.mean, tuning.gain.low, tuning.gain.high) == (0, 0, 0)
     assert tuning.bias.method == "none"
     np.testing.assert_array_equal(tuning.bias.values, 0)
-
-
-@REPEATED
-def test_where_nothing_changes_anything_the_maximum_is_no_correction():
-    tuning = run(
-        SimpleNamespace(
-            gallery=np.ones((5, 2)), references=np.ones((4, 2)), queries=np.ones((7, 2)), bank=None,
-            lists=[[0], [1], [2], [3], [4], [0], [1]],
-        )
-    )  # fmt: skip
-    # All scores are alike: a fifth of the queries is right, by chance, whatever the setting.
-    np.testing.assert_allclose([cell.recall_at_1 for cell in tuning.grid], 0.2, rtol=1e-6)
-    assert tuning.best_by_maximum.method == "none"
-    assert tuning.gain.includes_zero
 
 
 # --- what is told about the choice ---------------------------------------------------------------
@@ -453,32 +383,6 @@ def test_the_gain_is_the_paired_interval_between_best_and_none(seed, own_cluster
     )
 
 
-def test_the_default_clusters_are_queries_that_share_their_right_item():
-    problem = hubs(2)
-    truth = open_truth(problem.lists, n_queries=200, n_gallery=40)
-    one, other = (run(problem, clusters=c) for c in (None, clusters_of(truth)))
-    assert one.to_dict() == other.to_dict()
-
-
-@pytest.mark.parametrize("select", ["one-standard-error", "max"])
-@pytest.mark.parametrize("methods", [["nnn"], ["dualdis"], ["none"]])
-def test_recall_at_5_and_10_are_there_for_the_best_and_for_none(select, methods):
-    problem = hubs(7)
-    grids = {name: GRIDS[name] for name in methods if name in GRIDS}
-    tuning = run(problem, methods, grids=grids, select=select)
-    for cell in (tuning.best, tuning.uncorrected):
-        evaluation = brute(problem, cell)
-        assert cell.recall_at_5 == evaluation.recall(5)
-        assert cell.recall_at_10 == evaluation.recall(10)
-    measured = [cell for cell in tuning.grid if cell.recall_at_5 is not None]
-    assert all(cell in (tuning.best, tuning.uncorrected) for cell in measured)
-
-
-def test_sizes_are_told():
-    tuning = run(make_problem(0, normal_numbers))
-    assert (tuning.n_queries, tuning.n_references) == (45, 16)
-
-
 def test_a_tuning_is_ready_for_json():
     problem = hubs(7)
     grids = {**GRIDS, "nnn": {"reference_k": np.arange(1, 4), "alpha": np.float32([0.5, 1])}}
@@ -494,39 +398,7 @@ def test_a_tuning_is_ready_for_json():
     }  # fmt: skip
 
 
-def test_the_same_call_gives_the_same_answer_and_changes_no_input():
-    problem = hubs(4)
-    kept = [array.copy() for array in (problem.gallery, problem.references, problem.queries)]
-    first, second = run(problem).to_dict(), run(problem).to_dict()
-    assert first == second
-    for array, copy in zip(
-        (problem.gallery, problem.references, problem.queries), kept, strict=True
-    ):
-        np.testing.assert_array_equal(array, copy)
-
-
-def test_progress_is_told_for_the_banks_and_for_the_sweep():
-    calls = []
-    run(hubs(0), duplicates="keep", progress=lambda *done: calls.append(done))
-    assert (40 * 150, 40 * 150) in calls
-    assert calls[-1] == (200, 200)
-
-
 # --- small and bad input -------------------------------------------------------------------------
-
-
-def test_two_queries_one_item_and_one_reference_are_enough():
-    one = np.ones((1, 3))
-    tuning = tune(one, one, queries=np.ones((2, 3)), truth=[0, 0], methods="all", clusters=[0, 1])
-    assert {cell.recall_at_1 for cell in tuning.grid} == {1}
-    assert tuning.gain.mean == 0
-
-
-def test_two_queries_among_several_items():
-    rows = np.eye(3)
-    tuning = tune(rows, rows, queries=rows[:2], truth=[1, 2], methods=["nnn", "csls"])
-    assert tuning.n_queries == 2
-    assert {cell.recall_at_1 for cell in tuning.grid} == {0}
 
 
 @pytest.mark.parametrize("n_queries", [1, 3])
@@ -573,28 +445,3 @@ def test_bad_input_is_refused_in_one_sentence(small, options, words):
             methods=methods,
             **options,
         )
-
-
-def test_embeddings_of_another_dim_are_refused_with_both_shapes(small):
-    for changed in ("references", "queries", "bank"):
-        parts = {"references": small.references, "queries": small.queries, "bank": small.gallery}
-        parts[changed] = parts[changed][:, :5]
-        with pytest.raises(NNNormError, match=r"must share dim; got .*, 5\)|must share dim; got"):
-            tune(
-                small.gallery,
-                parts["references"],
-                queries=parts["queries"],
-                truth=np.arange(11),
-                methods="all",
-                gallery_references=parts["bank"],
-            )
-
-
-def test_clusters_may_be_any_labels(small):
-    labels = np.array(["a", "b", "a", "c", "b"])
-    about = {"queries": open_embeddings(small.queries[:5]), "truth": [0, 1, 2, 3, 4]}
-    named, numbered = (
-        tune(small.gallery, small.references, **about, clusters=some)
-        for some in (labels, [7, 3, 7, 9, 3])
-    )
-    assert named.to_dict() == numbered.to_dict()

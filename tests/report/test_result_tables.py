@@ -111,25 +111,6 @@ def test_gains_have_a_sign_and_an_interval_in_points(comparison):
     assert row_of(table, "none")["gain in R@1"] == ""
 
 
-def test_settings_are_written_short(comparison):
-    table = tabulate_comparison(comparison)
-    settings = {name: row_of(table, name)["setting"] for name in ("none", "nnn", "dn", "dualis")}
-    assert settings == {
-        "none": "", "nnn": "k=128 α=0.75", "dn": "λ=0.5", "dualis": "βq=25 βg=0.00388",
-    }  # fmt: skip
-    assert row_of(table, "sinkhorn")["setting"] == "τ=0.01"
-
-
-def test_a_large_k_is_a_whole_number_in_a_table():
-    table = tabulate_results([result("csls", {"reference_k": 123456}, GAIN)], "")
-    assert table.rows[0][1] == "k=123456"
-
-
-def test_what_a_method_chose_besides_is_left_out_of_its_setting():
-    params = {"reference_k": 62, "alpha": 0.731234, "reliability": 0.98}
-    assert tabulate_results([result("nnn", params, GAIN)], "").rows[0][1] == "k=62 α=0.7312"
-
-
 def test_a_comparison_says_its_sizes_and_how_it_was_tuned(comparison):
     table = tabulate_comparison(comparison)
     assert table.title == "Methods on 5,000 test queries, 1,000 items, 30,455 references"
@@ -151,11 +132,6 @@ def test_methods_whose_interval_includes_zero_are_named_and_only_those(compariso
     assert tabulate_comparison(comparison).notes[2:] == (sentence,)
     sure = dataclasses.replace(comparison, results=comparison.results[:3])
     assert len(tabulate_comparison(sure).notes) == 2
-
-
-def test_results_keep_their_title_and_notes(comparison):
-    table = tabulate_results(comparison.results, "A title", ["one", "two"])
-    assert (table.title, table.notes[:2], len(table.rows)) == ("A title", ("one", "two"), 5)
 
 
 # --- banks side by side --------------------------------------------------------------------------
@@ -204,15 +180,6 @@ def test_a_tuning_shows_none_both_choices_and_the_best_of_the_others(tuning):
     assert others[0] == pytest.approx(100 * max(cell.recall_at_1 for cell in left), abs=0.005)
 
 
-def test_recall_at_5_and_10_stand_where_they_were_measured(tuning):
-    table = tabulate_tuning(tuning)
-    assert table.rows[0][4:6] == (
-        f"{100 * tuning.uncorrected.recall_at_5:.2f}",
-        f"{100 * tuning.uncorrected.recall_at_10:.2f}",
-    )
-    assert table.rows[-1][4:6] == ("", "")
-
-
 def make_tuning(gain, best, select="max"):
     none = Cell("none", {}, 0.5, 0.6, 0.7)
     grid = (none,) if best == "none" else (none, Cell("nnn", {"reference_k": 4, "alpha": 0.5}, 0.4))
@@ -232,15 +199,6 @@ def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
     assert "the one-standard-error rule" in choice
     assert f"of {tuning.n_near} settings that are within one standard error of the best" in choice
     assert crossed.startswith("Cross-fitted, each fifth of the queries with the setting that")
-
-
-def test_settings_that_tie_with_the_maximum_are_counted():
-    none, *cells = (Cell("csls", {"reference_k": k}, 0.5) for k in range(4))
-    tied = dataclasses.replace(make_tuning(GAIN, "nnn"), grid=(none, *cells), best_by_maximum=none)
-    assert tabulate_tuning(tied).notes[-1] == (
-        "3 other settings have the same R@1 as the maximum; of equals the first of the grid is "
-        "taken, no correction before all."
-    )
 
 
 def test_a_gain_that_may_be_chance_is_called_so():
@@ -297,15 +255,6 @@ def test_a_diagnosis_names_the_hubs(diagnosis):
         assert row[4] == f"{hub.bias_z:+.1f}".replace("-", "−")
 
 
-def test_a_diagnosis_names_the_items_with_a_strange_bias(diagnosis):
-    note = tabulate_diagnosis(diagnosis)[0].notes[2]
-    assert note.startswith(f"{len(diagnosis.outliers)} items have a bias far from all others")
-    assert f"{diagnosis.outliers[0]}, {diagnosis.outliers[1]}" in note
-    many = dataclasses.replace(diagnosis, outliers=tuple(range(12)))
-    note = tabulate_diagnosis(many)[0].notes[2]
-    assert note.endswith(": 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ….")
-
-
 def test_a_diagnosis_without_bias_and_truth_has_no_columns_for_them():
     statistics, hubs = tabulate_diagnosis(diagnose(np.eye(3), np.eye(3)))
     assert (statistics.columns, statistics.notes) == (("", "before"), ("Hubs: none.",))
@@ -335,11 +284,6 @@ def test_markdown_holds_title_cells_and_notes(comparison):
     assert "| nnn | k=128 α=0.75 | 21.60 ± 1.12 |" in text
     for note in table.notes:
         assert f"\n\n{note}" in text
-
-
-def test_a_bar_in_a_cell_does_not_open_another_cell():
-    table = Table("T", ("a", "b"), (("x|y", "|"),))
-    assert markdown_rows(table)[2] == "| x/y | / |"
 
 
 # --- LaTeX ---------------------------------------------------------------------------------------
@@ -480,21 +424,6 @@ def test_a_terminal_too_narrow_for_the_columns_gets_one_figure_per_line(
         figures = zip(table.columns[1:], cells, strict=True)
         expected = [f"  {column}: {cell}" for column, cell in figures if cell]
         assert lines[start + 1 : start + 1 + len(expected)] == expected
-
-
-def test_a_small_table_stays_one_in_a_narrow_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    Table("Gains", ("method", "R@1"), (("nnn", "21.5"),)).print()
-    assert " nnn     21.5" in capsys.readouterr().out
-
-
-def test_the_terminal_shows_title_and_notes(comparison, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    table = tabulate_comparison(comparison)
-    table.print()
-    out = capsys.readouterr().out
-    for text in (table.title, "k=128 α=0.75", "+1.05 [0.21, 1.89]", table.notes[1]):
-        assert text in out
 
 
 @pytest.mark.parametrize("name", ["[red]web", "[/red]", "[bold]x[/bold]", ":smile:", "a|b"])

@@ -38,15 +38,6 @@ def test_where_there_are_no_hubs_none_are_found_in_nineteen_of_twenty_cases(with
     assert set(found) <= {"none", "mild"}
 
 
-@pytest.mark.slow
-def test_hits_dealt_at_random_have_p_values_that_are_spread_evenly():
-    rng = np.random.default_rng(0)
-    p_values = [judge_hubs(rng.integers(0, 100, 400), 100).p_value for _ in range(200)]
-    # Counts that are more even than chance have 1.
-    assert 0.01 <= np.mean(np.array(p_values) <= 0.05) <= 0.1
-    assert 0.05 <= np.mean(np.array(p_values) <= 0.2) <= 0.3
-
-
 def test_severity_rises_with_planted_hubs():
     shares, severities = [], []
     for lean in (0.0, 0.3, 0.6, 1.2):
@@ -57,14 +48,6 @@ def test_severity_rises_with_planted_hubs():
     assert shares == sorted(shares)
     assert severities == sorted(severities)
     assert (severities[0], severities[-1]) == (0, 3)
-
-
-def test_one_item_that_takes_all_hits_is_as_severe_as_can_be():
-    hubs = judge_hubs(np.zeros(500, dtype=int), 100)
-    assert (hubs.severity, hubs.item, hubs.most, hubs.n_never) == ("severe", 0, 500, 99)
-    # The 5 hits that it has by chance need not move, nor what differs from chance by chance.
-    assert 0.9 < hubs.beyond_chance <= 0.99
-    assert 10 < hubs.most_by_chance < 20
 
 
 def test_right_hits_are_no_sign_of_a_hub():
@@ -93,11 +76,6 @@ def test_copies_of_one_query_in_a_log_count_as_one():
     hits[0] = 7
     assert judge_hubs(hits, 200, queries=open_embeddings(log)).severity == "none"
     assert judge_hubs(hits, 200).severity == "severe"
-
-
-def test_counts_more_even_than_chance_are_no_hubs():
-    hubs = judge_hubs(np.arange(500) % 100, 100)
-    assert (hubs.severity, hubs.beyond_chance, hubs.p_value) == ("none", 0.0, 1.0)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from nnnorm import (
     Bank,
     Corrector,
     NNNormError,
-    NNNormWarning,
     Task,
     check,
     compare,
@@ -105,26 +104,11 @@ def test_check_evaluate_tune_and_compare_tell_one_story(hubs):
 
 
 @pytest.mark.slow
-def test_check_evaluate_tune_and_compare_tell_one_story_on_shapes():
-    shapes = nnnorm.load_shapes()
-    known = {"queries": shapes.queries[::2], "truth": shapes.truth[::2]}
-    found = tell_alike(shapes.gallery, shapes.references, known)
-    assert (found.expectation, found.hubs.severity) == ("help", "moderate")
-
-
-@pytest.mark.slow
 def test_check_evaluate_tune_and_compare_tell_one_story_on_flickr8k(flickr8k):
     known = {"queries": flickr8k.caption["test"], "truth": np.repeat(np.arange(1000), 5)}
     found = tell_alike(flickr8k.image["test"], flickr8k.caption["train"][::8], known)
     assert (found.verdict, found.hubs.severity) == ("correct", "moderate")
     assert (found.hubs.item, found.hubs.most) == (878, 41)
-
-
-@pytest.mark.slow
-def test_a_check_is_by_its_seed(hubs, labelled):
-    other = check(hubs.gallery, hubs.references, **hubs.known, seed=1)
-    assert other.automatic.gain.mean == labelled.automatic.gain.mean
-    assert other.hubs.most_by_chance != labelled.hubs.most_by_chance
 
 
 # --- what is said of what ------------------------------------------------------------------------
@@ -234,18 +218,6 @@ def test_the_next_lines_of_python_run_and_give_what_was_measured(hubs, small_ban
     np.testing.assert_allclose(names["bias"].correction, tuned.bias.correction, atol=1e-6)
 
 
-def test_the_next_lines_repeat_how_embeddings_are_opened(hubs):
-    found = check(
-        2 * hubs.gallery, 3 * hubs.references, queries=hubs.queries, normalize=True,
-        duplicates="keep",
-    )  # fmt: skip
-    fit, search = found.next
-    assert fit == (
-        "bias = nnnorm.NNN().fit(gallery, references, normalize=True, duplicates='keep')"
-    )
-    assert search == "nnnorm.search(queries, gallery, bias, k=10, normalize=True)"
-
-
 def test_a_check_is_ready_for_json_and_names_its_hub(hubs):
     names = [f"picture {n}" for n in range(300)]
     found = check(hubs.gallery, Bank.of(hubs.references), queries=hubs.queries, ids=names)
@@ -271,8 +243,3 @@ def test_a_handful_of_changes_is_no_gain_yet(hubs, change, n_better):
     assert (found.n_needed is None) == (n_better == 8)
     if n_better < 8:
         assert found.verdict != "correct"
-
-
-def test_recent_queries_that_are_measured_on_are_warned_of(hubs):
-    with pytest.warns(NNNormWarning, match="of recent are among the queries"):
-        check(hubs.gallery, hubs.references, **hubs.known, recent=hubs.queries[:64])
