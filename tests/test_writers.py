@@ -96,7 +96,7 @@ _WRITERS = {
     "ranking.Ranking.save": "caller",
     "report.figure.save_figure": "caller",
     "reproduce.results.Results.keep": "constant",
-    "suspects.Scan.save": "caller",
+    "evaluation.outliers.Scan.save": "caller",
 }
 _HOSTILE = [
     "/{outside}/planted",

@@ -123,7 +123,7 @@ LINES = {
         "--ids later-ids.npy --metadata later.jsonl --json",
         f"--index {living_url_of('sqlite')} --gallery new.npy --bias later-bias.safetensors "
         "--ids later-ids.json --metadata later.json --json",
-        f"--index {living_url_of('usearch')} --gallery later.parquet --admit "
+        f"--index {living_url_of('usearch')} --gallery later.parquet --screen "
         "--corrector corrector.safetensors --json",
         f"--index {living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
         "--corrector corrector.safetensors",

@@ -268,12 +268,12 @@ def test_items_come_and_go_by_commands(data, living):
         "index", "add", *living.index, *new, "--corrector", "first.safetensors", "--replace"
     )
     assert json.loads(again.stdout)["added"] == 0
-    Path("quarantine.json").write_text("[1000, 1003, 5]")
-    gone = run("index", "delete", *living.index, "--ids", "quarantine.json")
+    Path("outliers.json").write_text("[1000, 1003, 5]")
+    gone = run("index", "delete", *living.index, "--ids", "outliers.json")
     assert gone.stdout.startswith("Deleted from faiss photos.faiss.")
-    twice = run("index", "delete", *living.index, "--ids", "quarantine.json")
+    twice = run("index", "delete", *living.index, "--ids", "outliers.json")
     assert "has no item with the id 5; nothing was deleted" in twice.stderr
-    alone = ["--corrector", "second.safetensors", "--ids", "quarantine.json"]
+    alone = ["--corrector", "second.safetensors", "--ids", "outliers.json"]
     assert "leave out ids" in run("index", "refresh", *living.index, *alone).stderr
     for nested in ("[3, [7]]", "[[3], [7]]", "[3, null]", '[3, "7"]'):
         Path("nested.json").write_text(nested)
@@ -299,10 +299,10 @@ def test_suspicious_items_are_kept_out_by_a_command(data, living):
     add = ["index", "add", *living.index, *some]
     refused = run(*add, "--corrector", "first.safetensors")
     assert refused.exit_code == 1
-    without = run(*add, "--bias", "bias.safetensors", "--admit")
-    assert "--admit judges items by the bank of a corrector" in without.stderr
-    admit = [*add, "--corrector", "first.safetensors", "--admit"]
-    added = json.loads(run(*admit, "--json").stdout)
+    without = run(*add, "--bias", "bias.safetensors", "--screen")
+    assert "--screen judges items by the bank of a corrector" in without.stderr
+    screened = [*add, "--corrector", "first.safetensors", "--screen"]
+    added = json.loads(run(*screened, "--json").stdout)
     out = {one["id"]: one["reasons"] for one in added["kept_out"]}
     assert added["added"] == 5 - len(out)
     assert out[2004] == ["it is all zeros"]
@@ -310,7 +310,7 @@ def test_suspicious_items_are_kept_out_by_a_command(data, living):
         kept = [own for own in range(2000, 2005) if own not in out]
         assert index.store.metadata_of(np.array(kept)) == [{"row": own - 2000} for own in kept]
         assert not index.store.present(np.array(list(out))).any()
-    shown = run(*admit, "--replace").stdout
+    shown = run(*screened, "--replace").stdout
     assert "2004 (it is all zeros)" in " ".join(shown.split())
 
 

@@ -212,7 +212,7 @@ def test_no_correction_may_be_what_was_chosen():
     table = tabulate_tuning(make_tuning(Interval(0.0, 0.0, 0.0, 1.0), "none"))
     assert [row[0] for row in table.rows] == ["none"]
     assert table.rows[0][-1] == "both rules"
-    words = "Chosen by the maximum of R@1: no correction, which no setting beats on these queries."
+    words = "Chosen by the maximum of R@1: no correction, which no setting beats."
     assert table.notes == (words,)
 
 
@@ -233,15 +233,18 @@ def test_a_diagnosis_shows_every_statistic_before_and_after(diagnosis):
         assert shown[label] == tuple(f"{value:.3f}" for value in both)
     (label, *most), (_, *times), (never, *n_never) = statistics.rows[:3]
     assert (
-        label == f"hits of the most retrieved item; by chance {diagnosis.chance.most_by_chance:.0f}"
+        label
+        == f"hits of the most retrieved item; by chance {diagnosis.null_model.most_by_chance:.0f}"
     )
     assert most == [str(diagnosis.before.max), str(diagnosis.after.max)]
     assert times[0] == f"{diagnosis.before.max / diagnosis.before.mean:.1f}"
     assert never.startswith("items that are never retrieved; by chance ")
-    assert n_never == [str(diagnosis.n_antihubs), str(diagnosis.n_antihubs_after)]
+    assert n_never == [
+        str((n == 0).sum()) for n in (diagnosis.occurrences, diagnosis.occurrences_after)
+    ]
     assert statistics.title == "How often each of 40 items comes among the first 2 for 200 queries"
     assert f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})" in statistics.notes[1]
-    severities = diagnosis.chance.severity, diagnosis.chance_after.severity
+    severities = diagnosis.null_model.severity, diagnosis.null_model_after.severity
     assert statistics.notes[0] == "Hubs: {}, then {}.".format(*severities)
 
 

@@ -294,6 +294,8 @@ def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
     if is_few:
         names = [audit.queries[query] for query in order]
         panels[0].set_yticks(range(len(order)), names, fontsize=8.5)
+    else:
+        panels[0].set_ylabel("queries")
     note = f"bias@k = ({' − '.join(audit.difference)})/k" if audit.difference else None
     add_legend(figure, panels[0].get_legend_handles_labels()[0], note)
     return figure
