@@ -99,8 +99,7 @@ def test_fit_prints_json_and_nothing_else(files):
     ("options", "method"),
     [
         ((), nnnorm.NNN()),
-        (("--rule", "first"), nnnorm.NNN(rule="first")),
-        (("--rule", "paper"), nnnorm.NNN(rule="paper")),
+        (("--reference-k", 5, "--alpha", 0.5), nnnorm.NNN(5, 0.5)),
         (("--no-center",), nnnorm.NNN(center=False)),
         (("--reference-k", 5, "--alpha", 0.5, "--center"), nnnorm.NNN(5, 0.5, center=True)),
     ],
