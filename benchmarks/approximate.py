@@ -26,6 +26,11 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 from harness import add_options, can_measure, print_stored, store
+from nnnorm.means import approximate
+from nnnorm.means.approximate import approximate_means, choose_quality, residual
+from nnnorm.means.inverted_lists import InvertedLists
+from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
+from nnnorm.scoring.topk import top_means, top_values
 from pictures import save_both
 from real_sets import (
     DATA,
@@ -45,12 +50,7 @@ from real_sets import (
 
 import nnnorm
 from nnnorm import Embeddings
-from nnnorm.means import approximate
-from nnnorm.means.approximate import approximate_means, choose_quality, residual
-from nnnorm.means.inverted_lists import InvertedLists
 from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
-from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET, Products
-from nnnorm.scoring.topk import top_means, top_values
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import open_truth
 

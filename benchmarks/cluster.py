@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from nnnorm.means.approximate import residual
 from paste import paste
 from real_sets import DATA, RESULTS, Flickr8k, machine, read_judged, rows_of, table
 
@@ -44,7 +45,6 @@ from nnnorm.cluster import (
     sampling_residual,
     settle,
 )
-from nnnorm.means.approximate import residual
 
 OUTPUT = RESULTS / "cluster.json"
 DIM, K = 256, 128

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from harness import run_command
+from nnnorm.means import means_by
 from real_sets import DATA, RESULTS, Floats, machine, table, what_is_missing
 
 import nnnorm
-from nnnorm.means import means_by
 from nnnorm.scoring import Products
 
 OUTPUT = RESULTS / "exact.json"

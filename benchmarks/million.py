@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 from memory import Peak
+from nnnorm.means.approximate import residual
+from nnnorm.scoring.blocks import Products
+from nnnorm.scoring.topk import top_means
 from pictures import save_both
 from real_sets import RESULTS, machine, table
 
 import nnnorm
-from nnnorm.means.approximate import residual
-from nnnorm.scoring.blocks import Products
-from nnnorm.scoring.topk import top_means
 
 OUTPUT = RESULTS / "million.json"
 PLOT = RESULTS.parents[1] / "docs" / "images" / "million.png"

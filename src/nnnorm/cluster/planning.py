@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from nnnorm.approximate import choose_quality, count_list_scores, expected_error
 from nnnorm.copies import MOST_INTENTS
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.means import choose_quality, count_list_scores, expected_error
 from nnnorm.roles import count_checked
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
