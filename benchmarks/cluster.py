@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nnnorm.means.approximate import residual
 from paste import paste
 from real_sets import DATA, RESULTS, Flickr8k, machine, read_judged, rows_of, table
 
 import nnnorm
+from nnnorm.approximate import residual
 from nnnorm.cluster import (
     Machines,
     Plan,

@@ -220,70 +220,14 @@ def test_every_reference_is_in_one_list_and_no_list_is_long(problem):
     np.testing.assert_allclose(bank.rows(7), references.take(bank.order[first:last]), rtol=1e-6)
 
 
-# --- projections, where there is much to multiply -----------------------------------------------
-
-
-@pytest.fixture
-def steep(monkeypatch):
-    """Embeddings that nearly lie in a few of their 64 directions, always projected."""
-    monkeypatch.setattr(approximate, "_WORTH_PROJECTING", 0)
-    rng = np.random.default_rng(0)
-    scale = 0.9 ** np.arange(64)
-    turn = np.linalg.qr(rng.normal(size=(64, 64)))[0]
-    topic = rng.normal(size=(100, 64)) * scale
-
-    def draw(n):
-        rows = topic[rng.integers(0, 100, n)] + 0.8 * scale * rng.normal(size=(n, 64))
-        return open_embeddings(rows / np.linalg.norm(rows, axis=1, keepdims=True) @ turn)
-
-    return draw(2000), draw(20_000)
-
-
-def widths(monkeypatch):
-    """The width of every projection that is made from now on."""
-    made, project = [], approximate._project
-
-    def note(references, directions):
-        made.append(directions.shape[1])
-        return project(references, directions)
-
-    monkeypatch.setattr(approximate, "_project", note)
-    return made
-
-
-def test_projections_are_used_where_they_hold_nearly_everything(steep, monkeypatch):
-    made = widths(monkeypatch)
-    estimate = approximate_means(*steep, 64, quality=8)
-    exact = top_means(Products(*steep), 64)
-    assert len(made) == 1
-    assert 8 <= made[0] <= 40
-    assert residual(estimate.values, exact) == pytest.approx(estimate.error, rel=0.5)
-    assert estimate.error < 0.15
-
-
-def test_more_quality_needs_wider_projections(steep, monkeypatch):
-    made = widths(monkeypatch)
-    for quality in (2, 32):
-        approximate_means(*steep, 64, quality=quality)
-    assert made[0] < made[1]
-
-
-def test_embeddings_that_fill_their_space_are_not_projected(monkeypatch):
-    monkeypatch.setattr(approximate, "_WORTH_PROJECTING", 0)
-    made = widths(monkeypatch)
-    rng = np.random.default_rng(0)
-    rows = (open_embeddings(rng.normal(size=(n, 64))) for n in (500, 10_000))
-    approximate_means(*rows, 32, quality=8)
-    assert made == []
-
-
-def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(steep):
-    _, references = steep
+def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(problem):
+    _, references, _ = problem
     copied, taken = (
-        InvertedLists(references, 100, np.random.default_rng(0), 2**29, held) for held in (0, 2**29)
+        InvertedLists(references, 100, np.random.default_rng(0), budget)
+        for budget in (2**29, 2**22)
     )
-    assert copied.held_bytes == 4 * 20_000 * 64
-    assert taken.held_bytes == 2**29
+    assert copied.held_bytes == 4 * 30_000 * 48
+    assert taken.held_bytes == 0
     for number in range(len(copied)):
         np.testing.assert_array_equal(copied.rows(number), taken.rows(number))
 

@@ -26,7 +26,6 @@ from nnnorm.scoring import (
     Products,
     Scores,
     count_threads,
-    on_a_worker,
     strips_in_order,
     top_k,
     top_means,
@@ -34,16 +33,12 @@ from nnnorm.scoring import (
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
+Weights: TypeAlias = npt.NDArray[np.float64]
 
 # Items with exact means to train on; chosen on the sets of benchmarks/approximate.py.
 _N_TRAINING = 512
 _SMALLEST_BANK = 8192
 _RIDGE = 1e-3
-# Projections may add half of the error that the lists leave, see `expected_error`.
-_PROJECTION_SHARE = 0.5
-_N_SAMPLED_ITEMS, _N_SAMPLED, _N_MOMENTS = 256, 16_384, 2048
-# Multiply-adds with centroids from which on it pays to look for shorter vectors.
-_WORTH_PROJECTING = 2 * 10**10
 # Items whose scores with all centroids stay in the cache.
 _PIECE = 1024
 
@@ -108,11 +103,6 @@ def count_list_scores(n_gallery: int, n_references: int, quality: int) -> ListSc
     )
 
 
-def expected_error(quality: int) -> float:
-    """Error that lists and regression leave on the sets of benchmarks/approximate.py."""
-    return float(0.44 * quality**-0.65)
-
-
 def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:
     """Whether lists can save scores, and hold enough candidates for k."""
     n_lists = _count_lists(n_gallery, n_references, quality)
@@ -141,11 +131,9 @@ class ListModel:
     Attributes
     ----------
     lists : InvertedLists
-    directions : ndarray, shape (dim, width), or None
-        Onto which items and references are projected.
     k, quality : int
-    ridge : Ridge
-        Predicts what is missed from what is found.
+    weights : ndarray, shape (n_features + 1,), float64
+        Of the regression that predicts what is missed from what is found.
     sample : Sample
         Items of the gallery that were trained on; they keep their exact means.
     error : float
@@ -153,10 +141,9 @@ class ListModel:
     """
 
     lists: "InvertedLists"
-    directions: FloatArray | None
     k: int
     quality: int
-    ridge: "Ridge"
+    weights: Weights
     sample: Sample
     error: float
 
@@ -168,9 +155,8 @@ class ListModel:
         progress: Progress | None = None,
     ) -> FloatArray:
         """Estimate m_k of every item of the gallery that the model was trained on."""
-        probe = self.lists, self.directions, self.k, self.quality
-        found = _probe(products.rows, *probe, memory_budget, progress)
-        values = found.means + self.ridge.predict(found.features).astype(np.float32)
+        found = _probe(products.rows, self.lists, self.k, self.quality, memory_budget, progress)
+        values = found.means + _predict(self.weights, found.features).astype(np.float32)
         # Items with fewer than k candidates are computed exactly.
         short = np.flatnonzero(found.n_candidates < self.k)
         if len(short):
@@ -199,73 +185,17 @@ def learn_lists(
         return None
     rng = np.random.default_rng(seed)
     n_lists = _count_lists(n_gallery, n_references, quality)
-    directions, bank, held_bytes = None, products.columns, 0
-    if n_gallery * n_lists * products.rows.dim > _WORTH_PROJECTING:
-        directions = _find_projection(products, k, quality, seed, memory_budget)
-    if directions is not None:
-        bank, held_bytes = _project(bank, directions), 4 * n_references * directions.shape[1]
-    lists = InvertedLists(bank, n_lists, rng, memory_budget, held_bytes)
-    del bank  # the lists hold a sorted copy
+    lists = InvertedLists(products.columns, n_lists, rng, memory_budget)
     items = products.rows.subset(sample.rows)
-    found = _probe(items, lists, directions, k, quality, memory_budget, None)
+    found = _probe(items, lists, k, quality, memory_budget, None)
     complete = found.n_candidates >= k
     if complete.sum() < len(sample.rows) / 2:
         return None
     missed = (sample.exact - found.means)[complete]
-    ridge, error = _learn_missed(found.features[complete], missed, rng)
+    weights, error = _learn_missed(found.features[complete], missed, rng)
     spread = float(sample.exact.std())
     error = error / spread if spread else 0.0
-    return ListModel(lists, directions, k, quality, ridge, sample, error)
-
-
-def _find_projection(
-    products: Products, k: int, quality: int, seed: int, memory_budget: int
-) -> FloatArray | None:
-    """Find the fewest directions whose scores are accurate enough, or None.
-
-    Their error is measured on a sample, and may be half of the error that the lists leave.
-    """
-    rng = np.random.default_rng(seed)
-    (n_items, n_references), dim = products.shape, products.rows.dim
-    n_sampled = min(n_references, _N_SAMPLED, memory_budget // (16 * dim))
-    basis = _principal_basis(products.rows, products.columns, rng)
-    items = products.rows.take(rng.integers(0, n_items, min(n_items, _N_SAMPLED_ITEMS))) @ basis
-    references = products.columns.take(rng.integers(0, n_references, n_sampled)) @ basis
-    n_best = max(1, round(k * n_sampled / n_references))
-    exact = _top_mean(items @ references.T, n_best)
-    widest = min(dim * 3 // 4, memory_budget // (8 * n_references))
-    for width in range(max(8, dim // 8), widest + 1, max(8, dim // 16)):
-        short = _top_mean(items[:, :width] @ references[:, :width].T, n_best)
-        # A constant factor is corrected by the regression.
-        unexplained = (1 - np.corrcoef(short, exact)[0, 1] ** 2) ** 0.5
-        if unexplained < _PROJECTION_SHARE * expected_error(quality):
-            return np.ascontiguousarray(basis[:, :width])
-    return None
-
-
-def _principal_basis(rows: Embeddings, columns: Embeddings, rng: np.random.Generator) -> FloatArray:
-    """Eigenvectors of the second moments of both sides together, largest eigenvalue first."""
-    moments = np.zeros((rows.dim, rows.dim))
-    for side in (rows, columns):
-        some = rng.choice(len(side), min(len(side), _N_MOMENTS), replace=False)
-        sample = side.take(np.sort(some))
-        sample = sample / (np.abs(sample).max() or 1)  # so that squares do not overflow
-        moment = (sample.T @ sample).astype(np.float64)
-        moments += moment / (moment.trace() or 1)
-    # With several threads the decomposition is slower than with one on a busy machine.
-    _, directions = on_a_worker(lambda: np.linalg.eigh(moments))
-    return np.ascontiguousarray(directions[:, ::-1], dtype=np.float32)
-
-
-def _top_mean(scores: FloatArray, k: int) -> FloatArray:
-    return np.asarray(np.partition(scores, -k, axis=1)[:, -k:].mean(axis=1))
-
-
-def _project(embeddings: Embeddings, directions: FloatArray) -> Embeddings:
-    projected = np.empty((len(embeddings), directions.shape[1]), dtype=np.float32)
-    for start, block in embeddings.blocks():
-        np.matmul(block, directions, out=projected[start : start + len(block)])
-    return Embeddings([projected], name=embeddings.name)
+    return ListModel(lists, k, quality, weights, sample, error)
 
 
 # --- inverted lists ----------------------------------------------------------------------------
@@ -281,8 +211,6 @@ class InvertedLists:
     rng : Generator
     memory_budget : int
         Bytes. The references are copied in the order of the lists if the copy fits.
-    held_bytes : int
-        Bytes of the budget that the references themselves take.
 
     Attributes
     ----------
@@ -303,7 +231,6 @@ class InvertedLists:
         n_lists: int,
         rng: np.random.Generator,
         memory_budget: int,
-        held_bytes: int = 0,
     ) -> None:
         n = len(references)
         sample = references.take(np.sort(rng.choice(n, min(n, 16 * n_lists), replace=False)))
@@ -319,10 +246,10 @@ class InvertedLists:
         self.sizes = np.array([last - first for first, last in self.edges])
         self.longest = int(self.sizes.max())
         n_bytes = 4 * n * references.dim
-        fits = n_bytes <= memory_budget // 2 and n_bytes + held_bytes <= memory_budget * 3 // 4
+        fits = n_bytes <= memory_budget // 2
         self._references = None if fits else references
         self._sorted = _sort_rows(references, self.order) if fits else np.empty((0, 0), np.float32)
-        self.held_bytes = n_bytes if fits else held_bytes
+        self.held_bytes = n_bytes if fits else 0
         self.centroids = np.stack([self.rows(number).mean(axis=0) for number in range(len(self))])
 
     def __len__(self) -> int:
@@ -392,7 +319,6 @@ class Found(NamedTuple):
 def _probe(
     gallery: Embeddings,
     bank: InvertedLists,
-    directions: FloatArray | None,
     k: int,
     n_probes: int,
     memory_budget: int,
@@ -406,7 +332,7 @@ def _probe(
     n_candidates = np.empty(n_gallery, dtype=np.int64)
     shares = (bank.sizes / bank.sizes.sum()).astype(np.float32)
     n_workers = count_threads()
-    # Per item: its row as read and as projected, and its scores with the lists it probes.
+    # Per item: its row as read and widened, and its scores with the lists it probes.
     per_item = 4 * (4 * dim + n_probes * bank.longest)
     left = memory_budget * 3 // 4 - bank.held_bytes
     n_strip = max(64, min(8192, left // (n_workers * per_item), -(-n_gallery // n_workers)))
@@ -426,8 +352,6 @@ def _probe(
 
     def probe(start: int, end: int) -> None:
         items = gallery.rows(start, end)
-        if directions is not None:
-            items = items @ directions
         pieces = range(0, len(items), _PIECE)
         lists = np.concatenate(
             [choose_lists(items[first : first + _PIECE], start + first) for first in pieces]
@@ -487,37 +411,29 @@ def _rank_edges(k: int) -> list[tuple[int, int]]:
 
 def _learn_missed(
     features: FloatArray, missed: FloatArray, rng: np.random.Generator
-) -> tuple["Ridge", float]:
+) -> tuple[Weights, float]:
     """Learn to predict what an item's mean misses; also return the cross-validated error."""
     known = features.astype(np.float64)
     folds = rng.permutation(len(known)) % 8
     errors = np.empty(len(known))
     for fold in range(8):
         held_out = folds == fold
-        ridge = _fit_ridge(known[~held_out], missed[~held_out])
-        errors[held_out] = missed[held_out] - ridge.predict(known[held_out])
+        weights = _fit_ridge(known[~held_out], missed[~held_out])
+        errors[held_out] = missed[held_out] - _predict(weights, known[held_out])
     return _fit_ridge(known, missed), float(errors.std())
 
 
-class Ridge(NamedTuple):
-    """A ridge regression: ``(features − center) · slopes + intercept``."""
-
-    center: npt.NDArray[np.float64]
-    slopes: npt.NDArray[np.float64]
-    intercept: float
-
-    def predict(self, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Predict the target of every row of features."""
-        return np.asarray((features - self.center) @ self.slopes + self.intercept)
+def _predict(weights: Weights, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return np.asarray(features @ weights[:-1] + weights[-1])
 
 
-def _fit_ridge(features: npt.NDArray[np.float64], target: npt.NDArray[Any]) -> Ridge:
-    """Fit a ridge regression that ignores constant features."""
+def _fit_ridge(features: npt.NDArray[np.float64], target: npt.NDArray[Any]) -> Weights:
+    """Fit a ridge regression that ignores constant features: slopes, then the intercept."""
     center, scale = features.mean(axis=0), features.std(axis=0)
     scale = np.where(scale > 1e-9 * (1 + np.abs(center)), scale, np.inf)
     standardized = (features - center) / scale
-    intercept = float(target.mean())
     gram = standardized.T @ standardized
     gram += _RIDGE * len(standardized) * np.eye(standardized.shape[1])
-    slopes = np.linalg.solve(gram, standardized.T @ (target - intercept)) / scale
-    return Ridge(center, slopes, intercept)
+    mean = float(target.mean())
+    slopes = np.linalg.solve(gram, standardized.T @ (target - mean)) / scale
+    return np.append(slopes, mean - center @ slopes)

@@ -16,7 +16,7 @@ size, threads or budget beyond float32 rounding.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,32 +45,6 @@ _WORKER_BUDGET = 16 * 2**20
 
 
 # --- scores in blocks --------------------------------------------------------------------------
-
-
-class Scores(Protocol):
-    """A matrix of scores that is read in blocks."""
-
-    shape: tuple[int, int]
-    row_bytes: int
-    column_bytes: int
-
-    def strip(self, start: int, stop: int) -> Strip:
-        """Prepare rows ``start:stop``; the function returned reads some columns of them."""
-
-    def some_rows(self, indices: IntArray) -> "Scores":
-        """Return the scores of some rows only."""
-
-    def transposed(self) -> "Scores":
-        """Return the same scores with rows and columns exchanged."""
-
-    def mean(self) -> FloatArray:
-        """Return the mean of every row."""
-
-    def center(self) -> FloatArray:
-        """Return what `centred` subtracts so that every column has mean 0."""
-
-    def centred(self, center: FloatArray) -> "Scores":
-        """Return the scores after subtracting a center from the rows."""
 
 
 class _Columns:
@@ -218,6 +192,10 @@ class Matrix:
         return Matrix(self._scores, offset=center)
 
 
+# A matrix of scores that is read in blocks.
+Scores: TypeAlias = Products | Matrix
+
+
 # --- reductions --------------------------------------------------------------------------------
 
 
@@ -296,27 +274,15 @@ def top_values(scores: Scores, k: int, **options: Any) -> Iterator[tuple[int, in
         yield start, stop, best
 
 
-def top_means(
-    scores: Scores,
-    k: int,
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> FloatArray:
+def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in top_values(scores, k, memory_budget=memory_budget, progress=progress):
+    for start, stop, best in top_values(scores, k, **options):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
 
 
-def log_mean_exp(
-    scores: Scores,
-    betas: Sequence[float],
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    progress: Progress | None = None,
-) -> npt.NDArray[np.float64]:
+def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.NDArray[np.float64]:
     """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``.
 
     The literature has the sum in place of the mean. The difference, ``log n``, is the same for
@@ -324,9 +290,7 @@ def log_mean_exp(
     of the row prevents overflow, and power sums keep precision where ``β·s`` is small.
     """
     out = np.empty((len(betas), scores.shape[0]))
-    for start, stop, _, logs in scan(
-        scores, k=0, betas=betas, memory_budget=memory_budget, progress=progress
-    ):
+    for start, stop, _, logs in scan(scores, k=0, betas=betas, **options):
         out[:, start:stop] = logs
     return out
 

@@ -170,7 +170,6 @@ def _time_lists(items: Half, bank: Half, k: int, sizes: Sizes) -> tuple[Line, Li
             probing.append(
                 (counted.probe / len(items), _time(partial(model.means, products))[0] / len(items))
             )
-            width = 1.0 if model.directions is None else model.directions.shape[1] / items.shape[1]
     return Line.through(learning), Line.through(probing), width
 
 
