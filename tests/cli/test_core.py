@@ -346,7 +346,7 @@ def test_a_bias_that_corrects_says_nothing_of_the_kind(files):
 
 
 def test_a_parameter_of_another_method_is_refused(files):
-    assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha, center, rule; got beta")
+    assert_fails(fit("--beta", 3), "method nnn takes reference_k, alpha, center; got beta")
 
 
 def test_missing_and_foreign_files_are_named(files):

@@ -44,7 +44,6 @@ from nnnorm.methods import (
     METHOD_NAMES,
     GateForm,
     MethodName,
-    RuleName,
     describe_setting,
     find_method,
     make_method,
@@ -61,7 +60,7 @@ GalleryReferences = Annotated[
 ]
 DuplicatesOption = Annotated[
     Duplicates,
-    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
+    Option(help="Drop near copies among the past queries, or keep every row, as the paper does."),
 ]
 _WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
 
@@ -82,7 +81,13 @@ def fit(
     references: References,
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
-    duplicates: DuplicatesOption = "drop",
+    duplicates: Annotated[
+        Duplicates | None,
+        Option(
+            help="Drop near copies among the past queries (the default for automatic settings) or "
+            "keep every row, as the paper does (the default if you give numbers)."
+        ),
+    ] = None,
     own_rows: OwnRows = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
@@ -95,9 +100,6 @@ def fit(
     center: Annotated[
         bool | None,
         Option(help=f"Take the mean of the gallery from its rows first ({_users('center')})."),
-    ] = None,
-    rule: Annotated[
-        RuleName | None, Option(help=f"Chooses what is auto ({_users('rule')}); by default second.")
     ] = None,
     weight: Annotated[
         float | None, Option(help=f"Weight of the mean ({_users('weight')}).")
@@ -142,7 +144,6 @@ def fit(
         "reference_k": number_or_auto("--reference-k", reference_k, int),
         "alpha": number_or_auto("--alpha", alpha, float),
         "center": center,
-        "rule": rule,
         "weight": weight,
         "beta": beta,
         "beta_query": beta_query,
@@ -324,10 +325,10 @@ def _why_nothing(bias: Bias) -> str:
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
             "noise, so the weight is 0; give more past queries"
         )
-    if bias.params.get("density", 1) <= 0:
+    if bias.params.get("t", 0) < 0 and bias.weight == 0:
         return (
-            "the references cover too small a part of the gallery, so the weight is 0; give past "
-            "queries of all kinds that this gallery gets"
+            "the past queries don't resemble what this gallery is searched for, so the weight is "
+            "0; give past queries of this very search"
         )
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 

@@ -32,7 +32,7 @@ from nnnorm.io import (
     open_embeddings,
     peek,
 )
-from nnnorm.methods import NNN, Method, Statistics, warn_of_narrow_bank
+from nnnorm.methods import NNN, Method, Statistics, warn_of_mismatch
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.solvers import Solver
 
@@ -133,7 +133,7 @@ def _settle(
     settled, chosen = method.settle(statistics)
     found, learnt = settled.learn(statistics)
     facts = settled.facts(statistics, chosen, learnt if method.uses_means else {})
-    warn_of_narrow_bank(facts["params"], len(items))
+    warn_of_mismatch(facts["params"], len(items))
     # A bias of no items fills in version and time.
     stamp = Bias(values=np.zeros(1, np.float32), weight=0.0, method=method.name)
     facts |= {"version": stamp.version, "created": stamp.created}
