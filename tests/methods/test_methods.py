@@ -71,7 +71,7 @@ def test_nnn_is_alpha_times_the_mean_of_the_k_best(k, alpha):
     bias = NNN(reference_k=k, alpha=alpha).fit(gallery, references, duplicates="keep")
     expected = reference.nnn(scores_of(gallery, references), k, alpha)
     np.testing.assert_allclose(bias.correction, expected, atol=2e-5)
-    assert bias.params == {"reference_k": k, "alpha": alpha}
+    assert bias.params == {"reference_k": k, "alpha": alpha, "solver": "exact"}
 
 
 def test_csls_ranks_as_published_with_its_query_term(small):

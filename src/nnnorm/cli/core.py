@@ -1,6 +1,7 @@
 """The main job on the command line: `fit`, `search` and `info`."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,6 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 from nnnorm.foreign import FOREIGN_Z
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
-from nnnorm.means import Solver
 from nnnorm.methods import (
     METHOD_NAMES,
     GateForm,
@@ -50,6 +50,7 @@ from nnnorm.methods import (
 )
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
+from nnnorm.solvers import Solver
 from nnnorm.study import read_truth
 from nnnorm.version import __version__
 
@@ -126,10 +127,10 @@ def fit(
     ] = None,
     solver: Annotated[
         Solver,
-        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact."),
+        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact up to about 30 s."),
     ] = "auto",
     quality: Annotated[
-        int | None, Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
+        int | None, Option(help="Inverted lists to probe per item (approximate).")
     ] = None,
     *,
     spread: Spread,
@@ -360,10 +361,8 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
         facts["density"] = (
             f"{bias.params['density']:.2f} (biases agree with how close items are to each other)"
         )
-    if "error" in bias.params:
-        facts["solver"] = (
-            f"{bias.params['solver']}, with an error of {bias.params['error']:.1%} of the spread"
-        )
+    if "solver" in bias.params:
+        facts["solver"] = _describe_solver(bias.params)
     if bias.gates:
         opened = ", ".join(f"{gate.active.sum():,}" for gate in bias.gates)
         facts["gate"] = f"decides per query; opened by {opened} of the items"
@@ -373,6 +372,15 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     facts["corrector"] = bias.fingerprints.get("corrector")
     facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
     return title, facts
+
+
+def _describe_solver(params: Mapping[str, Any]) -> str:
+    words = str(params["solver"])
+    if "quality" in params:
+        words += f", quality {params['quality']}"
+    if "error" in params:
+        words += f", error {params['error']:.1%} of the standard deviation of the means"
+    return words
 
 
 def _describe_choice(bank: str, z: float | None) -> str:
@@ -432,7 +440,6 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
     uses = {
         "pyarrow": "parquet files",
         "torch": "--solver torch, cuda, mps",
-        "faiss-cpu": "--solver faiss-ivf",
     }
     facts = {
         name: f"{value} ({uses[name]})" if name in uses else str(value)

@@ -32,9 +32,9 @@ from nnnorm.io import (
     open_embeddings,
     peek,
 )
-from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, warn_of_mismatch
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
+from nnnorm.solvers import Solver
 
 _LOCK = ".settling"
 
@@ -112,8 +112,7 @@ def settle(
                 gallery_references=second,
                 duplicates=duplicates,
                 own_rows=own_rows,
-                solver="exact" if solver == "auto" else solver,
-                quality=quality,
+                solver="exact" if solver in ("auto", "approximate") else solver,
                 normalize=normalize,
                 memory_budget=memory_budget,
                 progress=progress,
@@ -145,7 +144,7 @@ def _settle(
     about = {
         "asked": dict(asked),
         "settled": settled.to_dict(),
-        "solver": "exact" if asked["solver"] == "auto" else asked["solver"],
+        "solver": "exact" if asked["solver"] in ("auto", "approximate") else asked["solver"],
         "learnt": learnt,
         "facts": facts,
         "gallery": describe_gallery(gallery, peek(gallery, name="gallery")),

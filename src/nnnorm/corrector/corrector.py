@@ -44,12 +44,12 @@ from nnnorm.corrector.references import (
 )
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
-from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.signals import Expected
+from nnnorm.solvers import Solver
 from nnnorm.suspects import Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

@@ -25,11 +25,11 @@ from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.means import Solver, check_solver, restore_means
 from nnnorm.methods.automatic import LOW_T, is_mismatched
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
@@ -228,11 +228,12 @@ class Method(ABC):
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
         solver : str
-            Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
-            "approximate" is many times faster on large banks and reports its error in the
-            `params` of the bias.
+            Computes the means of `NNN` and `CSLS`: "exact", "torch", "cuda", "mps",
+            "approximate", or "auto": exact if that takes less than about 30 seconds, otherwise
+            approximate if its measured error is at most 0.15. The `params` of the bias have the
+            ``solver`` that ran, and the ``quality`` and ``error`` of approximate means.
         quality : int, optional
-            Number of inverted lists to probe per item, for solvers that are not exact.
+            Number of inverted lists to probe per item, for the solver "approximate".
         normalize : bool, optional
             True divides every row by its norm (cosine). False means raw inner products. None
             means raw inner products too, with a warning where norms vary.
@@ -419,14 +420,7 @@ class Method(ABC):
         arrays: dict[str, FloatArray] = {}
         if self.needs.is_centred:
             arrays["center"] = statistics.center
-        if not self.uses_means:
-            return arrays, {}
-        k, is_centred = self._means
-        learnt = statistics.learn_means(k, is_centred=is_centred)
-        if learnt is None:
-            return arrays, {}
-        found = {} if learnt.model is None else learnt.model.to_arrays()
-        return arrays | {f"means.{name}": one for name, one in found.items()}, dict(learnt.about)
+        return arrays, {}
 
     def recall(
         self,
@@ -447,20 +441,7 @@ class Method(ABC):
         memory_budget : int
             Bytes that inverted lists may take.
         """
-        known: dict[Hashable, Any] = {name: arrays[name] for name in ("center",) if name in arrays}
-        if about:
-            prefix = "means."
-            found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-            k, is_centred = self._means
-            known["learnt", k, is_centred] = restore_means(
-                about, found, references, memory_budget=memory_budget
-            )
-        return known
-
-    @property
-    def _means(self) -> tuple[int, bool]:
-        """The k of m_k, and whether the items are centred."""
-        return int(self.needs.reference_k or 0), self.needs.is_centred
+        return {name: arrays[name] for name in ("center",) if name in arrays}
 
     def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
         """Raise where a gallery bank is missing, or is given to a method that uses none."""
