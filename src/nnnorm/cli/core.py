@@ -325,7 +325,7 @@ def _why_nothing(bias: Bias) -> str:
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
             "noise, so the weight is 0; give more past queries"
         )
-    if bias.params.get("t", 0) < 0 and bias.weight == 0:
+    if bias.params.get("match") == 0:
         return (
             "the past queries don't resemble what this gallery is searched for, so the weight is "
             "0; give past queries of this very search"

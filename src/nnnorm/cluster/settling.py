@@ -133,7 +133,7 @@ def _settle(
     settled, chosen = method.settle(statistics)
     found, learnt = settled.learn(statistics)
     facts = settled.facts(statistics, chosen, learnt if method.uses_means else {})
-    warn_of_mismatch(facts["params"], len(items))
+    warn_of_mismatch(facts["params"], statistics.n_references, len(items))
     # A bias of no items fills in version and time.
     stamp = Bias(values=np.zeros(1, np.float32), weight=0.0, method=method.name)
     facts |= {"version": stamp.version, "created": stamp.created}

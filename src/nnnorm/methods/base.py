@@ -25,7 +25,7 @@ from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.methods.automatic import LOW_T, is_mismatched
+from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -269,7 +269,7 @@ class Method(ABC):
             progress=progress,
         )
         bias = self.make_bias(statistics)
-        warn_of_mismatch(bias.params, len(bias))
+        warn_of_mismatch(bias.params, bias.n_references or 0, len(bias))
         return bias
 
     def open(
@@ -454,13 +454,13 @@ class Method(ABC):
             )
 
 
-def warn_of_mismatch(params: Mapping[str, Any], n_gallery: int) -> None:
+def warn_of_mismatch(params: Mapping[str, Any], n_references: int, n_gallery: int) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
-    if is_mismatched(params.get("t"), params.get("reliability", 0.0), n_gallery):
+    if is_mismatched(params, n_references, n_gallery):
         warn(
-            "the past queries don't resemble what this gallery is searched for (t = "
-            f"{params['t']:.2f}, usually above {LOW_T:g}), so the correction is reduced; give past "
-            "queries of this very search, or a few dozen recent ones (recent=)"
+            "the past queries don't resemble what this gallery is searched for, so the correction "
+            f"is reduced to {params['match']:.0%}; give past queries of this very search, or a "
+            "few dozen recent ones (recent=)"
         )
 
 

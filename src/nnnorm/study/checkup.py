@@ -375,11 +375,11 @@ def _expect(
     bias: Bias, moved: float, z: float | None, *, is_judged: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
     """What a bank promises without labels, and why no more."""
-    reliability, t = bias.params.get("reliability", 0.0), bias.params.get("t")
+    reliability = bias.params.get("reliability", 0.0)
     reasons = []
     if z is not None and z > FOREIGN_WARNING_Z and not is_judged:
         reasons.append("the references are not like the queries, which may do harm")
-    if is_mismatched(t, reliability, len(bias)):
+    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         reasons.append("the past queries don't resemble what this gallery is searched for")
     if reliability < _LEAST_RELIABLE:
         reasons.append("the references do not tell hubs from noise")
