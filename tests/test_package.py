@@ -115,7 +115,7 @@ def test_every_command_is_in_the_table_with_its_module_and_a_line_that_fits():
 
 
 ROOMS = ("io", "scoring", "means", "copies", "signals", "suspects", "popularity", "bias", "bank")
-ROOMS += ("roles", "foreign", "methods", "ranking", "augmentation", "corrector", "study", "report")
+ROOMS += ("input_checks", "methods", "ranking", "augmentation", "corrector", "study", "report")
 # Who may import whom, room by room: a line may use the lines above it, and no optional room another
 # one unless it says so here.
 MAY_IMPORT = {
@@ -130,17 +130,16 @@ MAY_IMPORT = {
     "popularity": {"errors"},
     "bias": {"version", "errors", "io", "popularity"},
     "bank": {"version", "errors", "io", "copies"},
-    "roles": {"errors", "io", "copies"},
-    "foreign": {"errors", "io", "copies"},
-    "methods": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "roles"},
+    "input_checks": {"errors", "io", "copies"},
+    "methods": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "input_checks"},
     "ranking": {"errors", "io", "scoring", "bias", "methods"},
     "augmentation": {"errors", "io", "bias"},
     "corrector": {
-        *("errors", "io", "scoring", "means", "copies", "bias", "bank", "roles", "foreign"),
+        *("errors", "io", "scoring", "means", "copies", "bias", "bank", "input_checks"),
         *("methods", "ranking", "augmentation", "signals", "suspects", "popularity"),
     },
     "study": {
-        *("errors", "io", "scoring", "copies", "popularity", "bias", "bank", "roles", "foreign"),
+        *("errors", "io", "scoring", "copies", "popularity", "bias", "bank", "input_checks"),
         *("methods", "ranking", "corrector", "signals", "suspects"),
     },
     "report": {"errors", "io", "copies", "methods", "study", "suspects"},
@@ -151,7 +150,9 @@ MAY_IMPORT = {
     "encoders": {"version", "errors", "io", "scoring"},
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "bias", "ranking", "corrector"},
-    "cluster": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "roles", "methods"},
+    "cluster": {
+        *("errors", "io", "scoring", "means", "copies", "bias", "bank", "input_checks", "methods"),
+    },
     "reproduce": {"version", "errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "explore": {"version", "errors", *ROOMS, "index", "encoders", "datasets"},

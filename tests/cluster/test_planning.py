@@ -24,8 +24,8 @@ from nnnorm.cluster import (
     sampling_residual,
     settle,
 )
+from nnnorm.input_checks import count_checked
 from nnnorm.io import RemotePath, Share
-from nnnorm.roles import count_checked
 
 RATES = Rates(
     exact=Line(1e-5, 1e-8), learn=Line(0.5, 2e-8), probe=Line(1e-5, 2e-8), read=1e-9, sign=3e-9,

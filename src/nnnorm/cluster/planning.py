@@ -20,8 +20,8 @@ from typing import Any
 
 from nnnorm.copies import MOST_INTENTS
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.input_checks import count_checked
 from nnnorm.means import choose_quality, count_list_scores, expected_error
-from nnnorm.roles import count_checked
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 # Residual of m_k from a random part of a bank, times √(k / (1 − share)). It hardly depends on the

@@ -28,8 +28,8 @@ _N_SPLITS = 8
 _N_NEIGHBOURS = 10
 # Neighbours are looked for among so many items: more hardly change a correlation over 512 of them.
 _N_CANDIDATES = 16_384
-# More than half of the foreign and narrow banks of `benchmarks/automatic_rule.py` are below this by
-# two standard errors, and no own one.
+# More than half of the mismatched and narrow banks of `benchmarks/automatic_rule.py` are below this
+# by two standard errors, and no own one.
 _LOW_DENSITY = 0.3
 # A bank that is mostly noise has a low c as well, but it is not narrow, only small.
 _LEAST_RELIABILITY = 0.5
@@ -152,79 +152,6 @@ def split_half_reliability(
         belongs = in_first[indices]
         halves = (_mean_of_first(best, part, half_k) for part in (belongs, ~belongs))
         correlations.append(_correlation(*halves))
-    return _step_up(float(np.mean(correlations)))
-
-
-def held_out_reliability(
-    scores: Products,
-    n_recent: int,
-    reference_k: int,
-    recent_k: int,
-    *,
-    seed: int = 0,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-) -> float:
-    """How well a bank and half of the recent queries predict the biases that the others give.
-
-    The halves of a foreign bank agree with each other, so its own reliability says nothing. Here
-    the recent queries are split at random a few times: one half is taken out, and its ``m_{k/2}``
-    is correlated with the m_k of all that is left. The rest is as in `split_half_reliability`.
-
-    Parameters
-    ----------
-    scores : Products, shape (n_gallery, n_recent + n_references)
-        The recent queries come first.
-    n_recent : int
-    reference_k : int
-        The k of the whole bank.
-    recent_k : int
-        The k of the recent queries alone.
-    seed : int
-        Of the random splits.
-    memory_budget : int
-        Bytes beyond the inputs.
-
-    Returns
-    -------
-    float
-        Between 0 and 1.
-
-    Examples
-    --------
-    >>> from nnnorm.io import open_embeddings
-    >>> rng = np.random.default_rng(0)
-    >>> rows = rng.normal(size=(300, 8)) + np.linspace(0, 2, 300)[:, None]
-    >>> items, own, other = rows[::3], rows[1::3], -rows[2::3]
-    >>> scores = Products(open_embeddings(items), open_embeddings(np.concatenate([own, other])))
-    >>> held_out_reliability(scores, 100, 8, 8) > 0.8
-    True
-    """
-    n_gallery, n_all = scores.shape
-    if n_recent < 2 or n_all == n_recent or n_gallery < 3:
-        return 0.0
-    rows = scores.rows.subset(_spread(n_gallery, _N_ITEMS))
-    half_k = max(1, recent_k // 2)
-    # The best of a half are among the best of all recent queries: a few more, and a margin.
-    counts = min(n_recent, 2 * max(half_k, reference_k) + 32), min(reference_k, n_all - n_recent)
-    parts = np.arange(n_recent), np.arange(n_recent, n_all)
-    (recent, numbers), (past, _) = (
-        top_k(
-            Products(rows, scores.columns.subset(part), memory_budget=memory_budget),
-            n_best,
-            memory_budget=memory_budget,
-        )
-        for part, n_best in zip(parts, counts, strict=True)
-    )
-    rng = np.random.default_rng(seed)
-    correlations = []
-    for _ in range(_N_SPLITS):
-        is_out = np.zeros(n_recent, dtype=bool)
-        is_out[rng.permutation(n_recent)[: n_recent // 2]] = True
-        is_left = ~is_out[numbers]
-        left = np.concatenate([np.where(is_left, recent, -np.inf), past], axis=1)
-        left = -np.sort(-left, axis=1)
-        means = _mean_of_first(left, np.isfinite(left), reference_k)
-        correlations.append(_correlation(means, _mean_of_first(recent, ~is_left, half_k)))
     return _step_up(float(np.mean(correlations)))
 
 

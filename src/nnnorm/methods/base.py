@@ -18,11 +18,11 @@ from nnnorm.bank import Bank, open_gallery_references, open_references, use_refe
 from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver, restore_means
 from nnnorm.methods.automatic import is_narrow
 from nnnorm.methods.statistics import BankName, Needs, Statistics
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -137,11 +137,6 @@ class Method(ABC):
         return self.gallery_bank == "needed"
 
     @property
-    def weighs_reliability(self) -> bool:
-        """Whether the weight is left to a rule that measures the reliability of the bank."""
-        return False
-
-    @property
     def gated_by(self) -> tuple[BankName, ...]:
         """The banks whose activation sets decide per query whether a part of the bias applies."""
         return ()
@@ -178,22 +173,6 @@ class Method(ABC):
     def share_work(cls, methods: Sequence["Method"], statistics: Statistics) -> None:
         """Compute at once what several settings share beyond their `needs`, and keep it."""
 
-    def weigh_by_recent(
-        self, bias: Bias, gallery: Embeddings, references: Embeddings, n_recent: int
-    ) -> Bias:
-        """Weigh a bias anew where its references are foreign to the recent queries among them.
-
-        Parameters
-        ----------
-        bias : Bias
-            Fitted by this method on these very inputs.
-        gallery : Embeddings, shape (n_gallery, dim)
-        references : Embeddings, shape (n_recent + n_others, dim)
-            The recent queries come first.
-        n_recent : int
-        """
-        return bias
-
     @abstractmethod
     def values(self, statistics: Statistics) -> FloatArray:
         """The formula: a bias value per item, shape ``(n_gallery,)``."""
@@ -212,7 +191,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates = "drop",
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -234,7 +213,7 @@ class Method(ABC):
             0.88 are copies of it, and of more than 8,192 intents a random part is used. The
             `params` of the bias have ``n_intents``, and ``intents_sampled`` where these are such a
             part. "keep" uses every row, as the paper does.
-        own_rows : bool
+        allow_gallery_rows : bool
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
         solver : str
@@ -271,7 +250,7 @@ class Method(ABC):
             references,
             gallery_references=gallery_references,
             duplicates=duplicates,
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -289,7 +268,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates = "drop",
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -310,7 +289,7 @@ class Method(ABC):
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
-        check_roles(items, past, own_rows=own_rows)
+        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         return Statistics.of_embeddings(
             items,
             use_references(references, past, duplicates, progress),

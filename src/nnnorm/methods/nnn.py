@@ -6,14 +6,12 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import check_weight
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
 from nnnorm.methods.automatic import (
     RULES,
     RuleName,
     density_correlation,
-    held_out_reliability,
     split_half_reliability,
 )
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
@@ -104,11 +102,6 @@ class NNN(Method):
         return "auto" in (self.reference_k, self.alpha)
 
     @property
-    def weighs_reliability(self) -> bool:
-        """Whether α is left to a rule that measures the reliability of the bank."""
-        return self.alpha == "auto" and RULES[self.rule].power > 0
-
-    @property
     def weight(self) -> float:
         """The weight of the bias values is α."""
         if self.alpha == "auto":
@@ -148,20 +141,6 @@ class NNN(Method):
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_k``; the weight is α."""
         return statistics.mean_of_best(int(self.reference_k), is_centred=self.center is True)
-
-    def weigh_by_recent(
-        self, bias: Bias, gallery: Embeddings, references: Embeddings, n_recent: int
-    ) -> Bias:
-        """Return the bias with the α of a reliability that the recent queries measure."""
-        rule, reference_k = RULES[self.rule], bias.params["reference_k"]
-        scores = Products(gallery, references)
-        if bias.params.get("center") is True:
-            scores = scores.centred(gallery.mean())
-        recent_k = rule.choose_reference_k(n_recent)
-        reliability = held_out_reliability(scores, n_recent, reference_k, recent_k)
-        alpha = rule.choose_alpha(reliability, len(references), bias.params.get("density"))
-        params = {**bias.params, "alpha": alpha, "reliability": reliability}
-        return replace(bias, weight=alpha, params=params)
 
     @classmethod
     def further_cells(cls, statistics: Statistics) -> Sequence["NNN"]:
