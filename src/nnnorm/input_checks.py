@@ -24,6 +24,7 @@ from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings, check_same_dim
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 # Above this z, past queries are mismatched: with 64 recent queries, all mismatched banks of
@@ -31,8 +32,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 MISMATCH_Z = 3.0
 # A warning has to allow for several queries about the same thing; those alone reach 3.
 MISMATCH_WARNING_Z = 4.0
-# Below this separation, rows can't be told from items; above the other, they aren't the queries.
-ITEMS_Z, QUERIES_Z = 4.0, 5.0
+# Below the first, rows can't be told from items; above the second, they differ from the queries.
+ITEMS_Z, QUERIES_Z = 4.0, 4.0
 # Fewer past queries say nothing about hubs or about themselves.
 FEW_QUERIES = 16
 # Below this t, more than half of the mismatched banks and hardly any own one are found.
@@ -44,16 +45,16 @@ LIKE_ITEMS = ".* look like items of"
 # Without queries, fewer rows can't be told from items even if they are of another kind. Rows of
 # CLIP and other models with a mean far from 0 can.
 _FEWEST, _FEWEST_IN_CONE, _CONE = 250, 64, 0.4
-_LARGEST_SAMPLE, _BLOCK = 512, 16
+_PART, _N_PARTS, _BLOCK = 512, 2, 16
 _N_NEAREST, _RIDGE = 10, 0.1
 _N_NEIGHBORS, _N_DRAWS = 3, 8
 # Larger samples hold several captions of one image, which are each other's nearest neighbors.
 _LARGEST_DRAW, _SMALLEST_DRAW = 64, 4
 # Unit rows closer than this are one row in another precision.
 _SAME_ROW = 2e-3
-# No honest query of ten real sets has such a cosine with an item; noise of 0.01 in each of 512
-# coordinates leaves 0.975.
-_NEAR_ROW = 0.95
+# No honest query of ten real sets has a cosine of 0.95 with an item. Noise of 0.01 per coordinate
+# leaves 0.975 of 512 dimensions; in few dimensions such cosines occur by chance.
+_NEAR_ROW, _NEAR_ROW_OF_FEW = 0.95, 0.98
 _MOST_SAME, _MOST_NEAR, _MOST_REPEATED = 0.5, 0.2, 0.01
 # Rows read of a large gallery, in evenly spaced runs; references looked for in them.
 _MOST_READ, _RUN = 2**20, 4096
@@ -116,7 +117,8 @@ def check_inputs(
         return
     expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
     n_same = int((np.linalg.norm(sought - nearest, axis=1) < _SAME_ROW).sum())
-    n_near = int((best > _NEAR_ROW).sum())
+    noise = 1 / math.sqrt(1 + 2e-4 * gallery.dim)
+    n_near = int((best > min(max(noise, _NEAR_ROW), _NEAR_ROW_OF_FEW)).sum())
     part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
     harm = "so an item's best past query would be the item itself"
     if n_same > _MOST_SAME * expected:
@@ -194,7 +196,7 @@ def separation_z(rows: Embeddings, items: Embeddings, *, seed: int = 0) -> float
     rows : Embeddings, shape (n_rows, dim)
     items : Embeddings, shape (n_items, dim)
     seed : int
-        Of the samples, of at most 512 rows and 512 items.
+        Of the samples, of at most 512 rows and 1,024 items.
 
     Returns
     -------
@@ -213,40 +215,50 @@ def separation_z(rows: Embeddings, items: Embeddings, *, seed: int = 0) -> float
     >>> separation_z(open_embeddings(texts), items) > 10
     True
     """
+    compared = _compare(rows, items, seed)
+    return math.nan if compared is None else _clearest(*compared)
+
+
+def _compare(rows: Embeddings, items: Embeddings, seed: int = 0) -> tuple[Doubles, Doubles] | None:
+    """How far each of the three scores is from telling nothing, and the variances of that."""
     rng = np.random.default_rng(seed)
-    (some, blocks), (known, known_blocks) = (_sample(source, rng) for source in (rows, items))
+    some, blocks = _sample(rows, _PART, rng)
+    known, known_blocks = _sample(items, _N_PARTS * _PART, rng)
     if min(len(some), len(known)) < FEW_QUERIES:
-        return math.nan
+        return None
+    n_parts = max(1, len(known) // _PART)
     found = []
-    for side in (0, 1):  # neighbors in a file belong together and stay on one side
-        is_base = known_blocks % 2 == side
-        base, held, held_blocks = known[is_base], known[~is_base], known_blocks[~is_base]
-        scores, held_scores = some @ base.T, held @ base.T
-        ridge = np.float32(_RIDGE * len(base) / min(base.shape))
-        inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
-        is_other = blocks % 2 != side
-        toward = some[~is_other].mean(axis=0) - base.mean(axis=0)
-        found.append(
-            [
-                _above(
-                    _spanned(scores, inverse), blocks, _spanned(held_scores, inverse), held_blocks
-                ),
-                _above(_closeness(scores), blocks, _closeness(held_scores), held_blocks),
-                _above(some[is_other] @ toward, blocks[is_other], held @ toward, held_blocks),
-            ]
-        )
+    for part in range(n_parts):
+        for side in (0, 1):  # neighbors in a file may belong together and stay on one side
+            here, here_blocks = known[part::n_parts], known_blocks[part::n_parts]
+            is_base, is_first = here_blocks % 2 == side, blocks % 2 == side
+            base, held, held_blocks = here[is_base], here[~is_base], here_blocks[~is_base]
+            scores, held_scores = some @ base.T, held @ base.T
+            ridge = np.float32(_RIDGE * len(base) / min(base.shape))
+            inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
+            toward = some[is_first].mean(axis=0) - base.mean(axis=0)
+            pairs = (
+                (_spanned(scores, inverse), blocks, _spanned(held_scores, inverse)),
+                (_closeness(scores), blocks, _closeness(held_scores)),
+                (some[~is_first] @ toward, blocks[~is_first], held @ toward),
+            )
+            found.append([_above(*pair, held_blocks) for pair in pairs])
     share, of_rows, of_items = np.mean(found, axis=0).T
-    # Both sides use the same rows, except for the third score, and other items.
+    # The third score uses half of the rows at a time; items are never used twice.
     of_rows[2] /= 2
     least = (len(some) + len(known) + 1) / (12 * len(some) * len(known))
-    z = (share - 0.5) / np.sqrt(np.maximum(of_rows + of_items / 2, least))
-    return float(max(abs(z[0]), abs(z[1]), z[2]))
+    effect = np.array([abs(share[0] - 0.5), abs(share[1] - 0.5), share[2] - 0.5])
+    return effect, np.maximum(of_rows + of_items / (2 * n_parts), least)
+
+
+def _clearest(effects: Doubles, variances: Doubles) -> float:
+    return float((effects / np.sqrt(variances)).max())
 
 
 def are_items(
     references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
 ) -> bool:
-    """Whether references can't be told from items; with queries, whether they can be from those.
+    """Whether references can't be told from items; with queries, whether those can be.
 
     Examples
     --------
@@ -264,15 +276,32 @@ def are_items(
         fewest = _FEWEST_IN_CONE if mean @ mean > _CONE else _FEWEST
     if min(len(references), len(gallery)) < fewest:
         return False
-    if not separation_z(references, gallery) < ITEMS_Z:
+    compared = _compare(references, gallery)
+    if compared is None or _clearest(*compared) >= ITEMS_Z:
         return False
-    return queries is None or separation_z(references, queries) > QUERIES_Z
+    if queries is None:
+        return True
+    real = _compare(queries, gallery)
+    if real is None:
+        return False
+    # On the score that tells queries from items best, do the references differ from the queries?
+    best = (real[0] / np.sqrt(real[1])).argmax()
+    differ = (real[0] - compared[0]) / np.sqrt(real[1] + compared[1])
+    return bool(differ[best] > QUERIES_Z)
 
 
 def warn_of_items(
     references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
 ) -> bool:
-    """Warn if references are items, and return whether they are."""
+    """Warn if references are items, and return whether they are.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> few = open_embeddings(np.eye(3))
+    >>> warn_of_items(few, few)
+    False
+    """
     if not are_items(references, gallery, queries):
         return False
     name = references.name
@@ -289,14 +318,16 @@ def warn_of_items(
     return True
 
 
-def _sample(source: Embeddings, rng: np.random.Generator) -> tuple[FloatArray, Ints]:
+def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[FloatArray, Ints]:
     """Unit rows in their order, none of them twice, and the numbers of their blocks."""
-    drawn = rng.choice(len(source), min(len(source), _LARGEST_SAMPLE), replace=False, shuffle=False)
-    drawn = np.sort(drawn)
+    drawn = np.sort(rng.choice(len(source), min(len(source), size), replace=False, shuffle=False))
     rows = source.take(drawn)
     first = np.sort(np.unique(_hash_rows(rows), return_index=True)[1])
     block = min(_BLOCK, max(1, len(source) // 8))
-    return as_units(rows[first]), drawn[first] // block
+    numbers = np.unique(drawn[first] // block, return_inverse=True)[1]
+    if numbers.max(initial=0) < 3:
+        numbers = np.arange(len(first))
+    return as_units(rows[first]), numbers
 
 
 def _spanned(scores: FloatArray, inverse: FloatArray) -> FloatArray:
@@ -316,13 +347,13 @@ def _above(
 
     Rows of one block may belong together, so their deviations are added before they are squared.
     """
-    variances = []
+    found = []
     for one, blocks, other in ((first, first_blocks, second), (second, second_blocks, first)):
-        share = np.searchsorted(np.sort(other), one) / len(other)
+        shares = np.searchsorted(np.sort(other), one) / len(other)
         numbers = np.unique(blocks, return_inverse=True)[1]
-        sums = np.bincount(numbers, share - share.mean())
-        variances.append(float((sums**2).sum()) / len(one) ** 2)
-    return float((np.searchsorted(np.sort(second), first) / len(second)).mean()), *variances
+        sums = np.bincount(numbers, shares - shares.mean())
+        found.append((float(shares.mean()), float((sums**2).sum()) / len(one) ** 2))
+    return found[0][0], found[0][1], found[1][1]
 
 
 # --- past queries from another source ------------------------------------------------------------
@@ -377,6 +408,13 @@ def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embed
     """Warn if references are items or don't mix with the queries, of which none belong together.
 
     References that are the gallery itself are left to `check_inputs`.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = np.random.default_rng(0).normal(size=(200, 32))
+    >>> bank, queries = open_embeddings(rows[:100]), open_embeddings(rows[100:])
+    >>> warn_of_mismatch(bank, queries, open_embeddings(-rows))
     """
     if references.fingerprint == gallery.fingerprint:
         return

@@ -276,7 +276,7 @@ def test_the_command_begins_with_the_answer(run):
     result = run(LINE)
     assert result.exit_code == 0
     first = " ".join(result.output.partition("\n\n")[0].split())
-    assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 1.5 h")
+    assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 88 min")
     assert "(error about 11%)" in first
     assert "a bank of 8,192 intents: " in first
     assert "which is the default" in first
