@@ -37,7 +37,7 @@ SETS = (*ALL_SETS, "amazon1293", "clinc150", "nl2bash")
 N_RECENT = 64
 SIZES = (16, 64, 250, 1000, 4000)
 BLOCK = 20  # rows that stay in one half: the captions of an image follow each other
-N_DRAWS = 3
+N_DRAWS = 2
 
 
 # --- recent queries ------------------------------------------------------------------------------
@@ -162,9 +162,11 @@ def measure_items(data: Path, seed: int) -> Iterator[dict[str, Any]]:
                     n_rows = round(0.4 * size)
                     banks["40 % rows"] = np.concatenate([rows[:n_rows], own[n_rows:]])
                 for kind, bank in banks.items():
-                    cell = {"set": name, "size": size, "bank": kind, "seed": seed}
-                    fit, certain = is_noticed(gallery, bank), is_noticed(gallery, bank, recent)
-                    yield {**cell, "fit": fit, "certain": certain}
+                    cell: dict[str, Any] = {"set": name, "size": size, "bank": kind, "seed": seed}
+                    cell["fit"] = is_noticed(gallery, bank)
+                    if kind in ("own", "other items"):
+                        cell["certain"] = is_noticed(gallery, bank, recent)
+                    yield cell
         print(f"{name}  seed {seed}", file=sys.stderr)
 
 

@@ -32,19 +32,20 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 MISMATCH_Z = 3.0
 # A warning has to allow for several queries about the same thing; those alone reach 3.
 MISMATCH_WARNING_Z = 4.0
-# Below the first, rows can't be told from items; above the second, they differ from the queries.
-ITEMS_Z, QUERIES_Z = 4.0, 4.0
+# Above this, references that look like items differ from the queries.
+QUERIES_Z = 4.0
 # Fewer past queries say nothing about hubs or about themselves.
 FEW_QUERIES = 16
-# Below this t, more than half of the mismatched banks and hardly any own one are found.
-LOW_T = 0.0
+# Here the automatic rule halves the correction: it is 0 from −0.4 down, and whole from −0.2 up.
+LOW_T = -0.3
 
 # How the warning of `warn_of_items` starts if there are no queries to settle it.
 LIKE_ITEMS = ".* look like items of"
 
-# Without queries, fewer rows can't be told from items even if they are of another kind. Rows of
-# CLIP and other models with a mean far from 0 can.
-_FEWEST, _FEWEST_IN_CONE, _CONE = 250, 64, 0.4
+# The fewest rows that `fit` judges, and the separation below which they are taken for items. Texts
+# and images of CLIP, whose items have a mean far from 0, are 11 apart with 64 rows; rows of other
+# models may need 250.
+_CONE, _IN_CONE, _ELSEWHERE = 0.4, (64, 6.0), (250, 4.0)
 _PART, _N_PARTS, _BLOCK = 512, 2, 16
 _N_NEAREST, _RIDGE = 10, 0.1
 _N_NEIGHBORS, _N_DRAWS = 3, 8
@@ -54,7 +55,7 @@ _LARGEST_DRAW, _SMALLEST_DRAW = 64, 4
 _SAME_ROW = 2e-3
 # No honest query of ten real sets has a cosine of 0.95 with an item. Noise of 0.01 per coordinate
 # leaves 0.975 of 512 dimensions; in few dimensions such cosines occur by chance.
-_NEAR_ROW, _NEAR_ROW_OF_FEW = 0.95, 0.98
+_NEAR_ROW, _FEWEST_DIMS = 0.95, 32
 _MOST_SAME, _MOST_NEAR, _MOST_REPEATED = 0.5, 0.2, 0.01
 # Rows read of a large gallery, in evenly spaced runs; references looked for in them.
 _MOST_READ, _RUN = 2**20, 4096
@@ -117,8 +118,7 @@ def check_inputs(
         return
     expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
     n_same = int((np.linalg.norm(sought - nearest, axis=1) < _SAME_ROW).sum())
-    noise = 1 / math.sqrt(1 + 2e-4 * gallery.dim)
-    n_near = int((best > min(max(noise, _NEAR_ROW), _NEAR_ROW_OF_FEW)).sum())
+    n_near = int((best > _NEAR_ROW).sum()) if gallery.dim >= _FEWEST_DIMS else 0
     part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
     harm = "so an item's best past query would be the item itself"
     if n_same > _MOST_SAME * expected:
@@ -242,7 +242,7 @@ def _compare(rows: Embeddings, items: Embeddings, seed: int = 0) -> tuple[Double
                 (_closeness(scores), blocks, _closeness(held_scores)),
                 (some[~is_first] @ toward, blocks[~is_first], held @ toward),
             )
-            found.append([_above(*pair, held_blocks) for pair in pairs])
+            found.append([_above(one, at, other, held_blocks) for one, at, other in pairs])
     share, of_rows, of_items = np.mean(found, axis=0).T
     # The third score uses half of the rows at a time; items are never used twice.
     of_rows[2] /= 2
@@ -269,15 +269,13 @@ def are_items(
     >>> are_items(open_embeddings(items[200:]), gallery, asked)
     True
     """
-    fewest = FEW_QUERIES
-    if queries is None:
-        places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
-        mean = as_units(gallery.take(places)).mean(axis=0)
-        fewest = _FEWEST_IN_CONE if mean @ mean > _CONE else _FEWEST
-    if min(len(references), len(gallery)) < fewest:
+    places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
+    mean = as_units(gallery.take(places)).mean(axis=0)
+    fewest, limit = _IN_CONE if mean @ mean > _CONE else _ELSEWHERE
+    if min(len(references), len(gallery)) < (fewest if queries is None else FEW_QUERIES):
         return False
     compared = _compare(references, gallery)
-    if compared is None or _clearest(*compared) >= ITEMS_Z:
+    if compared is None or _clearest(*compared) >= limit:
         return False
     if queries is None:
         return True
@@ -448,9 +446,9 @@ def warn_low_t(t: float) -> None:
     """
     if t < LOW_T:
         warn(
-            f"the past queries don't resemble what this gallery is searched for (t = {t:.2f}, "
-            "usually above 0), so the correction is weak; pass queries that this gallery gets, or "
-            "a few dozen of them as recent="
+            f"the past queries don't resemble what this gallery is searched for (t = {t:.2f}; "
+            "-0.2 or more is usual), so the correction is weak; pass queries that this gallery "
+            "gets, or a few dozen of them as recent="
         )
 
 
