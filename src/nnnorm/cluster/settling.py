@@ -48,7 +48,7 @@ def settle(
     folder: str | os.PathLike[str],
     gallery_references: Source | None = None,
     duplicates: Duplicates = "drop",
-    own_rows: bool = False,
+    allow_gallery_rows: bool = False,
     solver: Solver = "auto",
     quality: int | None = None,
     normalize: bool | None = None,
@@ -63,7 +63,7 @@ def settle(
     gallery : array or path, shape (n_gallery, dim)
         A file, a folder of shards, a pattern such as ``"shards/*.npy"``, or a URL. It is read
         from beginning to end, by the process that settles the job.
-    references, method, gallery_references, duplicates, own_rows, solver, quality, normalize
+    references, method, gallery_references, duplicates, allow_gallery_rows, solver, quality, normalize
         As in `Method.fit`. The solver "auto" is "exact" here: which of two exact ways is faster is
         a matter of the machine, and all shards must be computed in one way.
     folder : str or PathLike
@@ -111,7 +111,7 @@ def settle(
                 past,
                 gallery_references=second,
                 duplicates=duplicates,
-                own_rows=own_rows,
+                allow_gallery_rows=allow_gallery_rows,
                 solver="exact" if solver in ("auto", "approximate") else solver,
                 normalize=normalize,
                 memory_budget=memory_budget,
