@@ -63,7 +63,7 @@ def settle(
     gallery : array or path, shape (n_gallery, dim)
         A file, a folder of shards, a pattern such as ``"shards/*.npy"``, or a URL. It is read
         from beginning to end, by the process that settles the job.
-    references, method, gallery_references, duplicates, allow_gallery_rows, solver, quality, normalize
+    references, method, gallery_references, duplicates, allow_gallery_rows, solver, quality
         As in `Method.fit`. The solver "auto" is "exact" here: which of two exact ways is faster is
         a matter of the machine, and all shards must be computed in one way.
     folder : str or PathLike
