@@ -493,7 +493,7 @@ def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):
     lengths = np.linspace(1, 2, len(made.references))[:, None]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        corrector = Corrector.fit(made.gallery, lengths * made.references, normalize=False)
+        corrector = Corrector.fit(made.gallery, lengths * made.references, NNN(8, 0.5), normalize=False)
         corrector.refit(lengths * made.references, gallery=made.gallery)
 
 
