@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import SAME_INTENT
+from nnnorm.dedup import NEAR_COPY
 from nnnorm.errors import warn
 from nnnorm.io import Embeddings, check_same_dim
 
@@ -138,5 +138,5 @@ def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
     some = rng.permutation(len(rows))[: 4 * _LARGEST_SAMPLE]
     drawn = rows.take(some)
     drawn /= np.linalg.norm(drawn, axis=1, keepdims=True)
-    is_copy = np.tril(drawn @ drawn.T > SAME_INTENT, -1).any(axis=1)
+    is_copy = np.tril(drawn @ drawn.T > NEAR_COPY, -1).any(axis=1)
     return np.asarray(drawn[~is_copy][:_LARGEST_SAMPLE])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import as_units
+from nnnorm.dedup import as_units
 from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings
 

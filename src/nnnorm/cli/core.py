@@ -34,8 +34,8 @@ from nnnorm.cli.app import (
 )
 from nnnorm.cli.bank import describe_bank
 from nnnorm.cli.sheet import Sheet, draw_search
-from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import Duplicates, describe_size, describe_unique
 from nnnorm.errors import NNNormError
 from nnnorm.foreign import FOREIGN_Z
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
@@ -60,7 +60,7 @@ GalleryReferences = Annotated[
 ]
 DuplicatesOption = Annotated[
     Duplicates,
-    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
+    Option(help="Use unique past queries only, or keep all rows, as the paper does."),
 ]
 _WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
 
@@ -336,10 +336,10 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
-        n_intents = bias.params.get("n_intents", bias.n_references)
-        if n_intents != bias.n_references:
-            sampled = bias.params.get("intents_sampled", False)
-            title += f" ({describe_intents(n_intents, sampled)})"
+        n_unique = bias.params.get("n_unique", bias.n_references)
+        if n_unique != bias.n_references:
+            sampled = bias.params.get("references_sampled", False)
+            title += f" ({describe_unique(n_unique, sampled)})"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": find_method(bias.method)[1].label,
@@ -501,7 +501,7 @@ def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     size = describe_size(
         bias.n_references or len(corrector.references),
         len(corrector.references),
-        bias.params.get("intents_sampled", False),
+        bias.params.get("references_sampled", False),
     )
     title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.copies import (
+from nnnorm.corrector.norms import check_norms
+from nnnorm.dedup import (
     Duplicates,
-    Intents,
     References,
+    UniqueRows,
     count_params,
     count_references,
+    drop_copies,
     is_sample,
     used_rows,
-    without_copies,
 )
-from nnnorm.corrector.norms import check_norms
 from nnnorm.foreign import FOREIGN_Z, foreign_z
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
 from nnnorm.methods import Method
@@ -106,14 +106,14 @@ def _join_recent(
     bank = used_rows(used)
     z = foreign_z(bank, recent)
     if z > FOREIGN_Z and not method.weighs_reliability:
-        alone = without_copies(recent, duplicates)
+        alone = drop_copies(recent, duplicates)
         params = {**count_params(alone), "bank": "recent", "bank_z": z}
         return Chosen(used_rows(alone), len(recent), params)
-    both, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
+    both, n_recent = drop_copies(recent.joined(bank), duplicates), len(recent)
     n_given = count_references(used) + n_recent
-    if isinstance(both, Intents):
+    if isinstance(both, UniqueRows):
         n_recent = int((both.rows < n_recent).sum())
-    sampled = {"intents_sampled": True} if is_sample(used) else {}
+    sampled = {"references_sampled": True} if is_sample(used) else {}
     chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
     params = {**count_params(both), **sampled, **chosen}
     return Chosen(used_rows(both), n_given, params, n_recent if z > FOREIGN_Z else 0)

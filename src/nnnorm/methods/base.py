@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias, Gate
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.means import Solver, check_solver, restore_means
@@ -230,10 +230,9 @@ class Method(ABC):
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
         duplicates : {"drop", "keep"}
-            "drop" counts every intent once: references whose cosine with an earlier one is above
-            0.88 are copies of it, and of more than 8,192 intents a random part is used. The
-            `params` of the bias have ``n_intents``, and ``intents_sampled`` where these are such a
-            part. "keep" uses every row, as the paper does.
+            "drop" uses unique queries only: a reference whose cosine with an earlier one is above
+            0.88 is a copy. The `params` of the bias have their number, ``n_unique``, and
+            ``references_sampled`` if they are a sample. "keep" uses every row, as the paper does.
         own_rows : bool
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
@@ -263,7 +262,7 @@ class Method(ABC):
         >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0]])
         >>> references = np.array([[0.8, 0.6], [0.0, 1.0], [0.0, 1.0]])
         >>> bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references)
-        >>> bias.values.round(2).tolist(), bias.params["n_intents"]
+        >>> bias.values.round(2).tolist(), bias.params["n_unique"]
         ([0.4, 0.8], 2)
         """
         statistics = self.open(

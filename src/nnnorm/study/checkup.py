@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import Duplicates, References
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, quiet
 from nnnorm.foreign import FOREIGN_WARNING_Z, foreign_z
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
