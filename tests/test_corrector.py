@@ -143,7 +143,7 @@ def test_every_intent_of_the_references_counts_once_as_in_a_fit(made):
     assert corrector.fingerprint == once.fingerprint
     fitted = NNN().fit(made.gallery, log)
     np.testing.assert_allclose(corrector.bias.values, fitted.values, atol=1e-3)
-    assert corrector.bias.params["n_intents"] == len(corrector.references) < len(log)
+    assert corrector.bias.params["n_unique"] == len(corrector.references) < len(log)
     assert corrector.bias.n_references == len(log)
     assert len(Corrector.fit(made.gallery, log, duplicates="keep").references) == len(log)
 
@@ -493,7 +493,9 @@ def test_a_refit_of_raw_inner_products_is_silent_about_norms(made):
     lengths = np.linspace(1, 2, len(made.references))[:, None]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        corrector = Corrector.fit(made.gallery, lengths * made.references, NNN(8, 0.5), normalize=False)
+        corrector = Corrector.fit(
+            made.gallery, lengths * made.references, NNN(8, 0.5), normalize=False
+        )
         corrector.refit(lengths * made.references, gallery=made.gallery)
 
 

@@ -119,7 +119,7 @@ LAYERS = [
     "scoring",
     "approximate popularity",
     "solvers",
-    "copies",
+    "dedup",
     "signals bias",
     "suspects bank input_checks",
     "methods",

@@ -73,7 +73,7 @@ COMMANDS = {
     "search": ("core", "Search a gallery exactly, corrected by a bias."),
     "explore": ("explore", "Look at hubs, results and settings on a local page."),
     "index": ("index", "Run the corrected search inside an existing engine."),
-    "bank": ("bank", "Keep a bank of past queries: every intent once."),
+    "bank": ("bank", "Keep a bank of past queries: every unique query once."),
     "extend": ("corrector", "Compute the bias of new items."),
     "drift": ("corrector", "Tell whether the bank is still like today's queries."),
     "scan": ("scan", "Find items that look planted or broken."),

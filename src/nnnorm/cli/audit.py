@@ -22,7 +22,7 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.cli.sheet import Sheet, draw_audit
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError
 from nnnorm.io import read_columns
 from nnnorm.methods import NNN
@@ -69,7 +69,7 @@ def audit(
     ] = None,
     duplicates: Annotated[
         Duplicates | None,
-        Option(help="With --references: drop counts every intent once (VisoGender: keep)."),
+        Option(help="With --references: drop uses unique queries only (VisoGender: keep)."),
     ] = None,
     seed: Seed = 0,
     *,

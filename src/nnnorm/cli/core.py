@@ -35,8 +35,8 @@ from nnnorm.cli.app import (
 )
 from nnnorm.cli.bank import describe_bank
 from nnnorm.cli.sheet import Sheet, draw_search
-from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import Duplicates, describe_size, describe_unique
 from nnnorm.errors import NNNormError
 from nnnorm.input_checks import describe_reliability
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
@@ -333,10 +333,10 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
-        n_intents = bias.params.get("n_intents", bias.n_references)
-        if n_intents != bias.n_references:
-            sampled = bias.params.get("intents_sampled", False)
-            title += f" ({describe_intents(n_intents, sampled)})"
+        n_unique = bias.params.get("n_unique", bias.n_references)
+        if n_unique != bias.n_references:
+            sampled = bias.params.get("references_sampled", False)
+            title += f" ({describe_unique(n_unique, sampled)})"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": find_method(bias.method)[1].label,
@@ -353,7 +353,7 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
             f"{bias.params['n_clicks']:,} clicks"
         )
     if "reliability" in bias.params:
-        n_queries = bias.params.get("n_intents", bias.n_references or 0)
+        n_queries = bias.params.get("n_unique", bias.n_references or 0)
         facts["reliability"] = describe_reliability(bias.params["reliability"], n_queries)
     if "density" in bias.params:
         facts["density"] = f"{bias.params['density']:.2f} (agreement with how close items are)"
@@ -493,7 +493,7 @@ def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     size = describe_size(
         bias.n_references or len(corrector.references),
         len(corrector.references),
-        bias.params.get("intents_sampled", False),
+        bias.params.get("references_sampled", False),
     )
     title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"

@@ -103,7 +103,7 @@ def _tell(plan: Plan) -> list[str]:
     if default.n_references == work.n_references:
         return [text + "a bank of this size is used whole by default."]
     return [
-        f"{text}a bank of {default.n_references:,} intents: "
+        f"{text}a bank of {default.n_references:,} unique queries: "
         f"{describe_duration(default.seconds)}, which is the default.",
         f"Every reference (--duplicates keep) takes {faster:,.0f} times as long. Gains stop "
         "growing at about 4,000 references.",

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nnnorm.approximate import count_list_scores, learn_lists, sample_means
 from nnnorm.cluster.planning import Line, Rates
-from nnnorm.copies import MOST_INTENTS, find_intents
+from nnnorm.dedup import unique_rows
 from nnnorm.io import Embeddings, open_embeddings
 from nnnorm.scoring import Products, count_threads, top_means
 
@@ -26,6 +26,7 @@ _T = TypeVar("_T")
 Half: TypeAlias = npt.NDArray[np.float16]
 
 _REPEATS = 3
+_FIRST_ROWS = 8192
 _READ_VALUES = 2**23
 _N_TOPICS = 500
 # Lists of these rows keep about as many dimensions as those of real models, 0.3 to 0.45.
@@ -104,7 +105,7 @@ def measure_rates(dim: int, reference_k: int, *, sizes: Sizes | None = None) -> 
         probe=probe,
         read=read,
         sign=sign,
-        intent=_time_intents(make.rows(MOST_INTENTS + sizes.intents)),
+        intent=_time_intents(make.rows(_FIRST_ROWS + sizes.intents)),
         width=width,
         cores=count_threads(),
     )
@@ -188,9 +189,9 @@ def _time_reading(items: Half) -> tuple[float, float]:
 def _time_intents(log: Half) -> float:
     """Seconds per reference of finding the intents of a bank that is full."""
     filling, all_of_it = (
-        _time(partial(find_intents, open_embeddings(log[:n])))[0] for n in (MOST_INTENTS, len(log))
+        _time(partial(unique_rows, open_embeddings(log[:n])))[0] for n in (_FIRST_ROWS, len(log))
     )
-    return max(all_of_it - filling, 0.0) / (len(log) - MOST_INTENTS)
+    return max(all_of_it - filling, 0.0) / (len(log) - _FIRST_ROWS)
 
 
 def _open_bank(rows: Half) -> Embeddings:

@@ -370,7 +370,7 @@ def merge(folder: str | os.PathLike[str]) -> Bias:
     >>> for number in (2, 1):
     ...     _ = job.work(Share(number, 2))
     >>> merge(job.folder)
-    Bias(nnn: 40 items, 99 references, weight=0.5, reference_k=4, n_intents=95)
+    Bias(nnn: 40 items, 99 references, weight=0.5, reference_k=4, n_unique=95)
     """
     return Job.load(folder).merge()
 

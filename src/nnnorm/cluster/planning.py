@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nnnorm.approximate import choose_quality, count_list_scores
-from nnnorm.copies import MOST_INTENTS
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.means import choose_quality, count_list_scores, expected_error
 from nnnorm.roles import count_checked
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -267,7 +266,7 @@ def make_plan(
     >>> describe_duration(plan.way("exact").seconds)
     '14 h'
     >>> plan.way("default").n_references, plan.enough_k
-    (8192, 100)
+    (10000000, 100)
     """
     if not (math.isfinite(residual) and 0 < residual < 1):
         raise NNNormError(f"residual must be between 0 and 1; got {residual!r}")
@@ -276,7 +275,7 @@ def make_plan(
     if machines.gpus:
         ways.append(estimate.gpu())
     share = enough_share(workload.reference_k, residual)
-    if MOST_INTENTS < math.ceil(share * workload.n_references) < workload.n_references:
+    if math.ceil(share * workload.n_references) < workload.n_references:
         ways.append(estimate.exact("sample", share))
     ways.append(estimate.default())
     enough_k = math.ceil((SAMPLING_CONSTANT / residual) ** 2)
@@ -364,7 +363,7 @@ class _Estimate:
             "approximate",
             work.n_references,
             work.reference_k,
-            0.44 * quality**-0.65,
+            expected_error(quality),
             rates.probe.at(counted.probe / work.n_gallery),
             once=rates.learn.at(counted.build + counted.train),
             memory=lists,
@@ -372,7 +371,7 @@ class _Estimate:
 
     def default(self) -> Way:
         work, rates = self._work, self._rates
-        n_references = min(MOST_INTENTS, work.n_references)
+        n_references = work.n_references
         k = min(work.reference_k, n_references)
         once, per_item = rates.intent * work.n_references, rates.exact.at(n_references)
         return self._way("default", n_references, k, sampling_residual(k), per_item, once=once)

@@ -19,7 +19,7 @@ from nnnorm.bias import Bias
 from nnnorm.cluster.files import JOB_FILE, save_job
 from nnnorm.cluster.gallery import check_gallery, describe_gallery, note_rows
 from nnnorm.cluster.job import Job
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import (
     Embeddings,
