@@ -26,7 +26,7 @@ DIM, N_ITEMS = 16, 900
 
 
 def unit_rows(n, seed, dim=DIM):
-    rows = np.random.default_rng(seed).normal(size=(n, dim)) + 0.3
+    rows = np.random.default_rng(seed).normal(size=(n, dim)) + 1.0
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -61,29 +61,20 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_of_any_kind_gets_ids_and_bias_values_of_that_kind(corrector, kind):
+def test_a_batch_of_any_kind_gets_ids_and_values_of_that_kind(corrector, kind):
     batch = KINDS[kind](table_of(ITEMS[:70]))
     found = make_worker(corrector)(batch)
     assert type(found) is type(batch)
-    assert list(found["id"])[-1:] == list(batch["id"])[-1:]
+    assert list(found["id"]) == list(batch["id"])
     assert np.asarray(found["nnnorm_bias"]).dtype == np.float32
     np.testing.assert_array_equal(found["nnnorm_bias"], corrector.bias_of(ITEMS[:70]).values)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_vectors_are_the_rows_to_store_in_an_engine(corrector, kind):
-    found = make_worker(corrector, output="vectors")(KINDS[kind](table_of(ITEMS[:70])))
+    found = make_worker(corrector, output="vectors")(batch)["vector"]
     rows = np.stack(
-        [np.asarray(getattr(row, "as_py", lambda r=row: r)()) for row in found["vector"]]
+        found.to_numpy(**({} if kind != "pyarrow batch" else {"zero_copy_only": False}))
     )
-    np.testing.assert_array_equal(rows.astype(np.float32), corrector.items(ITEMS[:70]))
-
-
-@pytest.mark.parametrize("output", ["bias", "vectors"])
-@pytest.mark.parametrize("kind", ["pyarrow table", "pandas"])
-def test_an_empty_batch_stays_empty(corrector, kind, output):
-    empty = KINDS[kind](table_of(ITEMS[:5]).slice(0, 0))
-    assert len(make_worker(corrector, output=output)(empty)) == 0
+    np.testing.assert_array_equal(rows, corrector.items(ITEMS[:70]))
+    for output in ("bias", "vectors"):
+        assert len(make_worker(corrector, output=output)(batch[:0])) == 0
 
 
 def test_columns_may_have_other_names_and_floats_any_width(corrector):
@@ -197,8 +188,8 @@ def rows_keep_their_files_their_order_and_their_bits(corrector, gallery, folder)
         right = corrector.bias_of(np.stack(source["embedding"].to_numpy())).values
         np.testing.assert_array_equal(table["nnnorm_bias"], right)
     about = json.loads((folder / "bias" / "_nnnorm.json").read_text())
-    assert about["corrector"] == corrector.fingerprint
-    assert (about["weight"], about["n_rows"], about["n_files"]) == (0.5, N_ITEMS, 3)
+    wanted = {"corrector": corrector.fingerprint, "weight": 0.5, "n_rows": N_ITEMS, "n_files": 3}
+    assert wanted.items() <= about.items()
     assert len(parquet.read_table(folder / "bias")) == N_ITEMS  # other readers skip the summary
 
 
@@ -229,7 +220,9 @@ def large_files_are_split_between_row_groups(corrector, folder, monkeypatch):
     assert names == ["part-0-00000.parquet", "part-0-00004.parquet", "part-0-00008.parquet"]
     table = pyarrow.concat_tables(parquet.read_table(folder / "split" / name) for name in names)
     assert table["id"].to_pylist() == [f"photo-{row}" for row in range(N_ITEMS)]
-    np.testing.assert_allclose(np.stack(table["vector"].to_numpy()), corrector.items(ITEMS), atol=1e-6)
+    np.testing.assert_allclose(
+        np.stack(table["vector"].to_numpy()), corrector.items(ITEMS), atol=1e-6
+    )
 
 
 def errors_and_warnings_of_workers_name_the_file(corrector, folder):
@@ -295,4 +288,8 @@ def test_spark_maps_the_same_worker(corrector, tmp_path, monkeypatch):
         with pytest.raises(Exception, match="expected a column 'embedding'; got year, id, clip"):
             nameless.mapInPandas(lambda batches: map(work, batches), schema).collect()
     finally:
+        gateway = spark.sparkContext._gateway  # whose Java would run until this process ends
         spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)

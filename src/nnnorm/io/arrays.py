@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, warn
 from nnnorm.io.files import check_regular
-from nnnorm.io.remote import Place, RemotePath, RemoteRows, fetched, find_place
+from nnnorm.io.remote import fetch, find_place
+from nnnorm.io.urls import show_url
 
 Ids: TypeAlias = npt.NDArray[Any]
 
@@ -75,7 +76,7 @@ class Found(NamedTuple):
     hint: str = ""
 
 
-def read_source(source: Any, name: str, *, in_pieces: bool = False) -> Found:
+def read_source(source: Any, name: str) -> Found:
     """Read an array of any library, a file, or the shards of a folder by their numbers.
 
     Parameters
@@ -83,9 +84,6 @@ def read_source(source: Any, name: str, *, in_pieces: bool = False) -> Found:
     source : array, tensor, str or PathLike
     name : str
         The name of the argument, for messages.
-    in_pieces : bool
-        Whether some of the rows are enough: parquet files are then read when rows are asked for,
-        and there are no ids.
 
     Returns
     -------
@@ -102,19 +100,24 @@ def read_source(source: Any, name: str, *, in_pieces: bool = False) -> Found:
     if not isinstance(source, (str, os.PathLike)):
         array = _read_array(source, name)
         return Found([array], name, hint=_advise(source, array))
-    path = find_place(source)
+    place = find_place(source)
+    path = show_url(place)
     full = f"{name} ({path})"
-    files = list_files(path, full)
-    in_memory = not in_pieces and _fits(files)
-    read = [_read_file(file, full, in_memory, not in_pieces) for file in files]
+    files = (
+        list_files(place, full)
+        if isinstance(place, Path)
+        else fetch(place, lambda copy: list_files(copy, full))
+    )
+    in_memory = _fits(files)
+    read = [_read_file(file, full, in_memory) for file in files]
     ids = _join_ids([ids for _, ids in read], full)
-    return Found([part for part, _ in read], full, str(path), ids)
+    return Found([part for part, _ in read], full, path, ids)
 
 
-def _fits(files: Sequence[Place]) -> bool:
+def _fits(files: Sequence[Path]) -> bool:
     """Whether parquet files may be held in memory; those that are too large are read in pieces."""
     there = _available_memory()
-    sizes = [path.stat().st_size for path in files if isinstance(path, Path)]
+    sizes = [path.stat().st_size for path in files]
     return len(files) < 2 or there is None or sum(sizes) < there // _LARGE_SHARE
 
 
@@ -168,7 +171,7 @@ def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
     return np.concatenate(ids) if ids else None
 
 
-def list_files(path: Place, name: str) -> list[Place]:
+def list_files(path: Path, name: str) -> list[Path]:
     """The files that a path stands for: itself, the shards of a folder, or those of a pattern.
 
     Examples
@@ -177,12 +180,10 @@ def list_files(path: Place, name: str) -> list[Place]:
     Traceback (most recent call last):
     nnnorm.errors.NNNormError: gallery: no file matches the pattern; check the path
     """
-    if isinstance(path, Path):
-        check_regular(path, name)
+    check_regular(path, name)
     try:
-        is_folder = _is_folder(path)
-        # A remote folder has what is needed of a path here.
-        files: list[Place] = [*find_shards(cast(Path, path), name)] if is_folder else [path]
+        is_folder = stat.S_ISDIR(path.stat().st_mode)
+        files = find_shards(path, name) if is_folder else [path]
     except FileNotFoundError:
         if _PATTERN.search(path.name):
             return _match_files(path, name)
@@ -206,18 +207,10 @@ def list_files(path: Place, name: str) -> list[Place]:
     return files
 
 
-def _is_folder(path: Place) -> bool:
-    if isinstance(path, Path):
-        return stat.S_ISDIR(path.stat().st_mode)
-    if not path.exists():
-        raise FileNotFoundError
-    return path.is_dir()
-
-
-def _match_files(path: Place, name: str) -> list[Place]:
+def _match_files(path: Path, name: str) -> list[Path]:
     """The files that match a pattern, by their numbers if all have one, else by their names."""
     try:
-        found = path.parent.glob(path.name) if isinstance(path, Path) else path.glob()
+        found = path.parent.glob(path.name)
         files = sorted((one for one in found if one.suffix in _SUFFIXES), key=lambda one: one.name)
     except (OSError, ValueError) as error:
         raise NNNormError(f"{name}: can't be opened ({first_line(error)}); check the path") from (
@@ -231,11 +224,7 @@ def _match_files(path: Place, name: str) -> list[Place]:
     return files
 
 
-def _read_file(
-    path: Place, name: str, in_memory: bool, with_ids: bool
-) -> tuple[npt.NDArray[Any], Ids | str | None]:
-    if isinstance(path, RemotePath):
-        return _read_remote(path, name, with_ids)
+def _read_file(path: Path, name: str, in_memory: bool) -> tuple[npt.NDArray[Any], Ids | str | None]:
     check_regular(path, f"{name}: {path}")
     if path.is_dir():
         raise NNNormError(f"{name}: {path} is a folder; expected a file")
@@ -256,28 +245,11 @@ def _read_file(
             f"{name} can't be read as {path.suffix} ({first_line(error)}); "
             "is it cut short, or another kind of file?"
         ) from error
-    from nnnorm.io.parquet import read_embedding_column
+    from nnnorm.io.parquet import ParquetRows, read_embedding_column, read_id_column
 
-    return read_embedding_column(path, name) if in_memory else _read_parquet(path, name, with_ids)
-
-
-def _read_parquet(
-    path: Place, name: str, with_ids: bool
-) -> tuple[npt.NDArray[Any], Ids | str | None]:
-    from nnnorm.io.parquet import ParquetRows, read_id_column
-
-    return cast(Any, ParquetRows(path, name)), read_id_column(path, name) if with_ids else None
-
-
-def _read_remote(
-    path: RemotePath, name: str, with_ids: bool
-) -> tuple[npt.NDArray[Any], Ids | str | None]:
-    if path.suffix == ".npy":
-        return cast(Any, RemoteRows(path, name)), None
-    if path.suffix == ".parquet":
-        return _read_parquet(path, name, with_ids)
-    with fetched(path) as copy:
-        return _read_npz(copy, name), None
+    if in_memory:
+        return read_embedding_column(path, name)
+    return cast(Any, ParquetRows(path, name)), read_id_column(path, name)
 
 
 def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:

@@ -294,65 +294,6 @@ def open_embeddings(
     return opened
 
 
-def open_rows(
-    source: Source, start: int, stop: int, *, name: str | None = None, normalize: bool = False
-) -> Embeddings:
-    """Open and check consecutive rows of a source; nothing is read of the others.
-
-    Parameters
-    ----------
-    source : array, tensor, str, PathLike or Embeddings
-        As in `open_embeddings`.
-    start, stop : int
-        The rows.
-    name : str, optional
-        The name of the argument, for messages.
-    normalize : bool
-        Whether rows are divided by their norms.
-
-    Returns
-    -------
-    Embeddings, shape (stop - start, dim)
-
-    Examples
-    --------
-    >>> open_rows(np.eye(5), 1, 3).rows(0, 2).tolist()
-    [[0.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
-    """
-    name = _NO_ROLE if name is None else name
-    whole = source if isinstance(source, Embeddings) else peek(source, name=name)
-    sections = [
-        _section(part, max(start - offset, 0), min(stop - offset, len(part)))
-        for part, offset in zip(whole._parts, map(int, whole._starts), strict=False)
-        if offset < stop and offset + len(part) > start
-    ]
-    if not 0 <= start < stop <= len(whole):
-        raise NNNormError(
-            f"rows {start} to {stop} were asked for, but {whole.name} has {len(whole)} rows"
-        )
-    some = Embeddings(sections, name=name, path=whole._path)
-    some._measure(fingerprint=False)
-    return some._view(name, True) if normalize else some
-
-
-def peek(source: Source, *, name: str | None = None) -> Embeddings:
-    """Open a source without reading its rows: its shape is known, its values are not checked.
-
-    Examples
-    --------
-    >>> peek(np.eye(3)).shape
-    (3, 3)
-    """
-    if isinstance(source, Embeddings):
-        return source
-    name = _NO_ROLE if name is None else name
-    return _check(read_source(source, name, in_pieces=True), name)
-
-
-def _section(part: Any, start: int, stop: int) -> Any:
-    return part[start:stop] if isinstance(part, np.ndarray) else part.section(start, stop)
-
-
 def check_same_dim(first: Embeddings, second: Embeddings) -> None:
     """Raise unless both have the same number of columns.
 

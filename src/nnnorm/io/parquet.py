@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.io.arrays import Ids, check_memory
-from nnnorm.io.remote import Place
 
 _COLUMN, _IDS = "embedding", "id"
 # 8 MB of embeddings of 512 dimensions in float16.
@@ -50,7 +49,7 @@ def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids 
         return _read_column(pyarrow, file, name), _read_ids(pyarrow, file)
 
 
-def read_id_column(path: Place, name: str) -> Ids | str | None:
+def read_id_column(path: Path, name: str) -> Ids | str | None:
     """Read the column `id` of a parquet file, as `read_embedding_column` does.
 
     Examples
@@ -68,16 +67,14 @@ class ParquetRows:
 
     Parameters
     ----------
-    path : Path or RemotePath
+    path : Path
     name : str
         The name in messages.
-    first, last : int, optional
-        The rows; by default all.
     """
 
     ndim = 2
 
-    def __init__(self, path: Place, name: str, first: int = 0, last: int | None = None) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self._path, self._name = path, name
         with _open_parquet(path, name) as (pyarrow, file):
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
@@ -85,19 +82,14 @@ class ParquetRows:
             batches = _embedding_batches(pyarrow, file, _COLUMN, name, n_rows=1)
             _, some = next(batches, (None, np.empty((0, 0), dtype=np.float32)))
         self.dtype = some.dtype
-        self._first = first
-        self.shape = (int(self._starts[-1]) if last is None else last) - first, some.shape[1]
+        self.shape = int(self._starts[-1]), some.shape[1]
         self._held: tuple[int, npt.NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def section(self, start: int, stop: int) -> "ParquetRows":
-        """Some consecutive rows, not yet read."""
-        return ParquetRows(self._path, self._name, self._first + start, self._first + stop)
-
     def __getitem__(self, rows: Any) -> npt.NDArray[Any]:
-        wanted = np.arange(len(self))[rows] + self._first
+        wanted = np.arange(len(self))[rows]
         found = np.empty((len(wanted), self.shape[1]), dtype=self.dtype)
         groups = np.searchsorted(self._starts, wanted, "right") - 1
         for group in np.unique(groups):
@@ -204,12 +196,11 @@ def _as_values(pyarrow: Any, column: Any) -> Any:
 
 
 @contextmanager
-def _open_parquet(path: Place, name: str) -> Iterator[tuple[Any, Any]]:
+def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
     pyarrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
     try:
-        source = path if isinstance(path, Path) else path.open()
-        with parquet.ParquetFile(source, pre_buffer=False) as file:  # not all of it at once
+        with parquet.ParquetFile(path, pre_buffer=False) as file:  # not all of it at once
             yield pyarrow, file
     except NNNormError:
         raise

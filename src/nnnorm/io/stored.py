@@ -64,11 +64,6 @@ class StoredMatrix:
         return len(self), int(self._parts[0].shape[1])
 
     @property
-    def part_sizes(self) -> list[int]:
-        """Number of rows of every part."""
-        return [len(part) for part in self._parts]
-
-    @property
     def in_memory(self) -> bool:
         """Whether blocks are views of one float32 array, so that reading a block costs nothing."""
         part = self._parts[0]
