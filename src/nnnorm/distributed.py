@@ -134,12 +134,12 @@ def transform_parquet(
         os.environ.setdefault(name, "0")  # read when Ray is imported
     ray = require("ray", "ray")
     about = {"corrector": corrector.fingerprint, "column": column, "ids": ids, "output": output}
-    places = _find(source), _find(destination)
-    shards = _find_shards(*places, about)
+    find = require("fsspec", "ray").core.url_to_fs
+    (fs, root), (other, place) = (find(os.fspath(one)) for one in (source, destination))
+    shards = _find_shards(fs, root, other, place, about)
     left = [shard for shard in shards if not shard.is_done]
     total = sum(shard.n_rows for shard in shards)
     done = total - sum(shard.n_rows for shard in left)
-    (fs, _), (other, place) = places
     if left and other.exists(f"{place}/{_SUMMARY}"):
         other.rm(f"{place}/{_SUMMARY}")  # a destination that has it is complete
     is_ours = not ray.is_initialized()
@@ -157,13 +157,6 @@ def transform_parquet(
     text = json.dumps({**summary, "n_rows": total, "n_files": len(shards)}, indent=1) + "\n"
     _write(other, f"{place}/{_SUMMARY}", lambda file: file.write(text.encode()))
     return total
-
-
-class _Place(NamedTuple):
-    """A file system of fsspec, which workers get as it is, and a path in it."""
-
-    fs: Any
-    path: str
 
 
 class _Shard(NamedTuple):
@@ -209,11 +202,9 @@ def _run(
                 notes += ray.get(ref)
                 yield shard.n_rows
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
-        failed = f"{shard.path} failed ({first_line(cause or error)})"
-        advice = "finished files are kept, so the same call continues"
-        is_ours = isinstance(cause, NNNormError)
-        raise NNNormError(str(cause) if is_ours else f"{failed}; {advice}") from error
+        cause = getattr(error, "cause", None) or error
+        said = f"{shard.path} failed ({first_line(cause)}); the same call continues where it ended"
+        raise NNNormError(str(cause) if isinstance(cause, NNNormError) else said) from error
     finally:
         for ref in flying:
             ray.cancel(ref, force=True)
@@ -229,6 +220,7 @@ def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
         warnings.simplefilter("always", NNNormWarning)
+        warnings.filterwarnings("ignore", "exact means will take")  # of one batch
         batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=[ids, column])
         table = pyarrow.Table.from_batches([work(batch) for batch in batches])
     table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})
@@ -278,22 +270,15 @@ def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
 def _as_arrow(values: npt.NDArray[np.float32]) -> Any:
     import pyarrow
 
-    flat = pyarrow.array(values.ravel())
-    if values.ndim == 1:
-        return flat
-    return pyarrow.FixedSizeListArray.from_arrays(flat, values.shape[1])
+    flat, width = pyarrow.array(values.ravel()), values.shape[1:]
+    return pyarrow.FixedSizeListArray.from_arrays(flat, *width) if width else flat
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
-def _find(place: Place) -> _Place:
-    return _Place(*require("fsspec", "ray").core.url_to_fs(os.fspath(place)))
-
-
-def _find_shards(source: _Place, destination: _Place, about: dict[str, str]) -> list[_Shard]:
+def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, str]) -> list[_Shard]:
     """Read the footers of all files, so that a missing column is noticed before the work."""
-    (fs, root), (other, place) = source, destination
     is_file = fs.isfile(root)
     folder = root.rpartition("/")[0] if is_file else root
     found = [root] if is_file else sorted(fs.find(root)) if fs.isdir(root) else []

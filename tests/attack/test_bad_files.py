@@ -113,7 +113,7 @@ def write_bomb(path, shape, *, n_zeros):
 
 def test_an_archive_that_announces_more_than_it_holds_is_refused(tmp_path):
     write_bomb(tmp_path / "bomb.npz", (10**9, 10**3), n_zeros=1000)
-    with pytest.raises(NNNormError, match="bytes announced"):
+    with pytest.raises(NNNormError, match=r"can't be read as \.npz"):
         open_embeddings(tmp_path / "bomb.npz")
 
 
@@ -160,19 +160,15 @@ def test_a_row_group_of_a_log_larger_than_the_memory_is_refused_before_it_is_rea
     assert sum(len(part.rows) for part in parts) == 100
 
 
-@pytest.mark.parametrize("version", [0, 1])
-def test_the_memory_of_a_container_is_the_memory_there_is(tmp_path, monkeypatch, version):
-    files = [tmp_path / name for name in ("limit", "usage", "stat")]
-    cache = ("inactive_file", "total_inactive_file")[version]
-    groups = [("nowhere", "nowhere", "nowhere", "x")] * 2
-    groups[version] = (*map(str, files), cache)
-    monkeypatch.setattr("nnnorm.io.arrays._MEMORY_GROUPS", tuple(groups))
-    for path, text in zip(files, ("3000000", "2000000", f"x 1\n{cache} 500000\n"), strict=True):
-        path.write_text(text)
+def test_the_memory_of_a_container_is_the_memory_there_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("nnnorm.io.arrays._GROUP", str(tmp_path))
+    texts = {"max": "3000000", "current": "2000000", "stat": "x 1\ninactive_file 500000\n"}
+    for name, text in texts.items():
+        (tmp_path / f"memory.{name}").write_text(text)
     check_memory(1_500_000, "gallery.npz")
     with pytest.raises(NNNormError, match="more than the"):
         check_memory(1_500_001, "gallery.npz")
-    files[0].write_text("max\n")
+    (tmp_path / "memory.max").write_text("max\n")
     check_memory(1_500_001, "gallery.npz")
 
 

@@ -4,7 +4,6 @@ Only readability is checked here; form and values are checked in `embeddings.py`
 `ready_scores.py`. `.npy` files are memory-mapped; nothing is ever unpickled.
 """
 
-import math
 import os
 import re
 import stat
@@ -28,27 +27,12 @@ _SUFFIXES = (".npy", ".npz", ".parquet")
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
-_READ_BYTES = 2**24
 # Several parquet files of more than one part in this many of the memory are read in pieces. Packed
 # embeddings take most of the bytes of unpacked ones.
 _LARGE_SHARE = 4
 _PATTERN = re.compile(r"[*?\[]")
-# Limit, usage and statistics of the memory of a container, and what of it is cache: cgroup v2, v1.
-_GROUPS = "/sys/fs/cgroup"
-_MEMORY_GROUPS = (
-    (
-        f"{_GROUPS}/memory.max",
-        f"{_GROUPS}/memory.current",
-        f"{_GROUPS}/memory.stat",
-        "inactive_file",
-    ),
-    (
-        f"{_GROUPS}/memory/memory.limit_in_bytes",
-        f"{_GROUPS}/memory/memory.usage_in_bytes",
-        f"{_GROUPS}/memory/memory.stat",
-        "total_inactive_file",
-    ),
-)
+# Where a container's memory limit is (cgroup v2).
+_GROUP = "/sys/fs/cgroup"
 # Folders of `nnnorm encode` that are not finished.
 _UNFINISHED = (".partial", ".starting")
 
@@ -77,26 +61,7 @@ class Found(NamedTuple):
 
 
 def read_source(source: Any, name: str) -> Found:
-    """Read an array of any library, a file, or the shards of a folder by their numbers.
-
-    Parameters
-    ----------
-    source : array, tensor, str or PathLike
-    name : str
-        The name of the argument, for messages.
-
-    Returns
-    -------
-    Found
-
-    Examples
-    --------
-    >>> read_source([[1.0, 2.0]], "gallery").parts[0].shape
-    (1, 2)
-    >>> read_source("nowhere.npy", "gallery")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery (nowhere.npy): there is no such file; ...
-    """
+    """Read an array of any library, a file, or the shards of a folder by their numbers."""
     if not isinstance(source, (str, os.PathLike)):
         array = _read_array(source, name)
         return Found([array], name, hint=_advise(source, array))
@@ -172,14 +137,7 @@ def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
 
 
 def list_files(path: Path, name: str) -> list[Path]:
-    """The files that a path stands for: itself, the shards of a folder, or those of a pattern.
-
-    Examples
-    --------
-    >>> list_files(Path("nowhere-*.npy"), "gallery")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery: no file matches the pattern; check the path
-    """
+    """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
     check_regular(path, name)
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
@@ -271,17 +229,7 @@ def read_npz(
     choose: Callable[[list[str]], Sequence[str]],
     name: str | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Read arrays of a `.npz` file; `choose` names them, given all names.
-
-    Every array is bounded by what its entry in the archive announces and by the memory there is,
-    before it is read.
-
-    Examples
-    --------
-    >>> np.savez("two.npz", a=np.zeros(3), b=np.ones(2))
-    >>> read_npz("two.npz", lambda names: ["b"])["b"].tolist()
-    [1.0, 1.0]
-    """
+    """Read arrays of a `.npz` file; `choose` names them, given all names."""
     check_regular(path, name)
     with zipfile.ZipFile(path) as archive:
         entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
@@ -289,44 +237,20 @@ def read_npz(
         for key in choose(list(entries)):
             check_memory(entries[key].file_size, str(name or path))
             with archive.open(entries[key]) as file:
-                arrays[key] = _read_stream(file, entries[key].file_size)
+                arrays[key] = _read_stream(file)
         return arrays
 
 
-def _read_stream(file: IO[bytes], n_bytes: int) -> npt.NDArray[Any]:
-    """Read an array whose header must agree with the size of its file."""
-    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call,unused-ignore]
-    read_header = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(version)
-    if read_header is None:
-        raise ValueError(f"version {version} of the .npy format is not known")
-    shape, is_fortran, dtype = read_header(file)  # type: ignore[no-untyped-call,unused-ignore]
-    if dtype.hasobject:
-        raise ValueError("object arrays")
-    announced = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or announced > n_bytes:
-        raise ValueError(f"{announced} bytes announced, {n_bytes} there")
-    content = np.empty(announced, dtype=np.uint8)
-    view, n_read = content.data, 0
-    while more := file.readinto(view[n_read : n_read + _READ_BYTES]):  # type: ignore[attr-defined]
-        n_read += more
-    if n_read != announced:
-        raise ValueError(f"{announced} bytes announced, {n_read} there")
-    array: npt.NDArray[Any] = content.view(dtype) if announced else np.empty(0, dtype=dtype)
-    return array.reshape(shape, order="F" if is_fortran else "C")
+def _read_stream(file: IO[bytes]) -> npt.NDArray[Any]:
+    """Read an array without objects; its header may announce anything."""
+    try:
+        return np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
+    except MemoryError as error:
+        raise ValueError(f"it announces more than it holds: {first_line(error)}") from None
 
 
 def read_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Read a `.npy` file whole; a `ValueError` or `OSError` says why it can't be read.
-
-    Examples
-    --------
-    >>> np.save("one.npy", np.arange(3))
-    >>> read_npy("one.npy").tolist()
-    [0, 1, 2]
-    """
+    """Read a `.npy` file whole; a `ValueError` or `OSError` says why it can't be read."""
     check_regular(path)
     try:
         mapped = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,unused-ignore]
@@ -338,14 +262,7 @@ def read_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
 
 
 def check_memory(n_bytes: int, name: str) -> None:
-    """Raise unless an array of this size fits in the memory that is available.
-
-    Examples
-    --------
-    >>> check_memory(2**60, "gallery.npz")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery.npz announces 1,152,921,504.6 GB, more than the ... ...
-    """
+    """Raise unless an array of this size fits in the memory that is available."""
     there = _available_memory()
     if there is not None and n_bytes > there:
         raise NNNormError(
@@ -357,7 +274,7 @@ def check_memory(n_bytes: int, name: str) -> None:
 
 def _available_memory() -> int | None:
     """Bytes that can be allocated without swapping; None where the system does not tell."""
-    found = [_free_memory(), *(_room_in_group(*files) for files in _MEMORY_GROUPS)]
+    found = [_free_memory(), _room_in_group()]
     return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
 
 
@@ -371,30 +288,21 @@ def _free_memory() -> int | None:
         return None
 
 
-def _room_in_group(limit: str, usage: str, statistics: str, cache: str) -> int | None:
-    """Bytes left below the limit of a container; None where there is no limit."""
+def _room_in_group() -> int | None:
+    """Bytes left below the limit of a container; None if there is no limit."""
     try:
-        most = int(Path(limit).read_text(encoding="ascii"))
-        used = int(Path(usage).read_text(encoding="ascii"))
+        most, used = (
+            int(Path(_GROUP, f"memory.{name}").read_text()) for name in ("max", "current")
+        )
         # Files that were read count as used, but are dropped when memory is needed.
-        kept = re.search(rf"^{cache} (\d+)$", Path(statistics).read_text(encoding="ascii"), re.M)
-    except (OSError, ValueError):  # no such group, or "max"
+        text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
+        return max(0, most - used + int(re.search(r"inactive_file (\d+)", text)[1]))  # type: ignore[index]
+    except (OSError, TypeError, ValueError):  # no such group, or "max"
         return None
-    return max(0, most - used + (int(kept[1]) if kept else 0))
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:
-    """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> for number in (10, 8, 9):
-    ...     (folder / f"part_{number}.npy").touch()
-    >>> [path.stem for path in find_shards(folder, "gallery")]
-    ['part_8', 'part_9', 'part_10']
-    """
+    """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``."""
     if folder.suffix in _UNFINISHED:
         raise NNNormError(
             f"{name} is a folder of unfinished embeddings; finish it with nnnorm encode --resume, "

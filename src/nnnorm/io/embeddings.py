@@ -295,13 +295,7 @@ def open_embeddings(
 
 
 def check_same_dim(first: Embeddings, second: Embeddings) -> None:
-    """Raise unless both have the same number of columns.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> check_same_dim(open_embeddings(np.eye(2)), open_embeddings(np.eye(2)))
-    """
+    """Raise unless both have the same number of columns."""
     if first.dim != second.dim:
         raise NNNormError(
             f"{first.name} and {second.name} must share dim; got {first.name} {first.shape} and "
@@ -312,19 +306,7 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
 def check_same_norms(
     first: Embeddings, second: Embeddings, *, normalize: bool | None = None
 ) -> None:
-    """Raise where one side is normalised and the other has no unit norms.
-
-    If neither is normalised, but only one has unit norms, this is a warning, unless raw inner
-    products were asked for with ``normalize=False``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> unit = open_embeddings(np.eye(2), name="gallery", normalize=True)
-    >>> check_same_norms(unit, open_embeddings(5 * np.eye(2), name="references"))
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery is normalised and references is not (norms 5 to 5); ...
-    """
+    """Raise where one side is normalised and the other has no unit norms."""
     if _has_unit_norms(first) == _has_unit_norms(second):
         return
     unit, other = (first, second) if _has_unit_norms(first) else (second, first)
@@ -345,21 +327,7 @@ def check_same_norms(
 
 
 def measure_rows(block: FloatArray, name: str, start: int = 0) -> FloatArray:
-    """Norms of rows, shape ``(n_rows,)``; raise where a value is not finite.
-
-    Parameters
-    ----------
-    block : ndarray, shape (n_rows, dim), float32
-    name : str
-        The name in messages.
-    start : int
-        Number of the first row, for messages.
-
-    Examples
-    --------
-    >>> measure_rows(np.float32([[3.0, 4.0]]), "log").tolist()
-    [5.0]
-    """
+    """Norms of rows, shape ``(n_rows,)``; raise where a value is not finite."""
     squares = np.einsum("ij,ij->i", block, block)
     # A NaN or infinite entry always shows in its row's sum of squares.
     if not np.isfinite(squares).all():

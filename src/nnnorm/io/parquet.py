@@ -23,40 +23,14 @@ _LEAST_BYTES = 2  # of a value: float16
 
 
 def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
-    """Read the columns `embedding` and, if there is one, `id` of a parquet file.
-
-    Parameters
-    ----------
-    path : Path
-    name : str
-        The name in messages.
-
-    Returns
-    -------
-    embeddings : ndarray, shape (n_rows, dim)
-        In the column's own float type.
-    ids : ndarray, shape (n_rows,), or str, or None
-        int64 or str; None if there is no such column. A single str is the reason why the column
-        can't be used.
-
-    Examples
-    --------
-    >>> read_embedding_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
-    (array([[...]], dtype=float32), array([17, 4, ...]))
-    """
+    """Read the columns `embedding` and, if there is one, `id` of a parquet file."""
     with _open_parquet(path, name) as (pyarrow, file):
         _check_size(file, (_COLUMN, _IDS), name)
         return _read_column(pyarrow, file, name), _read_ids(pyarrow, file)
 
 
 def read_id_column(path: Path, name: str) -> Ids | str | None:
-    """Read the column `id` of a parquet file, as `read_embedding_column` does.
-
-    Examples
-    --------
-    >>> read_id_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
-    array([17, 4, ...])
-    """
+    """Read the column `id` of a parquet file, as `read_embedding_column` does."""
     with _open_parquet(path, name) as (pyarrow, file):
         _check_size(file, (_IDS,), name)
         return _read_ids(pyarrow, file)
@@ -115,13 +89,7 @@ class ParquetRows:
 
 
 def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
-    """Read columns of a parquet file as Python values; `choose` names them, given the header.
-
-    Examples
-    --------
-    >>> read_cells(Path("metadata_0.parquet"), lambda header: ["caption"])  # doctest: +SKIP
-    {'caption': ['a cat', ...]}
-    """
+    """Read columns of a parquet file as Python values; `choose` names them, given the header."""
     with _open_parquet(path, str(path)) as (_, file):
         header = file.schema_arrow.names
         chosen = list(choose(header))
@@ -135,27 +103,7 @@ def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict
 def read_batches(
     path: Path, column: str, others: Sequence[str]
 ) -> Iterator[tuple[npt.NDArray[Any], dict[str, Any]]]:
-    """Read embeddings and other columns of a parquet file in batches.
-
-    Parameters
-    ----------
-    path : Path
-    column : str
-        The column of embeddings.
-    others : sequence of str
-        Further columns, which must be there.
-
-    Yields
-    ------
-    embeddings : ndarray, shape (n_batch, dim)
-    columns : dict
-        Name to an array of numbers or of datetime64, or to a list of Python values.
-
-    Examples
-    --------
-    >>> next(read_batches(Path("log.parquet"), "embedding", ["time"]))  # doctest: +SKIP
-    (array([[...]], dtype=float32), {'time': array(['2026-05-01T12:00:00', ...])})
-    """
+    """Read embeddings and other columns of a parquet file in batches."""
     with _open_parquet(path, str(path)) as (pyarrow, file):
         _check_size(file, (column, *others), f"a row group of {path}", at_once=False)
         for batch, rows in _embedding_batches(pyarrow, file, column, str(path), others):
@@ -163,10 +111,7 @@ def read_batches(
 
 
 def _check_size(file: Any, columns: Sequence[str], name: str, *, at_once: bool = True) -> None:
-    """Raise where columns announce more than fits in memory, however well it is packed.
-
-    A file that is not read at once must fit row group by row group: one row may hold all of it.
-    """
+    """Raise where columns announce more than fits in memory, however well it is packed."""
     groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
     sizes = [_announced(group, columns) for group in groups]
     check_memory((sum if at_once else max)(sizes or [0]), name)

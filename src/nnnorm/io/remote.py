@@ -20,11 +20,7 @@ _COPIES: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def find_place(path: str | os.PathLike[str]) -> Path | str:
-    """A path of this machine, or a URL as text.
-
-    >>> find_place("s3:/bucket/items")
-    's3://bucket/items'
-    """
+    """A path of this machine, or a URL as text."""
     text = os.fspath(path)
     match = _URL.match(text) if isinstance(text, str) else None
     if match is None:
@@ -34,10 +30,7 @@ def find_place(path: str | os.PathLike[str]) -> Path | str:
 
 
 def fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
-    """Copy those files that `choose` finds in a folder of empty files with the same names.
-
-    >>> fetch("s3://bucket/items", lambda folder: [*folder.iterdir()])  # doctest: +SKIP
-    """
+    """Copy those files that `choose` finds in a folder of empty files with the same names."""
     fsspec = require("fsspec", "remote")
     _COPIES.append(tempfile.TemporaryDirectory(prefix="nnnorm-", ignore_cleanup_errors=True))
     folder = Path(_COPIES[-1].name)
