@@ -11,17 +11,16 @@ import zipfile
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeAlias, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, warn
-from nnnorm.io.files import check_regular
+from nnnorm.io.files import available_memory, check_memory, check_regular
+from nnnorm.io.parquet import Ids, ParquetRows, read_embedding_column, read_id_column
 from nnnorm.io.remote import fetch, find_place
 from nnnorm.io.urls import show_url
-
-Ids: TypeAlias = npt.NDArray[Any]
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
@@ -31,8 +30,6 @@ _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
 # embeddings take most of the bytes of unpacked ones.
 _LARGE_SHARE = 4
 _PATTERN = re.compile(r"[*?\[]")
-# Where a container's memory limit is (cgroup v2).
-_GROUP = "/sys/fs/cgroup"
 # Folders of `nnnorm encode` that are not finished.
 _UNFINISHED = (".partial", ".starting")
 
@@ -81,7 +78,7 @@ def read_source(source: Any, name: str) -> Found:
 
 def _fits(files: Sequence[Path]) -> bool:
     """Whether parquet files may be held in memory; those that are too large are read in pieces."""
-    there = _available_memory()
+    there = available_memory()
     sizes = [path.stat().st_size for path in files]
     return len(files) < 2 or there is None or sum(sizes) < there // _LARGE_SHARE
 
@@ -203,8 +200,6 @@ def _read_file(path: Path, name: str, in_memory: bool) -> tuple[npt.NDArray[Any]
             f"{name} can't be read as {path.suffix} ({first_line(error)}); "
             "is it cut short, or another kind of file?"
         ) from error
-    from nnnorm.io.parquet import ParquetRows, read_embedding_column, read_id_column
-
     if in_memory:
         return read_embedding_column(path, name)
     return cast(Any, ParquetRows(path, name)), read_id_column(path, name)
@@ -259,46 +254,6 @@ def read_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
         raise
     except Exception as error:  # numpy parses the header with ast and tokenize
         raise ValueError(first_line(error)) from error
-
-
-def check_memory(n_bytes: int, name: str) -> None:
-    """Raise unless an array of this size fits in the memory that is available."""
-    there = _available_memory()
-    if there is not None and n_bytes > there:
-        raise NNNormError(
-            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
-            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
-            "files, which are not loaded"
-        )
-
-
-def _available_memory() -> int | None:
-    """Bytes that can be allocated without swapping; None where the system does not tell."""
-    found = [_free_memory(), _room_in_group()]
-    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
-
-
-def _free_memory() -> int | None:
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
-    except (OSError, TypeError):
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return None
-
-
-def _room_in_group() -> int | None:
-    """Bytes left below the limit of a container; None if there is no limit."""
-    try:
-        most, used = (
-            int(Path(_GROUP, f"memory.{name}").read_text()) for name in ("max", "current")
-        )
-        # Files that were read count as used, but are dropped when memory is needed.
-        text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
-        return max(0, most - used + int(re.search(r"inactive_file (\d+)", text)[1]))  # type: ignore[index]
-    except (OSError, TypeError, ValueError):  # no such group, or "max"
-        return None
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:

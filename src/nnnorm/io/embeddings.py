@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.io.arrays import Found, Ids, read_source
+from nnnorm.io.arrays import Found, read_source
+from nnnorm.io.parquet import Ids
 from nnnorm.io.stored import FloatArray, StoredMatrix, check_form, raise_not_finite
 
 Metric = Literal["ip", "cosine"]

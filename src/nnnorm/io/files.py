@@ -22,6 +22,8 @@ _LONGEST_NAME = 200
 _YOUNG_SECONDS = 5
 # Folders that were searched for leftovers already; once per process is enough.
 _TIDIED: set[Path] = set()
+# Where a container's memory limit is (cgroup v2).
+_GROUP = "/sys/fs/cgroup"
 # Control characters, lone surrogates, and what Windows refuses.
 _NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
 
@@ -135,3 +137,43 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_memory(n_bytes: int, name: str) -> None:
+    """Raise unless an array of this size fits in the memory that is available."""
+    there = available_memory()
+    if there is not None and n_bytes > there:
+        raise NNNormError(
+            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
+            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
+            "files, which are not loaded"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; None where the system does not tell."""
+    found = [_free_memory(), _room_in_group()]
+    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
+
+
+def _free_memory() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
+    except (OSError, TypeError):
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return None
+
+
+def _room_in_group() -> int | None:
+    """Bytes left below the limit of a container; None if there is no limit."""
+    try:
+        most, used = (
+            int(Path(_GROUP, f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        # Files that were read count as used, but are dropped when memory is needed.
+        text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
+        return max(0, most - used + int(re.search(r"inactive_file (\d+)", text)[1]))  # type: ignore[index]
+    except (OSError, TypeError, ValueError):  # no such group, or "max"
+        return None

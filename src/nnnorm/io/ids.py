@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.io.arrays import Ids
+from nnnorm.io.parquet import Ids
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:

@@ -8,13 +8,15 @@ float16 in memory.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.io.arrays import Ids, check_memory
+from nnnorm.io.files import check_memory
+
+Ids: TypeAlias = npt.NDArray[Any]
 
 _COLUMN, _IDS = "embedding", "id"
 # 8 MB of embeddings of 512 dimensions in float16.

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io.arrays import Ids, read_source
+from nnnorm.io.arrays import read_source
 from nnnorm.io.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.io.parquet import Ids
 from nnnorm.io.stored import StoredMatrix
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
