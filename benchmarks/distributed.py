@@ -5,7 +5,7 @@ time counts the work of all workers and of this process; it does not depend on w
 does. Wall-clock time does.
 
     python benchmarks/distributed.py --output benchmarks/results/distributed.json   # five minutes
-    python benchmarks/distributed.py --small     # a tenth of the items
+    python benchmarks/distributed.py --small     # a fifth of the items
     python benchmarks/distributed.py --tables    # print the stored results
 """
 
@@ -70,7 +70,7 @@ def processor_seconds() -> float:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     import ray
 
-    n_items = 12_000 if options.small else 120_000
+    n_items = 12_000 if options.small else 60_000
     corrector = nnnorm.Corrector.fit(
         make_rows(5000, 3), make_rows(20_000, 2), nnnorm.NNN(K, 0.5), duplicates="keep"
     )
@@ -131,7 +131,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a tenth of the items")
+    parser.add_argument("--small", action="store_true", help="a fifth of the items")
     parser.add_argument("--runs", type=int, default=3)
     stored = RESULTS / "distributed.json"
     return run_command(parser, stored, measure, tables, "many-machines.md")
