@@ -20,16 +20,20 @@ def nnn(scores, k, alpha):
     return alpha * m_k(scores, k)
 
 
-def second_rule(gallery, references, reliability):
-    """Values, α and c of `NNN()`, for a gallery of at most 512 items, given the reliability."""
+def automatic_rule(gallery, references, reliability):
+    """Values, alpha, c and coverage of `NNN()` for at most 512 items, given the reliability."""
     gallery, references = gallery.astype(float), references.astype(float)
-    n = len(references)
-    k = min(n, 32, max(8, n // 16))
-    values = m_k((gallery - gallery.mean(axis=0)) @ references.T, k)
-    near = (gallery - gallery.mean(axis=0)) @ gallery.T
+    n, n_items = len(references), len(gallery)
+    k = max(1, min(n // 2, max(min(32, max(8, n // 16)), 3 * n // n_items)))
+    centered = gallery - gallery.mean(axis=0)
+    values = m_k(centered @ references.T, k)
+    near = centered @ gallery.T
     np.fill_diagonal(near, -np.inf)
     c = np.corrcoef(values, m_k(near, 10))[0, 1]
-    return values, 0.5 * reliability**0.5 * n / (n + 8) * np.clip(2.5 * c, 0, 1), c
+    shares = np.unique((references @ gallery.T).argmax(axis=1), return_counts=True)[1] / n
+    coverage = np.exp(-(shares * np.log(shares)).sum()) / min(n, n_items)
+    gate = np.clip((c + np.log(coverage) / 4 + 0.4) / 0.2, 0, 1)
+    return values, 0.5 * reliability**0.5 * n / (n + 8) * gate, c, coverage
 
 
 def csls(queries, gallery, references, k):

@@ -357,7 +357,7 @@ def test_a_corrector_that_was_saved_and_loaded_gives_the_same_numbers(
     )
 
 
-@pytest.mark.parametrize("asked", [NNN(center=False), NNN(rule="first"), NNN(alpha=0.5)])
+@pytest.mark.parametrize("asked", [NNN(center=False), NNN(reference_k=4), NNN(alpha=0.5)])
 def test_what_was_asked_for_survives_the_disk(made, asked, tmp_path):
     corrector = Corrector.fit(made.gallery, made.references, asked)
     corrector.save(path := tmp_path / "corrector.safetensors")

@@ -101,10 +101,10 @@ def test_fit_says_what_measured_the_reliability(files):
         assert f"(biases from {words}" in " ".join(shown.split())
 
 
-def test_fit_says_that_its_setting_is_centred(files):
-    assert ", centred" in run(*FIT).stdout
-    assert ", centred" in run("info", "bias.safetensors").stdout
-    assert "centred" not in run(*FIT, *NUMBERS).stdout
+def test_fit_says_that_its_setting_is_centered(files):
+    assert ", centered" in run(*FIT).stdout
+    assert ", centered" in run("info", "bias.safetensors").stdout
+    assert "centered" not in run(*FIT, *NUMBERS).stdout
 
 
 @pytest.mark.slow

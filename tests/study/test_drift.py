@@ -109,7 +109,6 @@ def test_every_method_and_norm_can_be_judged(shapes, method, normalize):
     "method",
     [
         NNN(center=False),
-        NNN(rule="first"),
         NNN(2, 0.5),
         NNN(400, 0.5),
         CSLS(5),

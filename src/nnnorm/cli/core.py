@@ -1,6 +1,7 @@
 """The main job on the command line: `fit`, `search` and `info`."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,18 +39,17 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
 from nnnorm.foreign import FOREIGN_Z
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
-from nnnorm.means import Solver
 from nnnorm.methods import (
     METHOD_NAMES,
     GateForm,
     MethodName,
-    RuleName,
     describe_setting,
     find_method,
     make_method,
 )
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
+from nnnorm.solvers import Solver
 from nnnorm.study import read_truth
 from nnnorm.version import __version__
 
@@ -59,7 +59,7 @@ GalleryReferences = Annotated[
 ]
 DuplicatesOption = Annotated[
     Duplicates,
-    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
+    Option(help="Drop near copies among the past queries, or keep every row, as the paper does."),
 ]
 _WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
 
@@ -80,7 +80,13 @@ def fit(
     references: References,
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
-    duplicates: DuplicatesOption = "drop",
+    duplicates: Annotated[
+        Duplicates | None,
+        Option(
+            help="Drop near copies among the past queries (the default for automatic settings) or "
+            "keep every row, as the paper does (the default if you give numbers)."
+        ),
+    ] = None,
     own_rows: OwnRows = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
@@ -93,9 +99,6 @@ def fit(
     center: Annotated[
         bool | None,
         Option(help=f"Take the mean of the gallery from its rows first ({_users('center')})."),
-    ] = None,
-    rule: Annotated[
-        RuleName | None, Option(help=f"Chooses what is auto ({_users('rule')}); by default second.")
     ] = None,
     weight: Annotated[
         float | None, Option(help=f"Weight of the mean ({_users('weight')}).")
@@ -123,10 +126,10 @@ def fit(
     ] = None,
     solver: Annotated[
         Solver,
-        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact."),
+        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact up to about 30 s."),
     ] = "auto",
     quality: Annotated[
-        int | None, Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
+        int | None, Option(help="Inverted lists to probe per item (approximate).")
     ] = None,
     *,
     inputs: Inputs,
@@ -139,7 +142,6 @@ def fit(
         "reference_k": number_or_auto("--reference-k", reference_k, int),
         "alpha": number_or_auto("--alpha", alpha, float),
         "center": center,
-        "rule": rule,
         "weight": weight,
         "beta": beta,
         "beta_query": beta_query,
@@ -308,10 +310,10 @@ def _why_nothing(bias: Bias) -> str:
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
             "noise, so the weight is 0; give more past queries"
         )
-    if bias.params.get("density", 1) <= 0:
+    if bias.params.get("t", 0) < 0 and bias.weight == 0:
         return (
-            "the references cover too small a part of the gallery, so the weight is 0; give past "
-            "queries of all kinds that this gallery gets"
+            "the past queries don't resemble what this gallery is searched for, so the weight is "
+            "0; give past queries of this very search"
         )
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
@@ -344,10 +346,8 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
         facts["density"] = (
             f"{bias.params['density']:.2f} (biases agree with how close items are to each other)"
         )
-    if "error" in bias.params:
-        facts["solver"] = (
-            f"{bias.params['solver']}, with an error of {bias.params['error']:.1%} of the spread"
-        )
+    if "solver" in bias.params:
+        facts["solver"] = _describe_solver(bias.params)
     if bias.gates:
         opened = ", ".join(f"{gate.active.sum():,}" for gate in bias.gates)
         facts["gate"] = f"decides per query; opened by {opened} of the items"
@@ -357,6 +357,15 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     facts["corrector"] = bias.fingerprints.get("corrector")
     facts["made"] = f"{bias.created[:16].replace('T', ' ')} UTC by nnnorm {bias.version}"
     return title, facts
+
+
+def _describe_solver(params: Mapping[str, Any]) -> str:
+    words = str(params["solver"])
+    if "quality" in params:
+        words += f", quality {params['quality']}"
+    if "error" in params:
+        words += f", error {params['error']:.1%} of the standard deviation of the means"
+    return words
 
 
 def _describe_choice(bank: str, z: float | None) -> str:
@@ -416,7 +425,6 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
     uses = {
         "pyarrow": "parquet files",
         "torch": "--solver torch, cuda, mps",
-        "faiss-cpu": "--solver faiss-ivf",
     }
     facts = {
         name: f"{value} ({uses[name]})" if name in uses else str(value)

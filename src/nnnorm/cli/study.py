@@ -199,7 +199,8 @@ def _fit_command(
     files: Mapping[str, Any], method: MethodName, params: Mapping[str, Any], end: str
 ) -> list[str]:
     """The command that fits a setting; numbers are written so that they are read as the same."""
-    options = {name: value for name, value in files.items() if value != "drop"}
+    is_automatic = method == NNN().name and not params
+    options = {k: value for k, value in files.items() if value != "drop" or not is_automatic}
     if method != NNN().name:
         options["method"] = method
     setting = {name: value if value is True else repr(value) for name, value in params.items()}

@@ -44,12 +44,12 @@ from nnnorm.corrector.references import (
 )
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
-from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.signals import Expected
+from nnnorm.solvers import Solver
 from nnnorm.suspects import Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -150,7 +150,7 @@ class Corrector:
         *,
         recent: Source | None = None,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
+        duplicates: Duplicates | None = None,
         own_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
@@ -169,11 +169,10 @@ class Corrector:
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries of one's own, without labels, where the bank may come from
-            elsewhere. They join it; where both do not seem to be of one source, they also measure
-            its reliability, by which `NNN()` chooses α. Methods that measure none are then fitted
-            on the recent queries alone. The `params` of the bias have ``bank``, "both" or "recent",
-            and ``bank_z``, how far both are from one source (above 3 they are not).
+            A few dozen recent queries from your own traffic, without labels, if the references may
+            come from elsewhere. If both look like one source they are pooled; otherwise the recent
+            queries are used alone. The `params` of the bias have ``bank``, "both" or "recent", and
+            ``bank_z``, which is above 3 for two sources.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
         duplicates, own_rows : optional
@@ -199,13 +198,13 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 95 references of 8 dimensions, normalized)
+        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        duplicates = method.duplicates_for(references, duplicates)
         chosen = choose_references(
             references,
-            method,
             recent=recent,
             duplicates=duplicates,
             normalize=normalize,
@@ -227,8 +226,6 @@ class Corrector:
             memory_budget=memory_budget,
             progress=progress,
         )
-        if chosen.n_doubting:
-            bias = method.weigh_by_recent(bias, items, banks[0], chosen.n_doubting)
         bias = replace(bias, n_references=chosen.n_given, params={**bias.params, **chosen.params})
         settled = settle_method(bias)
         center = items.mean() if getattr(settled, "center", False) is True else None

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.copies import (
     Duplicates,
-    Intents,
     References,
     count_params,
     count_references,
@@ -24,7 +23,6 @@ from nnnorm.copies import (
 from nnnorm.corrector.norms import check_norms
 from nnnorm.foreign import FOREIGN_Z, foreign_z
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
-from nnnorm.methods import Method
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -44,20 +42,15 @@ class Chosen(NamedTuple):
         Number of rows before copies were dropped.
     params : dict
         What the `params` of the bias say of them.
-    n_doubting : int
-        Number of recent queries among the references, which come first, where the others are
-        foreign to them; else 0.
     """
 
     references: Embeddings
     n_given: int
     params: dict[str, Any]
-    n_doubting: int = 0
 
 
 def choose_references(
     references: Source | Bank,
-    method: Method,
     *,
     recent: Source | None = None,
     duplicates: Duplicates = "drop",
@@ -69,7 +62,6 @@ def choose_references(
     Parameters
     ----------
     references : Bank, array or path, shape (n_references, dim)
-    method : Method
     recent : array or path, shape (n_recent, dim), optional
     duplicates, normalize, progress : optional
         As in `Corrector.fit`.
@@ -80,9 +72,8 @@ def choose_references(
 
     Examples
     --------
-    >>> from nnnorm import NNN
     >>> bank, recent = np.eye(8)[:5], np.eye(8)[4:]
-    >>> chosen = choose_references(bank, NNN(), recent=recent)
+    >>> chosen = choose_references(bank, recent=recent)
     >>> len(chosen.references), chosen.n_given, chosen.params["bank"]
     (8, 9, 'both')
     """
@@ -92,31 +83,22 @@ def choose_references(
         return Chosen(used_rows(used), count_references(used), count_params(used))
     own = open_embeddings(recent, name="recent", normalize=normalize)
     check_norms(own, past.norm_range, "references")
-    return _join_recent(used, own, duplicates, method)
+    return _join_recent(used, own, duplicates)
 
 
-def _join_recent(
-    used: References, recent: Embeddings, duplicates: Duplicates, method: Method
-) -> Chosen:
-    """The recent queries with the bank, or alone; copies among all of them count once.
-
-    A bank that is foreign to the recent queries is used with them where the method can weigh its
-    reliability by them.
-    """
+def _join_recent(used: References, recent: Embeddings, duplicates: Duplicates) -> Chosen:
+    """The recent queries alone if the bank comes from another source, otherwise both."""
     bank = used_rows(used)
     z = foreign_z(bank, recent)
-    if z > FOREIGN_Z and not method.weighs_reliability:
+    if z > FOREIGN_Z:
         alone = without_copies(recent, duplicates)
         params = {**count_params(alone), "bank": "recent", "bank_z": z}
         return Chosen(used_rows(alone), len(recent), params)
-    both, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
-    n_given = count_references(used) + n_recent
-    if isinstance(both, Intents):
-        n_recent = int((both.rows < n_recent).sum())
+    both = without_copies(recent.joined(bank), duplicates)
     sampled = {"intents_sampled": True} if is_sample(used) else {}
     chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
     params = {**count_params(both), **sampled, **chosen}
-    return Chosen(used_rows(both), n_given, params, n_recent if z > FOREIGN_Z else 0)
+    return Chosen(used_rows(both), count_references(used) + len(recent), params)
 
 
 class Kept(NamedTuple):

@@ -417,8 +417,10 @@ def _commands(session: Session, method: Method) -> list[str]:
         flag = name.replace("_", "-")
         if value is True or value is False:
             chosen += f" --{'' if value else 'no-'}{flag}"
-        elif value != "auto" and name != "rule":
+        elif value != "auto":
             chosen += f" --{flag} {value:g}"
+    if not method.is_automatic:
+        chosen += " --duplicates drop"  # as the explorer itself does
     ending = {"yes": " --normalize", "no": " --no-normalize"}.get(options.get("normalize", ""), "")
     gallery, queries, references = (
         shlex.quote(options.get(name, otherwise))

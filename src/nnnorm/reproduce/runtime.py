@@ -1,7 +1,7 @@
 """Time to compute the biases, from all scores or with a vector index of the references.
 
 All scores are computed on the processor, or by torch on another device. The index is that of the
-solver "faiss-ivf" (`pip install 'nnnorm[faiss]'`), as in the paper, and is always searched on the
+paper (`pip install 'nnnorm[faiss]'`), and is always searched on the
 processor. The time to build it is not counted, because a bank needs it only once. Times are the
 least of three, which other work on the machine disturbs the least.
 """
@@ -15,8 +15,9 @@ from typing import Literal, NamedTuple, TypeVar
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError, require
 from nnnorm.io import Source, open_embeddings
-from nnnorm.means import Solver, build_ivf, choose_quality, ivf_means
 from nnnorm.methods import NNN
+from nnnorm.reproduce.ivf import build_ivf, ivf_means
+from nnnorm.solvers import Solver, choose_quality
 
 T = TypeVar("T")
 Device = Literal["cpu", "cuda", "mps"]
@@ -101,7 +102,7 @@ def time_exact(
     items = open_embeddings(gallery, name="gallery")
     bank = open_embeddings(references, name="references")
     method = NNN(reference_k, alpha)
-    solver: Solver = "auto" if device == "cpu" else device
+    solver: Solver = "exact" if device == "cpu" else device
     bias, seconds = _time(lambda: method.fit(items, bank, duplicates="keep", solver=solver))
     return Timed(bias, seconds)
 
@@ -114,7 +115,7 @@ def time_index(
     alpha: float,
     quality: int | None = None,
 ) -> Timed:
-    """Fit NNN with the solver "faiss-ivf" and an index built beforehand.
+    """Fit NNN with an index built beforehand.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ def time_index(
     reference_k : int
     alpha : float
     quality : int, optional
-        Number of inverted lists to probe per item; by default that of the solver.
+        Number of inverted lists to probe per item; by default that of the solver "approximate".
 
     Returns
     -------

@@ -23,7 +23,7 @@ from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, quiet
 from nnnorm.foreign import FOREIGN_WARNING_Z, foreign_z
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
-from nnnorm.methods import NNN, MethodName, is_narrow, make_method
+from nnnorm.methods import NNN, MethodName, is_mismatched, make_method
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.chance import Hubs, judge_hubs
@@ -265,8 +265,9 @@ def check(
         tuned, better = tried.tune(used, automatic)
     verdict, recommended = _judge(expected[0], automatic.figures, tuned, better)
     options = {"normalize": normalize} if normalize is not None else {}
-    options |= {name: value for name, value in fit.items() if value not in ("drop", False)}
     chosen = tuned if recommended == "tuned" else None
+    options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
+    options |= {"own_rows": True} if own_rows else {}
     return Check(
         verdict=verdict,
         expectation=expected[0],
@@ -364,7 +365,7 @@ def _fit(
     """What the command `fit` makes of the same inputs."""
     with warnings.catch_warnings():
         # The verdict says what this means.
-        warnings.filterwarnings("ignore", "the references seem to cover only", NNNormWarning)
+        warnings.filterwarnings("ignore", "the past queries don't resemble", NNNormWarning)
         if recent is None:
             return NNN().fit(gallery, references, **how)
         return Corrector.fit(gallery, references, NNN(), recent=recent, **how).bias
@@ -374,12 +375,12 @@ def _expect(
     bias: Bias, moved: float, z: float | None, *, is_judged: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
     """What a bank promises without labels, and why no more."""
-    reliability, density = bias.params.get("reliability", 0.0), bias.params.get("density")
+    reliability, t = bias.params.get("reliability", 0.0), bias.params.get("t")
     reasons = []
     if z is not None and z > FOREIGN_WARNING_Z and not is_judged:
         reasons.append("the references are not like the queries, which may do harm")
-    if density is not None and is_narrow(density, reliability, len(bias)):
-        reasons.append("the references cover only a part of the gallery")
+    if is_mismatched(t, reliability, len(bias)):
+        reasons.append("the past queries don't resemble what this gallery is searched for")
     if reliability < _LEAST_RELIABLE:
         reasons.append("the references do not tell hubs from noise")
     if moved < _LEAST_MOVED:
