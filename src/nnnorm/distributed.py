@@ -220,7 +220,6 @@ def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
         warnings.simplefilter("always", NNNormWarning)
-        warnings.filterwarnings("ignore", "exact means will take")  # of one batch
         batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=[ids, column])
         table = pyarrow.Table.from_batches([work(batch) for batch in batches])
     table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})
