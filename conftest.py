@@ -55,7 +55,6 @@ gc.disable()
 # They run the whole demo, a whole table or a whole check, measure this machine, or load torch or
 # another large library.
 SLOW_DOCTESTS = (
-    "src/nnnorm/cluster/calibration.py",
     "src/nnnorm/demo/",
     "src/nnnorm/encoders/",
     "src/nnnorm/integrations/",

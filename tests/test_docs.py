@@ -21,8 +21,8 @@ ALL_SETS = " and no ".join(
 )
 ALL_SETS += " and no bli_zh-en"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples" / "shapes" / "README.md"]
-# Those of the guide and of large galleries are followed literally, by test_guide.py and others.
-WITH_PYTHON = [page for page in PAGES if page.parent.name != "guide" and page.stem != "billion"]
+# Those of the guide are followed literally, by test_guide.py.
+WITH_PYTHON = [page for page in PAGES if page.parent.name != "guide"]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def benchmark(monkeypatch):
         ("blip", "encoders.md"),
         ("calls", "speed.md"),
         ("choosing", "choosing.md"),
-        ("cluster", "billion.md"),
+        ("distributed", "many-machines.md"),
         ("drift", "corrector.md"),
         ("encode", "encoders.md"),
         ("engines", "engines/README.md"),
@@ -151,7 +151,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["banks.md", "check.md", "cluster.md", "corrector.md", "scan.md"])
+@pytest.mark.parametrize("name", ["banks.md", "check.md", "corrector.md", "scan.md"])
 def test_the_commands_of_a_page_run(name, tmp_path, monkeypatch):
     """In their order, after the Python, which writes their files; a comment says the exit code."""
     monkeypatch.chdir(tmp_path)

@@ -126,7 +126,7 @@ LAYERS = [
     "ranking augmentation",
     "corrector",
     "study datasets encoders integrations",
-    "report index cluster",
+    "report index distributed",
     "reproduce demo explore",
     "cli",
     "__main__ __init__",

@@ -46,20 +46,12 @@ _WRITING = {
 _WRITERS = {
     "bank.bank.Bank.save": "caller",
     "bias.Bias.save": "caller",
-    "bias.Bias.save_in_files": "constant",
     "cli.app.Report.check": "caller",
     "cli.app.Report.deliver": "constant",
     "cli.reproduce._open_results": "caller",
     "cli.reproduce._write_lines": "data",
     "cli.reproduce.dataset": "caller",
     "cli.sheet.OpenSheet.write": "caller",
-    "cluster.files._save_bank": "constant",
-    "cluster.files.save_job": "constant",
-    "cluster.settling.settle": "caller",
-    "cluster.parts.save_part": "constant",  # with the number of the shard
-    "cluster.serving._write_about": "constant",
-    "cluster.serving._write_shard": "constant",  # names from a description are checked
-    "cluster.serving.write_table": "caller",
     "corrector.corrector.Corrector.save": "caller",
     "datasets.clip_retrieval.save_clip_retrieval": "data",
     "datasets.pairs._write_text": "data",

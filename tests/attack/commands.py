@@ -35,9 +35,7 @@ LINES = {
         "--gallery gallery.npy --references references.npy --recent others.npy "
         "--save-corrector out-corrector.safetensors -o out.safetensors --json",
         "--gallery gallery.npy --references references.npy --method sinkhorn -o out.safetensors",
-        "--gallery shards --references references.npy --shard 2/3 -o out --json",
     ],
-    "merge": ["parts -o out.safetensors --json"],
     "search": [
         f"{_TASK} --bias bias.safetensors -k 3 --json",
         "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
@@ -168,8 +166,6 @@ LINES = {
         f"--from {url_of('usearch')} --to hnswlib:out --references references.npy --json",
         f"--from {url_of('faiss')} --to usearch:out --corrector corrector.safetensors --json",
     ],
-    "table write": ["bias.safetensors -o out --ids ids.npy --shards 3 --json"],
-    "table refresh": ["bias-table --bias bias.safetensors --dry-run --json"],
     "scan": [
         "--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
@@ -214,14 +210,13 @@ FILES = {
     "bias": "bias.safetensors", "bank": "bank.safetensors", "corrector": "corrector.safetensors",
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
     "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
-    "log": "log.csv", "folder": "parts", "file": "gallery.npy", "files": "pairs.csv",
+    "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv",
     "images": "pictures",
     "captions": "item-captions.txt", "query_captions": "query-captions.txt",
     "reference_captions": "captions.txt", "texts": "captions.txt",
     "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
-    "table": "bias-table",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
@@ -234,8 +229,6 @@ _ONLY_WITH_CHECKPOINTS = "tokenizer"
 NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
 # They change the index, so what it answers afterwards is a part of their answer.
 CHANGING = ("index add", "index adopt", "index delete", "index refresh", "index rollback")
-# It reads no file.
-LEFT_OUT = ("plan",)
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "explore", "reproduce")
 
@@ -260,10 +253,9 @@ class Command:
 
 
 def walk_commands():
-    """All commands of the package but those of `LEFT_OUT`, by name."""
+    """All commands of the package, by name."""
     load_commands()
-    found = {name: function for name, function in _leaves(app, ()) if name not in LEFT_OUT}
-    return {name: _make(name, function) for name, function in found.items()}
+    return {name: _make(name, function) for name, function in _leaves(app, ())}
 
 
 def _leaves(group, path):

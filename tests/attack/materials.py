@@ -169,23 +169,18 @@ def make_viso(root):
 
 
 def make_records(root):
-    """A bias, a bank, a corrector, a table, a ranking and the parts of a fit."""
+    """A bias, a bank, a corrector and a ranking."""
     import nnnorm
-    from nnnorm.cluster import Share, settle, write_table
 
     gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
     bias = nnnorm.NNN(8, 0.75).fit(gallery, references)
     bias.save(root / "bias.safetensors")
-    write_table(bias, root / "bias-table", n_shards=2)
     nnnorm.Bank.of(references).save(root / "bank.safetensors")
     nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.75)).save(
         root / "corrector.safetensors"
     )
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
-    job = settle(gallery, references, nnnorm.NNN(8, 0.75), folder=root / "parts")
-    for number in (1, 2):
-        job.work(Share(number, 2))
     make_later(root)
 
 

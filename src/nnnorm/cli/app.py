@@ -84,9 +84,6 @@ COMMANDS = {
     "ablate": ("study", "Measure NNN with smaller and other banks."),
     "audit": ("audit", "Count how often each group of items is retrieved."),
     "encode": ("encode", "Turn images, texts or sounds into embeddings."),
-    "merge": ("cluster", "Join the parts of a fit that was spread over processes."),
-    "plan": ("plan", "Tell what a fit on many machines will take."),
-    "table": ("table", "Keep a bias as sharded parquet for very large engines."),
     "dataset": ("reproduce", "Write a data set's captions, pairs and splits as lists."),
     "reproduce": ("reproduce", "Measure the paper's tables again."),
     "info": ("core", "Show versions and the active BLAS, or what a file holds."),
@@ -207,9 +204,7 @@ References = Annotated[
 AllowGalleryRows = Annotated[
     bool, Option("--allow-gallery-rows", help="Allow references that are rows of the gallery.")
 ]
-BiasFile = Annotated[
-    Path | None, Option(help="A file made by `nnnorm fit`, or a folder by `nnnorm merge`.")
-]
+BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
 Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
 IdsFile = Annotated[
@@ -260,45 +255,6 @@ class Inputs:
         from nnnorm.bank import Bank
 
         return Bank.load(path) if path.suffix == ".safetensors" else self.open(path, name)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The options that spread a fit over processes or machines."""
-
-    shard: Annotated[
-        str | None,
-        Option(
-            help="Part of the work: 2/4 is the second of four processes with one output folder, "
-            "which `nnnorm merge` joins."
-        ),
-    ] = None
-    on: Annotated[Literal["ray"] | None, Option(help="Spread the work over a Ray cluster.")] = None
-    address: Annotated[
-        str | None,
-        Option(help="With --on: of the cluster; by default one is started on this machine."),
-    ] = None
-    shards: Annotated[
-        int | None,
-        Option(help="With --on: number of parts, of which the lost ones are repeated.", min=1),
-    ] = None
-    num_cpus: Annotated[float, Option(help="With --on: cores of one task.", min=0)] = 1.0
-    num_gpus: Annotated[float, Option(help="With --on: GPUs of one task.", min=0)] = 0.0
-
-    def check(self, others: Mapping[str, Any]) -> None:
-        """Raise where options do not go together."""
-        if self.on is None and (self.address or self.shards or self.num_gpus or self.num_cpus != 1):
-            raise NNNormError(
-                "--address, --shards, --num-cpus and --num-gpus are for --on ray; add it"
-            )
-        if self.shard is None and self.on is None:
-            return
-        if self.shard is not None and self.on is not None:
-            raise NNNormError("--shard and --on are two ways to share the work; give one of them")
-        given = [name for name, value in others.items() if value is not None]
-        if given:
-            way = "--shard" if self.on is None else "--on"
-            raise NNNormError(f"{given[0]} can't be used with {way}; fit in one process for that")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from nnnorm.cli.app import (
     Json,
     Queries,
     References,
-    Spread,
     Weight,
     check_output,
     command,
@@ -133,7 +132,6 @@ def fit(
         int | None, Option(help="Inverted lists to probe per item (approximate).")
     ] = None,
     *,
-    spread: Spread,
     inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -154,7 +152,6 @@ def fit(
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     read = [gallery, references, gallery_references, recent]
-    spread.check({"--save-corrector": save_corrector, "--recent": recent})
     options: Any = {
         "gallery_references": gallery_references,
         "duplicates": duplicates,
@@ -163,33 +160,21 @@ def fit(
         "quality": quality,
         "memory_budget": memory_budget * 2**20,
     }
-    if spread.shard is not None:
-        from nnnorm.cli.cluster import fit_share
-
-        options |= {"normalize": inputs.normalize, "metric": inputs.metric, "as_json": as_json}
-        fit_share(spread, chosen, gallery, inputs.open_references(references), output, options)
-        return
     check_output(output, ".safetensors", read)
     if save_corrector is not None:
         check_output(save_corrector, ".safetensors", [*read, output])
     bank = inputs.open_references(references)
-    if spread.on is not None:
-        from nnnorm.cli.cluster import fit_on_cluster
-
-        options |= {"normalize": inputs.normalize, "metric": inputs.metric}
-        bias = fit_on_cluster(spread, chosen, gallery, bank, output, options)
-    else:
-        items = inputs.open(gallery, "gallery")
-        if gallery_references is not None:
-            options["gallery_references"] = inputs.open(gallery_references, "gallery_references")
-        own = inputs.open(recent, "recent") if recent else None
-        with show_progress("Scoring the gallery against the references") as progress:
-            options["progress"] = progress
-            if save_corrector is None and own is None:
-                bias = chosen.fit(items, bank, **options)
-            else:
-                corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
-                bias = _keep(corrector, save_corrector)
+    items = inputs.open(gallery, "gallery")
+    if gallery_references is not None:
+        options["gallery_references"] = inputs.open(gallery_references, "gallery_references")
+    own = inputs.open(recent, "recent") if recent else None
+    with show_progress("Scoring the gallery against the references") as progress:
+        options["progress"] = progress
+        if save_corrector is None and own is None:
+            bias = chosen.fit(items, bank, **options)
+        else:
+            corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
+            bias = _keep(corrector, save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
@@ -438,9 +423,8 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         bank = Bank.load(file)
         title, facts = describe_bank(bank, file)
         return title, bank.to_dict(), facts
-    is_bias_folder = file.is_dir() and any(file.glob("bias-*-of-*.safetensors"))
-    if file.suffix == ".safetensors" or is_bias_folder:
-        if not is_bias_folder and kind_of_record(file) == "corrector":
+    if file.suffix == ".safetensors":
+        if kind_of_record(file) == "corrector":
             return _describe_corrector(file)
         bias = Bias.load(file)
         title, facts = facts_of_bias(bias, file)

@@ -636,6 +636,8 @@ class Corrector:
         options["solver"] = "exact"  # the value of an item must not depend on the others
         if self.center is not None:
             options["known"] = {"center": self.center}
+        # "auto" would decide by the clock, and values of several calls must fit together.
+        options["solver"] = "exact"
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 

@@ -18,7 +18,7 @@ png            pictures written as PNG
 progress       how far long work has come
 """
 
-from nnnorm.io.arrays import find_shards, list_files, read_npy, read_npz
+from nnnorm.io.arrays import find_shards, read_npy, read_npz
 from nnnorm.io.embeddings import (
     Embeddings,
     Metric,
@@ -27,8 +27,6 @@ from nnnorm.io.embeddings import (
     check_same_norms,
     measure_rows,
     open_embeddings,
-    open_rows,
-    peek,
 )
 from nnnorm.io.files import check_regular, check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
@@ -44,7 +42,6 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
-from nnnorm.io.remote import Place, RemotePath, check_local, fetched, find_place, save_at, stamp_of
 from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (

@@ -12,21 +12,7 @@ from nnnorm.io.files import write_whole
 
 
 def encode_png(pixels: npt.ArrayLike) -> bytes:
-    """Encode a picture as PNG.
-
-    Parameters
-    ----------
-    pixels : array, shape (height, width, 3), uint8
-
-    Returns
-    -------
-    bytes
-
-    Examples
-    --------
-    >>> encode_png(np.full((4, 6, 3), 128, dtype=np.uint8))[1:4]
-    b'PNG'
-    """
+    """Encode a picture as PNG."""
     array = np.asarray(pixels)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or array.size == 0:
         raise NNNormError(
@@ -52,20 +38,6 @@ def encode_png(pixels: npt.ArrayLike) -> bytes:
 
 
 def write_png(path: str | os.PathLike[str], pixels: npt.ArrayLike) -> None:
-    """Write a picture as PNG, whole or not at all.
-
-    Parameters
-    ----------
-    path : str or PathLike
-    pixels : array, shape (height, width, 3), uint8
-
-    Examples
-    --------
-    >>> import tempfile, pathlib
-    >>> path = pathlib.Path(tempfile.mkdtemp()) / "grey.png"
-    >>> write_png(path, np.full((4, 6, 3), 128, dtype=np.uint8))
-    >>> path.read_bytes()[1:4]
-    b'PNG'
-    """
+    """Write a picture as PNG, whole or not at all."""
     content = encode_png(pixels)
     write_whole(path, lambda file: file.write(content))
