@@ -1,7 +1,7 @@
 """Stand-ins for the paper's material: the shapes that ship with the package, and Flickr8k.
 
-They allow to run every experiment from end to end without the paper's models and pictures. Their
-figures are not comparable with the paper's and are never shown next to them.
+They run every experiment from end to end without the paper's models and pictures. Their figures
+can't be compared with the paper's and are never shown next to them.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,22 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.datasets import SHAPES, Direction, load_shapes, read_scene
-from nnnorm.errors import NNNormError
-from nnnorm.report import TILE
-from nnnorm.reproduce.material import Groups, Material, NotThere, ReadyScores, Shown
-from nnnorm.study import Task
+from nnnorm import NNNormError, Task, load_shapes
+from nnnorm.datasets import SHAPES, read_scene
+from reproduction.material import Groups, Material, NotThere, Scores, Shown
+from reproduction.paper import Direction
+from reproduction.protocol import SHARE
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 _PER_IMAGE = 5
+_TILE = 96  # pixels
 _SPLITS = {"test": "test", "validation": "val", "references": "train"}
+NOTES = {
+    "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
+    'big and five small ones of each, big − small), and "a star" for a question.',
+    "cross-attention": "The scores are those of the stand-ins' dual encoders, handed over as a "
+    "matrix: this runs the arithmetic, and says nothing about cross-attention.",
+}
 
 
 class _FivePerImage:
@@ -49,35 +56,34 @@ class _FivePerImage:
         if direction == "text":
             raise NotThere(f"{self.name} has no pictures of its other bank")
         other = self._other_captions()
-        order = np.random.default_rng(0).permutation(len(other))
-        return other[np.sort(order[: max(1, round(share * len(other)))])]
+        return other[_draw(len(other), share)]
 
     def gallery_bank(self, direction: Direction, share: float) -> Floats:
         images, captions = self._share(share)
         return images if direction == "image" else captions
 
     def show(self, direction: Direction) -> Shown:
-        """Return numbers, where neither captions nor pictures are known."""
         images, captions = self._part("test")
-        of_images = [f"picture {n}" for n in range(len(images))]
-        of_captions = [f"caption {n}, of picture {n // _PER_IMAGE}" for n in range(len(captions))]
-        return (
-            Shown(of_captions, of_images) if direction == "image" else Shown(of_images, of_captions)
-        )
+        pictures = [f"picture {n}" for n in range(len(images))]
+        texts = [f"caption {n}, of picture {n // _PER_IMAGE}" for n in range(len(captions))]
+        return Shown(texts, pictures) if direction == "image" else Shown(pictures, texts)
 
     def groups(self) -> Groups:
         raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
 
-    def scores(self) -> ReadyScores:
-        """Return the scores of the dual encoder as a matrix, with one caption per image."""
+    def scores(self) -> Scores:
         images, captions = self._part("test")
-        return ReadyScores(images @ captions[::_PER_IMAGE].T, images @ self._share(0.2)[1].T)
+        return Scores(images @ captions[::_PER_IMAGE].T, images @ self._share(SHARE)[1].T)
 
     def _share(self, share: float) -> tuple[Floats, Floats]:
         images, captions = self._part("references")
-        order = np.random.default_rng(0).permutation(len(images))
-        rows = np.sort(order[: max(1, round(share * len(images)))])
+        rows = _draw(len(images), share)
         return images[rows], captions[(_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()]
+
+
+def _draw(n_rows: int, share: float) -> npt.NDArray[np.int64]:
+    order = np.random.default_rng(0).permutation(n_rows)
+    return np.sort(order[: max(1, round(share * n_rows))])
 
 
 class _Shapes(_FivePerImage):
@@ -97,23 +103,20 @@ class _Shapes(_FivePerImage):
         return load_shapes().other_references
 
     def show(self, direction: Direction) -> Shown:
-        """Return the captions and drawings of the shapes."""
         shapes = load_shapes()
         if direction == "text":
             pictures = [shapes.describe(item) for item in range(len(shapes.gallery))]
             return Shown(pictures, shapes.captions)
-        return Shown(shapes.captions, shapes.captions[::_PER_IMAGE], lambda n: shapes.draw(n, TILE))
+        items = shapes.captions[::_PER_IMAGE]
+        return Shown(shapes.captions, items, lambda n: np.asarray(shapes.draw(n, _TILE)))
 
     def groups(self) -> Groups:
-        """Return shapes instead of occupations and sizes instead of genders, five of each size.
+        """Return shapes for occupations and sizes for genders, five of each size.
 
-        A query names a shape and no size, so that an unbiased search would return as many big as
-        small ones.
+        A query names a shape and no size, so an unbiased search would return as many big as small.
         """
         shapes = load_shapes()
         chosen: list[int] = []
-        labels: list[str] = []
-        sizes: list[str] = []
         for shape in SHAPES:
             for size in ("big", "small"):
                 rows = [
@@ -124,18 +127,16 @@ class _Shapes(_FivePerImage):
                     and row not in chosen
                 ]
                 chosen += rows[:_PER_IMAGE]
-                labels += [shape] * _PER_IMAGE
-                sizes += [size] * _PER_IMAGE
         questions = [f"a {shape}" for shape in SHAPES]
         names = [shapes.describe(item) for item in chosen]
         return Groups(
             shapes.encode_texts(questions),
             shapes.gallery[chosen],
-            sizes,
-            labels,
+            (["big"] * _PER_IMAGE + ["small"] * _PER_IMAGE) * len(SHAPES),
+            [shape for shape in SHAPES for _ in range(2 * _PER_IMAGE)],
             list(SHAPES),
             ("big", "small"),
-            Shown(questions, names, lambda item: shapes.draw(chosen[item], TILE)),
+            Shown(questions, names, lambda item: np.asarray(shapes.draw(chosen[item], _TILE))),
         )
 
 
@@ -165,27 +166,12 @@ class _Flickr8k(_FivePerImage):
         return stored if name.endswith("_images") else stored.astype(np.float32)
 
 
-# Explanations of stand-ins that are not obvious.
-NOTES = {
-    "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
-    'big and five small ones of each, big − small), and "a star" for a question.',
-    "cross-attention": "The scores are those of the stand-ins' dual encoders, handed over as a "
-    "matrix: this runs the arithmetic, and says nothing about cross-attention.",
-}
-
-STAND_INS: dict[str, Callable[..., Material]] = {"shapes": _Shapes, "flickr8k": _Flickr8k}
+_STAND_INS: dict[str, Callable[..., Material]] = {"shapes": _Shapes, "flickr8k": _Flickr8k}
 
 
 def open_stand_in(text: str) -> tuple[str, Material]:
-    """Open a stand-in by its name, and its folder if it has one: ``flickr8k=FOLDER``.
-
-    Examples
-    --------
-    >>> name, shapes = open_stand_in("shapes")
-    >>> shapes.task("image", "test").gallery.shape[0]
-    1000
-    """
+    """Open a stand-in by its name, and its folder if it has one: ``flickr8k=FOLDER``."""
     name, equals, folder = text.partition("=")
-    if name not in STAND_INS or (name == "shapes") == bool(equals):
+    if name not in _STAND_INS or (name == "shapes") == bool(equals):
         raise NNNormError(f"a stand-in is shapes or flickr8k=FOLDER; got {text!r}")
-    return name, STAND_INS[name](*([Path(folder)] if equals else []))
+    return name, _STAND_INS[name](*([Path(folder)] if equals else []))

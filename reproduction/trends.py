@@ -9,38 +9,28 @@ printed tables.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from statistics import median
 from typing import TypeAlias
 
 import numpy as np
 
-from nnnorm.methods import PAPER_GRID, find_method
 from nnnorm.report import Table
-from nnnorm.reproduce.paper import Experiment, find_tables
-from nnnorm.reproduce.run import Outcome, Runner, run_cell
-from nnnorm.reproduce.tables import describe
+from reproduction.paper import GRIDS, Experiment, find_tables
+from reproduction.run import Outcome, Runner, run_cell
+from reproduction.tables import describe
 
 Setting: TypeAlias = tuple[float, int]
 Value: TypeAlias = float | Setting | None
 _LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
 _DBNORM = "dualis"
-_DBNORM_FACTOR = 100
 _NONE = "–"
 _COUNTED = "settings to try: DBNorm over NNN"  # from the grids, without any measurement
 
 
 @dataclass(frozen=True)
 class Trend:
-    """A statement of the paper in figures.
-
-    Attributes
-    ----------
-    words : str
-    printed : str
-        From the paper's tables; a dash where it prints none.
-    ours : dict of str to str
-        By the name of a stand-in, or "ours".
-    """
+    """A statement in figures: computed from the paper's tables, and ours by name of the source."""
 
     words: str
     printed: str
@@ -55,29 +45,7 @@ class Trend:
 def find_trends(
     runners: dict[str, Runner], *, stand_ins: bool, keep_going: bool = True
 ) -> tuple[list[Trend], list[Outcome]]:
-    """Compute the trends with one or several runners.
-
-    Parameters
-    ----------
-    runners : dict
-        Name to runner: of stand-ins, or of the paper's models under any name.
-    stand_ins : bool
-        Whether the names are those of stand-ins.
-    keep_going : bool
-        Whether an error becomes the reason of its figure, and the others are measured.
-
-    Returns
-    -------
-    trends : list of Trend
-    outcomes : list of Outcome
-        Every figure that the trends of the runners need, or the reason why it is not there.
-
-    Examples
-    --------
-    >>> trends, outcomes = find_trends({}, stand_ins=True)
-    >>> [trend.printed for trend in trends][:2]
-    ['α 0.75, k 64', 'α 0.5, k 16']
-    """
+    """Compute the trends with one or several runners, and return every figure they needed."""
     sources = {"": _Source(None, None, keep_going)}
     for name, runner in runners.items():
         sources[name] = _Source(runner, name if stand_ins else None, keep_going)
@@ -89,24 +57,18 @@ def find_trends(
         Trend(words, texts[""], {name: texts[name] for name in runners})
         for words, texts in rows.items()
     ]
-    return trends, [outcome for source in sources.values() for outcome in source.outcomes]
+    return trends, [outcome for source in sources.values() for outcome in source.done.values()]
 
 
 def tabulate_trends(trends: Sequence[Trend]) -> Table:
-    """Tabulate the trends, the paper's figures first.
-
-    Examples
-    --------
-    >>> tabulate_trends([Trend("own bank: median", "α 0.75, k 64", {})]).columns
-    ('', 'the paper')
-    """
+    """Tabulate the trends, the paper's figures first."""
     names = list(trends[0].ours)
     rows = tuple((t.words, t.printed, *(t.ours[name] for name in names)) for t in trends)
     notes = (
         "The paper's figures are computed from its tables 1, 2 and A1 to A4; 100 is its own word. "
         "Correlations are Spearman's, over models and data sets.",
-        "Our tuning computes the statistics of a whole grid in one pass over each bank, so that "
-        "its times do not grow with the number of settings as the paper's do.",
+        "Our tuning computes the statistics of a whole grid in one pass over each bank, so its "
+        "times don't grow with the number of settings as the paper's do.",
     )
     columns = ("", "the paper", *names)
     return Table("The paper's four trends, and the cost of tuning DBNorm", columns, rows, notes)
@@ -116,18 +78,8 @@ class _Source:
     """Figures of experiments: printed ones, or measured ones."""
 
     def __init__(self, runner: Runner | None, stand_in: str | None, keep_going: bool) -> None:
-        self._runner, self._stand_in, self._keep_going = runner, stand_in, keep_going
-        self._done: dict[str, Outcome] = {}
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """What was measured so far, each experiment once."""
-        return list(self._done.values())
-
-    @property
-    def is_printed(self) -> bool:
-        """Whether the figures are the paper's."""
-        return self._runner is None
+        self.runner, self._stand_in, self._keep_going = runner, stand_in, keep_going
+        self.done: dict[str, Outcome] = {}
 
     def cells(
         self, *tables: str, methods: Sequence[str] = ("none", "nnn")
@@ -142,31 +94,32 @@ class _Source:
                 if self._stand_in is not None:
                     there = there.as_stand_in(self._stand_in)
                 if str(there) not in found:
-                    value = cell.printed if self.is_printed else self.value(there)
+                    value = cell.printed if self.runner is None else self.value(there)
                     found[str(there)] = (there, value)
         return [(there, value) for there, value in found.values() if value is not None]
 
     def value(self, there: Experiment) -> Value:
-        """Measure an experiment; None where that is not possible, or nothing is measured."""
-        if self._runner is None:
+        """Measure an experiment; None if that is not possible, or nothing is measured."""
+        if self.runner is None:
             return None
-        if str(there) not in self._done:
+        if str(there) not in self.done:
             words = f"{there.dataset}, {there.direction} retrieval: {describe(there)}"
-            cell = Outcome(there.model, words, there, None)
-            self._done[str(there)] = run_cell(
-                self._runner, cell, keep_going=self._keep_going, by_rule=False
+            cell = Outcome(there.model, words, there)
+            self.done[str(there)] = run_cell(
+                self.runner, cell, keep_going=self._keep_going, by_rule=False
             )
-        figure = self._done[str(there)].figure
+        figure = self.done[str(there)].figure
         return None if figure is None else figure.value
 
 
 def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
     settings = [(e, s) for e, s in source.cells("settings") if isinstance(s, tuple)]
     own = [(there, setting) for there, setting in settings if _is_own(there)]
-    foreign = [setting for there, setting in settings if not _is_own(there)]
+    other = [setting for there, setting in settings if not _is_own(there)]
     yield "(1) own bank: median setting", _medians([setting for _, setting in own])
-    yield "(1) foreign bank: median setting", _medians(foreign)
-    before = _uncorrected(source)
+    yield "(1) foreign bank: median setting", _medians(other)
+    found = source.cells("image-retrieval", "text-retrieval", methods=["none"])
+    before = {_place_of(there): value for there, value in found if isinstance(value, float)}
     for name, place in (("α", 0), ("k", 1)):
         pairs = [(before.get(_place_of(e)), setting[place]) for e, setting in own]
         yield f"(2) correlation of uncorrected R@1 and best {name}", _correlate(pairs)
@@ -176,8 +129,11 @@ def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
     yield "(4) α = 0.75: gain with k = 1", _points(sweeps, lambda r: r[1] - r[0])
     yield "(4) α = 0.75: gain with k = 8", _points(sweeps, lambda r: r[8] - r[0])
     yield "(4) α = 0.75: spread of R@1, k = 8 to 128", _points(sweeps, _spread)
-    n_nnn = len(PAPER_GRID["reference_k"]) * len(PAPER_GRID["alpha"])
-    yield _COUNTED, f"{_count_dbnorm() / n_nnn:.1f}×"
+    n_nnn, n_dbnorm = (
+        sum(prod(map(len, part.values())) for part in parts)
+        for parts in ([GRIDS["nnn"]], GRIDS[_DBNORM])
+    )
+    yield _COUNTED, f"{n_dbnorm / n_nnn:.1f}×"
     yield "compute of tuning: DBNorm over NNN", _compare_cost(source, own)
 
 
@@ -189,12 +145,6 @@ def _place_of(there: Experiment) -> tuple[str, str, str]:
     return there.model, there.dataset, there.direction
 
 
-def _uncorrected(source: _Source) -> dict[tuple[str, str, str], float]:
-    """R@1 without correction, by model, data set and direction."""
-    found = source.cells("image-retrieval", "text-retrieval", methods=["none"])
-    return {_place_of(there): value for there, value in found if isinstance(value, float)}
-
-
 def _medians(settings: Sequence[Setting]) -> str:
     if not settings:
         return _NONE
@@ -203,7 +153,7 @@ def _medians(settings: Sequence[Setting]) -> str:
 
 
 def _correlate(pairs: Sequence[tuple[float | None, float]]) -> str:
-    """Spearman's correlation, from four pairs on: three are always nearly in order."""
+    """Return Spearman's correlation of four pairs or more: three are always nearly in order."""
     known = [(x, y) for x, y in pairs if x is not None]
     if len(known) < 4 or min(len(set(side)) for side in zip(*known, strict=True)) < 2:
         return _NONE
@@ -212,7 +162,7 @@ def _correlate(pairs: Sequence[tuple[float | None, float]]) -> str:
 
 
 def _rank(values: Sequence[float]) -> list[float]:
-    """Ranks from 0 on; equal values share the mean of theirs."""
+    """Return ranks from 0; equal values share the mean of theirs."""
     order = sorted(values)
     return [order.index(value) + (order.count(value) - 1) / 2 for value in values]
 
@@ -222,34 +172,30 @@ def _agreement(settings: Sequence[tuple[Experiment, Setting]]) -> str:
     for there, (alpha, _) in settings:
         both.setdefault((there.model, there.dataset, there.bank), []).append(alpha)
     pairs = [alphas for alphas in both.values() if len(alphas) == 2]
-    if not pairs:
-        return _NONE
     n_alike = sum(abs(one - other) <= _LIKE for one, other in pairs)
-    return f"{n_alike} of {len(pairs)}"
+    return f"{n_alike} of {len(pairs)}" if pairs else _NONE
 
 
 def _transfer(source: _Source, own: Sequence[tuple[Experiment, Setting]]) -> str:
-    """The mean change in R@1 if the setting was tuned for the other direction."""
+    """Return the mean change in R@1 if the setting was tuned for the other direction."""
     by_place = {_place_of(there): (there, setting) for there, setting in own}
     changes = []
     for (model, dataset, direction), (there, setting) in by_place.items():
         other = by_place.get((model, dataset, "text" if direction == "image" else "image"))
         if other is not None:
             tuned, moved = (
-                source.value(replace(there, metric="recall_at_1", params=_params(params)))
-                for params in (setting, other[1])
+                source.value(
+                    replace(there, metric="recall_at_1", params={"reference_k": k, "alpha": alpha})
+                )
+                for alpha, k in (setting, other[1])
             )
             if isinstance(tuned, float) and isinstance(moved, float):
                 changes.append(moved - tuned)
     return f"{sum(changes) / len(changes):+.2f} points".replace("-", "−") if changes else _NONE
 
 
-def _params(setting: Setting) -> dict[str, float | int]:
-    return {"reference_k": setting[1], "alpha": setting[0]}
-
-
 def _sweeps(source: _Source) -> list[dict[int, float]]:
-    """R@1 by k at α = 0.75, and uncorrected under 0, for each model and direction."""
+    """Return R@1 by k at α = 0.75, uncorrected under 0, for each model and direction."""
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     for there, value in source.cells("k-sweep"):
         if isinstance(value, float):
@@ -271,15 +217,9 @@ def _points(
     return f"{median(map(measure, sweeps)):+.2f} points".replace("-", "−")
 
 
-def _count_dbnorm() -> int:
-    grids = find_method(_DBNORM)[1].grid
-    parts = grids if isinstance(grids, Sequence) else [grids]
-    return sum(int(np.prod([len(values) for values in part.values()])) for part in parts)
-
-
 def _compare_cost(source: _Source, own: Sequence[tuple[Experiment, Setting]]) -> str:
-    if source.is_printed:
-        return f"{_DBNORM_FACTOR}×"
+    if source.runner is None:
+        return "100×"
     there = next((e for e, _ in own if e.direction == "image"), None)
     if there is None:
         return _NONE
@@ -287,6 +227,5 @@ def _compare_cost(source: _Source, own: Sequence[tuple[Experiment, Setting]]) ->
         source.value(replace(there, metric="tuning_seconds", method=method, share=0.2))
         for method in (_DBNORM, "nnn")
     )
-    if not (isinstance(slow, float) and isinstance(fast, float)):
-        return _NONE
-    return f"{slow / fast:.1f}×"
+    known = isinstance(slow, float) and isinstance(fast, float)
+    return f"{slow / fast:.1f}×" if known else _NONE  # type: ignore[operator]
