@@ -150,9 +150,9 @@ def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str,
     shorts = load_paper().models
     for short in dict.fromkeys(shorts[model] for model, _, _ in needed):
         problems += _check_source(short, sources[short])
-    if problems:
+    if problems := list(dict.fromkeys(problems)):
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise NNNormError("; ".join(dict.fromkeys(problems[:5])) + more)
+        raise NNNormError("; ".join(problems[:5]) + more)
 
 
 def _check_source(short: str, source: Source) -> list[str]:

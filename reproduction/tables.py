@@ -169,7 +169,7 @@ def list_cells(table: PaperTable, found: Found, notes: Sequence[str], *, stand_i
             if figure is None:
                 continue
             difference = ""
-            if isinstance(printed, float) and isinstance(figure.value, float):
+            if isinstance(printed, int | float) and isinstance(figure.value, int | float):
                 digits = _digits(metric)
                 change = f"{figure.value - printed:+.{digits and max(digits, 2)}f}"
                 difference = change.replace("-", "−")

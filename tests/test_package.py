@@ -1,11 +1,9 @@
 """What holds for the package as a whole: imports, layers, docstrings, the frame."""
 
 import ast
-import importlib
 import inspect
 import json
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -111,7 +109,7 @@ def test_every_command_is_in_the_table_with_its_module_and_a_line_that_fits():
         for group in app.registered_groups
     }
     assert found == {name: f"nnnorm.cli.{module}" for name, (module, _) in COMMANDS.items()}
-    assert max(len(line) for _, line in COMMANDS.values()) <= 80 - len("  reproduce  ")
+    assert max(len(line) for _, line in COMMANDS.values()) <= 80 - len("  diagnose  ")
 
 
 ROOMS = ("io", "scoring", "means", "copies", "signals", "suspects", "popularity", "bias", "bank")
@@ -152,11 +150,10 @@ MAY_IMPORT = {
     "datasets": {"errors", "io", "scoring"},
     "integrations": {"errors", "bias", "ranking", "corrector"},
     "cluster": {"errors", "io", "scoring", "means", "copies", "bias", "bank", "roles", "methods"},
-    "reproduce": {"version", "errors", *ROOMS, "datasets", "encoders"},
     "demo": {"errors", *ROOMS, "datasets"},
     "explore": {"version", "errors", *ROOMS, "index", "encoders", "datasets"},
     "cli": {
-        *("version", "errors", *ROOMS, "index", "encoders", "datasets", "reproduce", "demo"),
+        *("version", "errors", *ROOMS, "index", "encoders", "datasets", "demo"),
         *("explore", "cluster"),
     },
     "__main__": {"cli"},
@@ -239,22 +236,9 @@ def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():
                 assert getattr(node.exc.func, "id", "") != "Exception", f"{path.name}:{node.lineno}"
 
 
-# They are subclasses of classes of large libraries, and import them at once.
-LOADING = ("integrations.haystack", "integrations.langchain", "integrations.llama_index")
-
-
 def public_objects():
     for name in nnnorm.__all__:
         yield name, getattr(nnnorm, name)
-    for module_info in pkgutil.walk_packages([str(SOURCE)], "nnnorm."):
-        short = module_info.name.removeprefix("nnnorm.")
-        if short.startswith(("cli", "__main__", "version", *LOADING)):
-            continue
-        module = importlib.import_module(module_info.name)
-        for name, thing in vars(module).items():
-            is_own = getattr(thing, "__module__", "") == module.__name__
-            if is_own and inspect.isfunction(thing) and not name.startswith("_"):
-                yield f"{short}.{name}", thing
 
 
 def test_every_public_name_is_documented_and_every_function_has_an_example():

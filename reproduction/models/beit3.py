@@ -137,7 +137,7 @@ def beit3_shapes(state: State, path: Path) -> dict[str, tuple[int, ...]]:
     n_words, width = state[_WORDS].shape
     if width % HEAD:
         raise NNNormError(
-            f"{path} is not a BEiT-3 checkpoint: its width {width} is not a multiple of {HEAD}"
+            f"{path} is not a checkpoint of BEiT-3: its width {width} is not a multiple of {HEAD}"
         )
     patch = state[f"{_PATCHES}.weight"].shape[-1]
     shapes: dict[str, tuple[int, ...]] = {

@@ -182,14 +182,14 @@ def require_tensors(state: State, n_dimensions: Mapping[str, int], path: Path, k
     for key, n in n_dimensions.items():
         if key not in state:
             raise NNNormError(
-                f"{path} is not a {kind} checkpoint: it has no {key} "
+                f"{path} is not a checkpoint of {kind}: it has no {key} "
                 f"(it begins with {next(iter(state), 'nothing')})"
             )
         if state[key].ndim != n or (
             key.endswith("embeddings.weight") and state[key].shape[1] % HEAD
         ):
             raise NNNormError(
-                f"{path} is not a {kind} checkpoint: {key} has shape {tuple(state[key].shape)}"
+                f"{path} is not a checkpoint of {kind}: {key} has shape {tuple(state[key].shape)}"
             )
 
 

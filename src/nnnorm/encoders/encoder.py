@@ -8,7 +8,7 @@ libsndfile release the interpreter, so they use all cores. Rows are in the order
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
@@ -103,7 +103,7 @@ class Encoder:
 
     def stream(
         self, modality: Modality, items: Sequence[Any], *, first: int = 0, batch_size: int = 32
-    ) -> Iterator[tuple[int, FloatArray]]:
+    ) -> Generator[tuple[int, FloatArray], None, None]:
         """Yield the place of every batch, and its unit rows; batches before `first` are skipped."""
         self.check_modality(modality)
         if batch_size < 1:

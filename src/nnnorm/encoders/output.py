@@ -10,6 +10,7 @@ for complete ones. With the same batch size, resumed work gives the same bits.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,18 +109,22 @@ def encode_to_folder(
     n_done -= n_done % batch_size
     if modality != "texts" and isinstance(items, (list, tuple)):
         (check_images if modality == "images" else check_sounds)(items[n_done:])
-    matrix = _open_matrix(growing, folder.name, about, items)
-    for number, (start, rows) in enumerate(
-        encoder.stream(modality, items, first=n_done, batch_size=batch_size), 1
-    ):
-        stop = start + len(rows)
-        matrix[start:stop] = rows
-        if number % _SAVE_EVERY == 0 or stop == len(items):
-            matrix.flush()  # before the rows are called finished
-            _write(growing / _DONE, f"{stop}\n")
-        if progress is not None:
-            progress(stop, len(items))
-    del matrix
+    stream = encoder.stream(modality, items, first=n_done, batch_size=batch_size)
+    try:
+        matrix = _open_matrix(growing, folder.name, about, items)
+        for number, (start, rows) in enumerate(stream, 1):
+            stop = start + len(rows)
+            matrix[start:stop] = rows
+            if number % _SAVE_EVERY == 0 or stop == len(items):
+                matrix.flush()  # before the rows are called finished
+                _write(growing / _DONE, f"{stop}\n")
+            if progress is not None:
+                progress(stop, len(items))
+    except BaseException:
+        stream.close()
+        if not (growing / _DONE).exists():  # nothing worth keeping
+            shutil.rmtree(growing, ignore_errors=True)
+        raise
     (growing / _DONE).unlink()
     os.rename(growing, folder)
     return Encoded(folder, about, n_done)

@@ -425,8 +425,8 @@ def find_shards(folder: Path, name: str) -> list[Path]:
     """
     if folder.suffix in _UNFINISHED:
         raise NNNormError(
-            f"{name} is a folder of unfinished embeddings; finish it with nnnorm encode --resume, "
-            f"which then names it {folder.stem}"
+            f"{name} is a folder of unfinished embeddings; run the same nnnorm encode command "
+            f"again, which finishes it and names it {folder.stem}"
         )
     shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
     if not shards:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from nnnorm import NNNormError
-from nnnorm.encoders import load_encoder, match_to_files
-from nnnorm.encoders.images import open_image, square_pixels
+from reproduction.models import load_model
 from tests import tiny
+from tests.reproduction.pixels import square_pixels
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encoder(made):
-    return load_encoder(made[0], device="cpu")
+    return load_model(str(made[0]), device="cpu")
 
 
 def change(made, folder, **changes):
@@ -49,7 +49,7 @@ def test_every_tensor_of_both_towers_and_heads_is_loaded_bit_for_bit(made, encod
 @torch.no_grad()
 def test_rows_are_those_of_the_model_with_the_same_weights(made, encoder, pictures):
     model = made[1]
-    pixels = torch.from_numpy(square_pixels([open_image(p) for p in pictures], 32, MEAN, STD))
+    pixels = torch.from_numpy(square_pixels(pictures, 32, MEAN, STD))
     seen = model.vision_proj(model.vision_model(pixels).last_hidden_state[:, 0])
     seen = torch.nn.functional.normalize(seen, dim=-1)
     np.testing.assert_allclose(encoder.encode_images(pictures), seen, atol=1e-6)
@@ -63,59 +63,56 @@ def test_texts_are_cut_and_cleaned_as_by_the_authors(made, encoder):
     assert encoder.context == 35
     rows = encoder.encode_texts(["A red star!", "a red star"])
     np.testing.assert_array_equal(rows[0], rows[1])
-    raw = load_encoder(made[0], device="cpu", clean_texts=False)
-    rows = raw.encode_texts(["A red star!", "a red star"])
-    assert np.abs(rows[0] - rows[1]).max() > 1e-3
 
 
 def test_texts_of_more_than_30_words_are_counted_and_cut(encoder):
     fits = " ".join(["red"] * 30)
-    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 30 words or 35 tokens"):
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 35 tokens"):
         rows = encoder.encode_texts([fits + " !", fits + " star"])
     np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
     assert encoder.count_cut([" ".join(["reds"] * 17), fits]) == 1  # two tokens per word
 
 
-def test_its_matching_head_works_too(encoder, pictures, tmp_path):
-    match_to_files(encoder, pictures[:3], tiny.TEXTS[:2], tmp_path)
-    assert np.load(tmp_path / "test-scores.npy").shape == (3, 2)
+def test_it_is_converted_once_and_again_if_the_checkpoint_changes(made, tmp_path):
+    path = change(made, tmp_path)
+    load_model(str(path), device="cpu")
+    (folder,) = tmp_path.glob("*-transformers")
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    load_model(str(path), device="cpu")
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+    change(made, tmp_path, vision_proj__bias=torch.ones(16))
+    changed = load_model(str(path), device="cpu")
+    assert torch.equal(changed.model.vision_proj.bias, torch.ones(16))
+
+
+def test_a_text_of_punctuation_alone_is_encoded_and_does_not_abort_the_work(encoder):
+    rows = encoder.encode_texts(["a star", "... !"])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-6)
 
 
 def test_another_image_size_interpolates_the_positions(made, pictures):
-    larger = load_encoder(made[0], image_size=64, device="cpu")
+    larger = load_model(str(made[0]), image_size=64, device="cpu")
     assert larger.encode_images(pictures[:2]).shape == (2, 16)
-    assert "64 x 64" in larger.about["preprocessing"]["images"]
     with pytest.raises(NNNormError, match="multiple of the patch size 16; got 40"):
-        load_encoder(made[0], image_size=40)
+        load_model(str(made[0]), image_size=40)
 
 
-def test_the_sidecar_says_what_was_loaded(encoder):
-    about = encoder.about
-    assert about["encoder"] == "blip"
-    assert len(about["weights_sha256"]) == 64
-    assert about["preprocessing"]["texts"]["max_length"] == 35
-
-
-def test_without_its_vocabulary_it_says_what_to_do_and_names_the_model_on_the_hub(made, tmp_path):
+def test_without_its_vocabulary_it_says_what_to_do(made, tmp_path):
     (tmp_path / "blip.pth").write_bytes(made[0].read_bytes())
-    with pytest.raises(
-        NNNormError, match=r"vocab\.txt is not there; .* Salesforce/blip-itm-base-c"
-    ):
-        load_encoder(tmp_path / "blip.pth")
+    with pytest.raises(NNNormError, match=r"vocab\.txt is not there; put vocab\.txt next to"):
+        load_model(str(tmp_path / "blip.pth"))
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
-    with pytest.raises(
-        NNNormError, match=r"has 6 pieces, the checkpoint 27 with \[DEC\] and \[ENC"
-    ):
-        load_encoder(tmp_path / "blip.pth")
+    with pytest.raises(NNNormError, match="has 6 pieces, the checkpoint 25"):
+        load_model(str(tmp_path / "blip.pth"))
     (tmp_path / "vocab.txt").write_text("\n".join(map(str, range(25))) + "\n")
     with pytest.raises(NNNormError, match=r"has no \[CLS\]; is it BERT's\?|can't be read"):
-        load_encoder(tmp_path / "blip.pth")
+        load_model(str(tmp_path / "blip.pth"))
 
 
 @pytest.mark.parametrize(
     ("key", "tensor", "words"),
     [
-        ("itm_head__weight", None, "is no BLIP retrieval checkpoint: it has no itm_head.weight"),
+        ("itm_head__weight", None, "is not a checkpoint of BLIP retrieval: it has no itm_head.w"),
         ("vision_proj__bias", None, "lacks 1 of the .* tensors .*: vision_proj.bias"),
         ("vision_proj__bias", torch.zeros(3), r"vision_proj.bias must have shape \(16,\); got"),
         ("some__head", torch.zeros(3), "has 1 tensors this model does not know: some.head"),
@@ -123,4 +120,4 @@ def test_without_its_vocabulary_it_says_what_to_do_and_names_the_model_on_the_hu
 )
 def test_a_checkpoint_of_another_task_is_refused(made, tmp_path, key, tensor, words):
     with pytest.raises(NNNormError, match=words):
-        load_encoder(change(made, tmp_path, **{key: tensor}))
+        load_model(str(change(made, tmp_path, **{key: tensor})))

@@ -6,8 +6,8 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.methods import METHOD_NAMES, make_method
-from nnnorm.reproduce.paper import find_tables, load_paper
-from nnnorm.study.intervals import binomial_half_width
+from nnnorm.study import binomial_half_width
+from reproduction.paper import find_tables, load_paper
 from tests.conftest import REAL_DATA
 
 
@@ -140,6 +140,10 @@ def test_every_experiment_is_one_that_can_be_run():
             assert 0 < about.share <= 1
             if about.params and about.method != "none":
                 make_method(about.method, **about.params)
+
+
+def test_the_paper_is_cited_by_its_anthology_number():
+    assert load_paper().url == "https://aclanthology.org/2024.emnlp-main.1257/"
 
 
 def test_folders_of_models_have_names_of_their_own():

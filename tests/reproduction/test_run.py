@@ -5,17 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nnnorm import NNN, DualSoftmax, NNNormError
-from nnnorm.datasets.visogender import read_visogender
-from nnnorm.io import open_embeddings
-from nnnorm.reproduce.material import EmbeddingFolder, NotThere, ReadyScores
-from nnnorm.reproduce.paper import Experiment, find_tables, load_paper
-from nnnorm.reproduce.results import Figure
-from nnnorm.reproduce.run import Runner, run_table
-from nnnorm.study import Task
-from nnnorm.study.audits import audit_visogender
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.hubness import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm import NNN, DualSoftmax, NNNormError, Task, audit, evaluate, open_embeddings
+from nnnorm.study import compare_occurrences, count_occurrences, measure_hubness
+from reproduction.material import EmbeddingFolder, NotThere
+from reproduction.paper import Experiment, find_tables, load_paper
+from reproduction.results import Figure
+from reproduction.run import Runner, run_table
+from reproduction.visogender import read_visogender
 from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")
@@ -190,7 +186,8 @@ def test_dbnorm_uses_both_banks(folder, runner):
     queries, gallery, truth = clip.task("image", "test")
     given = {"beta_query": 20.0, "beta_gallery": 5.0}
     banks = clip.bank("image", "coco", 0.2), clip.gallery_bank("image", 0.2)
-    bias = DualSoftmax(**given).fit(gallery, banks[0], gallery_references=banks[1])
+    both = {"gallery_references": banks[1], "duplicates": "keep"}
+    bias = DualSoftmax(**given).fit(gallery, banks[0], **both)
     there = replace(NNN_OWN, method="dualis", params=given)
     expected = 100 * evaluate(queries, gallery, bias, truth=truth).recall(1)
     assert runner.measure(there).value == pytest.approx(expected)
@@ -199,7 +196,8 @@ def test_dbnorm_uses_both_banks(folder, runner):
 def test_given_settings_are_not_tuned(folder, runner):
     clip = folder.open("CLIP", "coco")
     queries, gallery, truth = clip.task("image", "test")
-    bias = NNN(8, 0.75).fit(gallery, clip.bank("image", "coco", 1.0))
+    bank = clip.bank("image", "coco", 1.0)
+    bias = NNN(8, 0.75).fit(gallery, bank, duplicates="keep")
     there = replace(NNN_OWN, share=1.0, params={"reference_k": 8, "alpha": 0.75})
     done = evaluate(queries, gallery, bias, truth=truth)
     assert runner.measure(there).value == pytest.approx(100 * done.recall(1))
@@ -219,13 +217,17 @@ def test_the_audit_is_visogender_s(folder, runner, root):
     about = read_visogender(root / "visogender.tsv")
     queries, gallery, *_ = folder.open("CLIP", "visogender").groups()
     bank = folder.open("CLIP", "visogender").bank("image", "coco", 1.0)
-    found = audit_visogender(
+    found = audit(
         queries,
         gallery,
-        genders=about.genders,
-        occupations=about.occupations,
-        asked_occupations=list(about.questions),
-        bias=NNN(16, 0.75).fit(gallery, bank),
+        NNN(16, 0.75).fit(gallery, bank, duplicates="keep"),
+        groups=about.genders,
+        ks=(6, 10),
+        difference=("masculine", "feminine"),
+        target="equal",
+        labels=about.occupations,
+        query_labels=list(about.questions),
+        precision_ks=(1, 5),
     )
     (table,) = find_tables(["gender"])
     for outcome in run_table(runner, table):
@@ -237,7 +239,8 @@ def test_the_audit_is_visogender_s(folder, runner, root):
 
 def test_ready_scores_are_corrected_through_fit_scores(runner, root):
     scores = np.load(root / "blip-itm/coco/test-scores.npy").astype(np.float32).T
-    bias = NNN().fit_scores(np.load(root / "blip-itm/coco/reference-scores.npy"))
+    references = np.load(root / "blip-itm/coco/reference-scores.npy")
+    bias = NNN(64, 0.75).fit_scores(references)
     after = scores - bias.correction
     tops = [matrix.argmax(axis=1) for matrix in (scores, after)]
     (table,) = find_tables(["cross-attention"])
@@ -246,6 +249,9 @@ def test_ready_scores_are_corrected_through_fit_scores(runner, root):
     assert corrected == pytest.approx(100 * np.mean(tops[1] == np.arange(10)))
     counts = [np.bincount(top, minlength=10) for top in tops]
     assert p_value == pytest.approx(compare_occurrences(*counts)[1])
+    used = run_table(runner, table)[1].figure.used
+    assert used["n_references"] == references.shape[1]
+    assert (used["share"], used["reference_k"], used["alpha"]) == (0.2, 64, 0.75)
 
 
 def test_the_runtime_table_times_both_searches_and_finds_nearly_the_same(runner):
@@ -268,26 +274,12 @@ def test_what_cells_share_is_done_once(folder):
     assert len(asked) == 3  # test, validation, bank
 
 
-def test_scores_of_another_shape_are_refused(folder):
-    class Odd:
-        def __init__(self, *shapes):
-            self._shapes = shapes
-
-        def scores(self):
-            return ReadyScores(*(np.ones(shape) for shape in self._shapes))
-
-    there = Experiment("recall_at_1", "x", "x", method="nnn", bank="x", kind="scores")
-    with pytest.raises(NNNormError, match=r"a query per item, query i of item i; got \(3, 4\)"):
-        Runner(lambda *_: Odd((3, 4), (3, 9))).measure(there)
-    with pytest.raises(NNNormError, match=r"gallery in rows; got \(3, 3\) and \(9, 3\)"):
-        Runner(lambda *_: Odd((3, 3), (9, 3))).measure(there)
-
-
-def test_an_unknown_metric_and_a_missing_bank_are_refused(runner):
-    with pytest.raises(NNNormError, match="no way to measure 'beauty'"):
-        runner.measure(replace(PLAIN, metric="beauty"))
-    with pytest.raises(NNNormError, match="nnn needs a bank to be tuned with"):
-        runner.measure(replace(NNN_OWN, bank=None))
+def test_scores_of_another_shape_are_rejected(tmp_path):
+    root = make_paper_folder(tmp_path)
+    np.save(root / "blip-itm/coco/test-scores.npy", np.ones((3, 4)))
+    there = Experiment("recall_at_1", "BLIP ITM", "coco", kind="scores")
+    with pytest.raises(NNNormError, match=r"a query per item .* got \(3, 4\) and \(10, 80\)"):
+        Runner(EmbeddingFolder(root).open).measure(there)
 
 
 def test_references_that_a_setting_needs_and_a_bank_lacks_are_missing_material(runner):

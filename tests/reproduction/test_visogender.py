@@ -1,9 +1,11 @@
 """A small file of the format of `OO_Visogender_*.tsv`."""
 
+from pathlib import Path
+
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.datasets.visogender import read_visogender, save_visogender
+from reproduction.visogender import read_visogender, save_visogender
 
 HEADER = [
     "IDX",
@@ -67,13 +69,12 @@ def test_every_occupation_is_asked_once_with_its_most_frequent_object(table):
     }
 
 
-def test_pictures_can_be_left_out_and_the_rest_is_written_in_the_same_format(table, tmp_path):
-    left = read_visogender(table, "photos").without_images([0])
-    paths = save_visogender(left, tmp_path)
-    again = read_visogender(paths[0], "photos")
-    assert again == left
-    assert paths[1].read_text().splitlines() == list(left.images)
-    assert paths[2].read_text().splitlines() == list(left.questions.values())
+def test_the_lists_are_written_in_the_order_of_the_table(table, tmp_path):
+    found = read_visogender(table, Path("photos"))
+    captions, images, again = save_visogender(found, tmp_path)
+    assert read_visogender(again, Path("photos")) == found
+    assert images.read_text().splitlines() == list(found.images)
+    assert captions.read_text().splitlines() == list(found.questions.values())
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_pictures_can_be_left_out_and_the_rest_is_written_in_the_same_format(tab
             "gender",
             "Occupation_perceived_gender is not there, it has",
         ),
-        ("OO_2", "OO_1", "IDX must be unique, but OO_1 stands there twice"),
+        ("OO_2", "OO_1", "IDX must be unique, but OO_1 is there twice"),
         ("\tfeminine\t", "\tunknown\t", "OO_2 has the perceived gender 'unknown'; expected masc"),
         ("\tbaker\t", "\t\t", "line 2 has nothing in the column Occupation"),
     ],

@@ -1,14 +1,12 @@
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError, search
-from nnnorm.datasets import load_shapes
-from nnnorm.datasets.scenes import read_scene
-from nnnorm.reproduce.material import NotThere
-from nnnorm.reproduce.paper import find_tables, load_paper
-from nnnorm.reproduce.run import Runner, run_table
-from nnnorm.reproduce.standins import open_stand_in
-from nnnorm.study import Task
+from nnnorm import NNNormError, Task, load_shapes, search
+from nnnorm.datasets import read_scene
+from reproduction.material import NotThere
+from reproduction.paper import find_tables, load_paper
+from reproduction.run import Runner, run_table
+from reproduction.standins import open_stand_in
 from tests.conftest import REAL_DATA
 
 

@@ -6,9 +6,10 @@ import sentencepiece
 import torch
 
 from nnnorm import NNNormError
-from nnnorm.encoders.beit3 import Beit3, beit3_shapes
-from nnnorm.encoders.images import open_image, square_pixels
+from reproduction.models import load_model
+from reproduction.models.beit3 import beit3_shapes
 from tests import tiny
+from tests.reproduction.pixels import square_pixels
 
 pytestmark = pytest.mark.slow
 
@@ -80,9 +81,7 @@ def unit(rows):
 @torch.no_grad()
 def test_images_come_out_as_torch_s_own_layers_compute_them(tiny_model, tiny_encoder, pictures):
     state = torch.load(tiny_model("beit3"), weights_only=True)["model"]
-    pixels = torch.from_numpy(
-        square_pixels([open_image(path) for path in pictures], 32, HALF, HALF)
-    )
+    pixels = torch.from_numpy(square_pixels(pictures, 32, HALF, HALF))
     embed = "beit3.vision_embed"
     # A convolution with stride = kernel is a product with cut patches.
     cut = torch.nn.functional.unfold(pixels, 16, stride=16).mT
@@ -118,10 +117,10 @@ def test_each_way_uses_its_own_weights_alone(changed, tiny_encoder, pictures):
 
     before = tiny_encoder("beit3")
     images, texts = before.encode_images(pictures), before.encode_texts(tiny.TEXTS)
-    after = Beit3(changed(disturb("B", "language")), device="cpu")
+    after = load_model(str(changed(disturb("B", "language"))), device="cpu")
     np.testing.assert_allclose(after.encode_images(pictures), images, atol=1e-6)
     assert np.abs(after.encode_texts(tiny.TEXTS) - texts).max() > 0.01
-    after = Beit3(changed(disturb("A", "vision")), device="cpu")
+    after = load_model(str(changed(disturb("A", "vision"))), device="cpu")
     np.testing.assert_allclose(after.encode_texts(tiny.TEXTS), texts, atol=1e-6)
     assert np.abs(after.encode_images(pictures) - images).max() > 0.01
 
@@ -155,37 +154,40 @@ def test_a_layer_lost_from_a_published_model_is_missed():
             r"lacks 1 of .*: beit3\.encoder\.layers\.0\.self_attn\.q_proj\.B\.weight;",
         ),
         (lambda s: s.update({"mlm_head.weight": torch.ones(2)}), r"not know: mlm_head\.weight;"),
-        (lambda s: s.pop("beit3.text_embed.weight"), "is no BEiT-3 checkpoint: it has no beit3"),
+        (
+            lambda s: s.pop("beit3.text_embed.weight"),
+            "is not a checkpoint of BEiT-3: it has no beit3",
+        ),
         (
             lambda s: s.update({"beit3.text_embed.weight": torch.ones(64, 100)}),
-            "is no BEiT-3 checkpoint: the shapes",
+            "is not a checkpoint of BEiT-3: its width 100",
         ),
     ],
     ids=["a head", "one way's weight", "one too many", "no words", "odd width"],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_with_the_key(changed, words, change):
     with pytest.raises(NNNormError, match=words):
-        Beit3(changed(change), device="cpu")
+        load_model(str(changed(change)), device="cpu")
 
 
 def test_another_image_size_interpolates_the_positions(tiny_model, pictures):
-    rows = Beit3(tiny_model("beit3"), image_size=48, device="cpu").encode_images(pictures)
+    rows = load_model(str(tiny_model("beit3")), image_size=48, device="cpu").encode_images(pictures)
     assert rows.shape == (8, 128)
     with pytest.raises(NNNormError, match="multiple of the patch size 16; got 8"):
-        Beit3(tiny_model("beit3"), image_size=8, device="cpu")
+        load_model(str(tiny_model("beit3")), image_size=8, device="cpu")
 
 
 def test_the_sentencepiece_model_must_be_there_and_belong_to_the_checkpoint(changed, tmp_path):
     path = changed(lambda s: s.update({"beit3.text_embed.weight": torch.ones(8, 128)}))
     with pytest.raises(NNNormError, match=r"beit3\.spm has \d+ ids, the checkpoint's table 8 rows"):
-        Beit3(path, device="cpu")
+        load_model(str(path), device="cpu")
     path = changed(lambda s: None)
     (tmp_path / "beit3.spm").write_text("no model")
     with pytest.raises(NNNormError, match="can't be read as a sentencepiece model"):
-        Beit3(path, device="cpu")
+        load_model(str(path), device="cpu")
     (tmp_path / "beit3.spm").unlink()
     with pytest.raises(NNNormError, match=r"needs the authors' beit3\.spm"):
-        Beit3(path, device="cpu")
+        load_model(str(path), device="cpu")
 
 
 def test_text_beyond_the_context_is_cut_before_its_last_token_and_counted(tiny_encoder):

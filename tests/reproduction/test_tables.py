@@ -1,18 +1,10 @@
 import pytest
 
-from nnnorm.reproduce.material import EmbeddingFolder
-from nnnorm.reproduce.paper import Experiment, find_tables, load_paper
-from nnnorm.reproduce.results import Figure
-from nnnorm.reproduce.run import Outcome
-from nnnorm.reproduce.tables import (
-    describe,
-    lay_out_beside_paper,
-    lay_out_stand_ins,
-    list_material,
-    tabulate_beside_paper,
-    tabulate_overview,
-    tabulate_stand_ins,
-)
+from reproduction.material import EmbeddingFolder
+from reproduction.paper import Experiment, find_tables, load_paper
+from reproduction.results import Figure
+from reproduction.run import Outcome
+from reproduction.tables import describe, lay_out, list_cells, tabulate_overview
 from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")
@@ -20,7 +12,7 @@ PLAIN = Experiment("recall_at_1", "CLIP", "coco")
 
 def beside(*outcomes, name="image-retrieval"):
     (table,) = find_tables([name])
-    return tabulate_beside_paper(table, outcomes)
+    return list_cells(table, {"ours": outcomes}, [], stand_ins=False)
 
 
 def test_our_figure_stands_beside_the_paper_s_with_its_interval_and_the_difference():
@@ -71,24 +63,37 @@ def test_figures_are_written_as_their_kind_is(metric, figure, printed, cells):
     assert by_rule == ""
 
 
-def test_stand_ins_are_columns_and_what_one_lacks_is_a_dash():
+def test_cells_of_stand_ins_are_listed_by_their_name_and_what_one_lacks_is_a_note():
     (table,) = find_tables(["gender"])
+    params = {"reference_k": 16, "alpha": 0.75}
     there = [
-        Experiment("bias@6", name, name, method="nnn", bank="own", params={"alpha": 0.75})
+        Experiment("bias@6", name, name, method="nnn", bank="own", params=params)
         for name in ("shapes", "flickr8k")
     ]
-    made = tabulate_stand_ins(
-        table,
-        {
-            "shapes": [Outcome("bias@6", "NNN", there[0], Figure(0.1, 0.0, 0.2))],
-            "flickr8k": [Outcome("bias@6", "NNN", there[1], None, "it has no groups")],
-        },
-    )
-    assert made.columns == ("", "shapes", "flickr8k")
-    assert made.rows == (("bias@6, NNN, α = 0.75", "0.100 [0.000, 0.200]", "–"),)
+    found = {
+        "shapes": [Outcome("bias@6", "NNN", there[0], Figure(0.1, 0.0, 0.2))],
+        "flickr8k": [Outcome("bias@6", "NNN", there[1], None, "it has no groups")],
+    }
+    made = list_cells(table, found, [], stand_ins=True)
+    words = ("shapes, image", "bias@6, NNN, k = 16, α = 0.75", "0.100 [0.000, 0.200]")
+    assert made.rows == ((*words, "", "", ""),)
     assert made.notes[0].startswith("Other models and data than the paper's")
     assert "sizes in the place of genders" in made.notes[1]
     assert made.notes[2] == "No figure for 1 of 1 cells: it has no groups."
+
+
+def test_figure_a1_says_which_bank_and_settings_were_used():
+    (table,) = find_tables(["cross-attention"])
+    cell = table.cells[1]
+    used = {"bank": "coco", "share": 0.2, "n_references": 5000, "reference_k": 64, "alpha": 0.75}
+    figure = Figure(66.0, used=used)
+    made = lay_out(
+        table,
+        {"ours": [Outcome(cell.row, cell.column, cell.experiment, figure)]},
+        [],
+        stand_ins=False,
+    )
+    assert made.notes[-1] == "BLIP ITM: 5,000 references (20 % of train), k = 64, α = 0.75."
 
 
 def test_different_experiments_of_a_stand_in_have_different_words():
@@ -113,7 +118,7 @@ def test_the_overview_says_what_each_table_needs_and_what_is_there(tmp_path):
 
 def test_a_table_needs_its_foreign_banks_too():
     (table,) = find_tables(["full-flickr30k-image"])
-    assert ("SigLIP", "coco") in list_material(table)
+    assert ("SigLIP", "coco") in table.list_material()
 
 
 # --- in the paper's shape ------------------------------------------------------------------------
@@ -126,7 +131,7 @@ def printed(name):
     for cell in table.cells:
         about = cell.row, cell.column, cell.experiment
         outcomes.append(Outcome(*about, Figure(cell.printed), None, cell.printed))
-    return lay_out_beside_paper(table, outcomes)
+    return lay_out(table, {"ours": outcomes}, [], stand_ins=False)
 
 
 def bold_of(table, row):
@@ -185,7 +190,7 @@ def test_both_rules_and_the_paper_are_lines_of_a_model():
         Outcome("CLIP", "COCO: NNN, COCO bank", nnn, Figure(29.9), None, 37.53, Figure(30.0)),
         Outcome("SigLIP", "COCO: original", PLAIN, None, "there are no images in x", 47.15),
     ]
-    made = lay_out_beside_paper(table, outcomes)
+    made = lay_out(table, {"ours": outcomes}, [], stand_ins=False)
     assert made.rows == (
         ("CLIP", "30.00", "29.90 (−0.1)"),  # a loss is a loss
         ("  1-SE rule", "", "30.00 (0.0)"),
@@ -198,7 +203,7 @@ def test_both_rules_and_the_paper_are_lines_of_a_model():
 def test_a_failure_is_in_the_notes_without_the_paths_of_its_reason():
     (table,) = find_tables(["k-sweep-image"])
     failed = Outcome("CLIP", "k = 8", PLAIN, None, failed="/home/me/x.npy row 3 is all zeros")
-    made = lay_out_beside_paper(table, [failed])
+    made = lay_out(table, {"ours": [failed]}, [], stand_ins=False)
     assert made.notes[-1] == "1 of 1 cells failed, such as CLIP, k = 8."
 
 
@@ -209,11 +214,11 @@ def test_stand_ins_take_the_place_of_models_and_the_bank_is_named():
         cells = [c for c in table.cells if c.row == "CLIP" and c.experiment.dataset == "coco"]
         there = [(c, c.experiment.as_stand_in(name)) for c in cells]
         found[name] = [Outcome(c.row, c.column, e, Figure(c.printed)) for c, e in there]
-    made = lay_out_stand_ins(table, found)
+    made = lay_out(table, found, [], stand_ins=True)
     assert made.columns == ("", "Original", "DBNorm", "NNN other bank", "NNN own bank")
     assert made.groups == ()
     assert [row[0] for row in made.rows] == ["shapes", "flickr8k"]
     (table,) = find_tables(["outliers"])
     cell = table.cells[0]
     outcome = Outcome(cell.row, cell.column, cell.experiment.as_stand_in("shapes"), Figure(4.1))
-    assert lay_out_stand_ins(table, {"shapes": [outcome]}).rows == (("Kurtosis", "4.1"),)
+    assert lay_out(table, {"shapes": [outcome]}, [], stand_ins=True).rows == (("Kurtosis", "4.1"),)
