@@ -43,7 +43,7 @@ def test_dataset_writes_pairs_and_lists_that_an_encoder_can_read(photos):
 def test_a_split_file_that_names_files_that_are_not_there_is_refused(photos):
     (photos / "photos/2.png").unlink()
     (photos / "photos/3.png").write_text("<html>not found</html>")
-    assert_fails(run(*KARPATHY), "2 of 6 pictures can't be used:")
+    assert_fails(run(*KARPATHY), "2 of 6 images can't be used")
     assert not (photos / "lists").exists()
 
 

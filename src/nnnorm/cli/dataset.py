@@ -43,7 +43,7 @@ def dataset(
     debug: Debug = False,
 ) -> None:
     """Write a data set's images, captions, pairs and splits as plain lists."""
-    from nnnorm.datasets import check_images
+    from nnnorm.encoders import check_images
 
     if kind == "clip-retrieval" and (images or skip_broken or decode):
         raise NNNormError(
@@ -59,12 +59,15 @@ def dataset(
             problems = check_images(
                 found.images, skip=skip_broken, decode=decode, progress=progress
             )
+    images_of = found.images if kind != "clip-retrieval" else ()
     if problems:
         found = found.without_images([problem.row for problem in problems])
     written, facts = _write_dataset(found, make_folder(output), files)
     if problems:
         skipped = output / f"{written[0].stem}-skipped.txt"
-        _write_lines(skipped, [f"{problem.image}\t{problem.reason}" for problem in problems])
+        _write_lines(
+            skipped, [f"{images_of[problem.row]}\t{problem.reason}" for problem in problems]
+        )
         written += (skipped,)
         n_skipped = "1 picture is" if len(problems) == 1 else f"{len(problems):,} pictures are"
         typer.echo(f"Note: {n_skipped} left out; see {skipped}", err=True)

@@ -8,7 +8,6 @@ from nnnorm.datasets.clip_retrieval import ClipRetrieval, read_clip_retrieval, s
 from nnnorm.datasets.coco import read_coco
 from nnnorm.datasets.karpathy import read_karpathy
 from nnnorm.datasets.pairs import Pairs, load_pairs, save_pairs
-from nnnorm.datasets.pictures import check_images
 from nnnorm.datasets.scenes import (
     BACKGROUNDS,
     COLOURS,

@@ -12,7 +12,7 @@ output       embeddings on disk: one memory-mapped file, resumable
 """
 
 from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.images import open_image
+from nnnorm.encoders.images import check_images, open_image
 from nnnorm.encoders.inputs import list_files, list_ids, list_inputs, list_texts
 from nnnorm.encoders.load import Library, load_encoder
 from nnnorm.encoders.loading import Dtype

@@ -10,9 +10,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.io import Progress
 
 MAX_PIXELS = 178_956_970  # twice the limit of Pillow's warning: 537 MB once decoded
 
@@ -58,19 +59,61 @@ def quiet_pillow() -> Iterator[None]:
         yield
 
 
-def check_images(images: Sequence[Any]) -> None:
-    """Check the headers of all image files before long work; raise for the first bad one."""
-    errors = []
+class Problem(NamedTuple):
+    """An image that can't be used: its place in the list, and the reason, which names it."""
+
+    row: int
+    reason: str
+
+
+def check_images(
+    images: Sequence[Any],
+    *,
+    skip: bool = False,
+    decode: bool = False,
+    progress: Progress | None = None,
+) -> list[Problem]:
+    """Raise if image files are missing or can't be used, or return them with `skip`.
+
+    Parameters
+    ----------
+    images : sequence of paths
+        Anything else is not checked.
+    skip : bool
+        Return the problems, unless no image can be used; the caller removes those rows.
+    decode : bool
+        Decode every image, which also finds those that are cut short; otherwise only its header is
+        read.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    list of Problem
+
+    Examples
+    --------
+    >>> check_images(["nowhere.png", "never.png"])
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path (2 of 2 ...
+    """
+    problems = []
     with quiet_pillow():
-        for image in images:
+        for row, image in enumerate(images):
             if isinstance(image, (str, os.PathLike)):
                 try:
-                    with _opened(image):
-                        pass
+                    with _opened(image) as opened:
+                        if decode:
+                            opened.load()
                 except NNNormError as error:
-                    errors.append(error)
-    if errors:
-        raise NNNormError(f"{errors[0]} ({len(errors)} of {len(images)} images can't be used)")
+                    problems.append(Problem(row, str(error)))
+            if progress is not None:
+                progress(row + 1, len(images))
+    if problems and (not skip or len(problems) == len(images)):
+        raise NNNormError(
+            f"{problems[0].reason} ({len(problems):,} of {len(images):,} images can't be used)"
+        )
+    return problems
 
 
 @contextmanager
