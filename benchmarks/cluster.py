@@ -33,6 +33,7 @@ from paste import paste
 from real_sets import DATA, RESULTS, Flickr8k, machine, read_judged, rows_of, table
 
 import nnnorm
+from nnnorm.approximate import residual
 from nnnorm.cluster import (
     Machines,
     Plan,
@@ -44,7 +45,6 @@ from nnnorm.cluster import (
     sampling_residual,
     settle,
 )
-from nnnorm.means.approximate import residual
 
 OUTPUT = RESULTS / "cluster.json"
 DIM, K = 256, 128

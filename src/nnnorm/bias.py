@@ -50,7 +50,7 @@ _KINDS = {
 }
 _NUMBERS = (
     *("alpha", "weight", "beta", "beta_query", "beta_gallery", "tau", "iterations"),
-    *("reliability", "density", "error", "popularity_weight", "n_clicks", "bank_z"),
+    *("reliability", "density", "error", "popularity_weight", "n_clicks", "mismatch_z"),
 )
 _PARAM_KINDS = {
     "reference_k": int | None,

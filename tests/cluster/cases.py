@@ -35,12 +35,8 @@ CASES = {
     "sinkhorn with a gallery bank": (Sinkhorn(0.1, 3), REFERENCES, OTHERS),
     "none": (Uncorrected(), REFERENCES, {}),
     "exact": (CSLS(5), REFERENCES, {"solver": "exact"}),
-    "pruned": (CSLS(5), rows(17_000, 4), {"solver": "pruned", **KEEP}),
-    "approximate": (CSLS(16), LARGE, {"solver": "approximate", "quality": 8, **KEEP}),
-    "approximate, centred": (NNN(), LARGE, {"solver": "approximate", "quality": 4, **KEEP}),
     "approximate, a small bank": (CSLS(5), REFERENCES, {"solver": "approximate"}),
     "torch": pytest.param(CSLS(5), REFERENCES, {"solver": "torch"}, marks=pytest.mark.slow),
-    "faiss": (CSLS(16), LARGE, {"solver": "faiss-ivf", **KEEP}),
 }
 
 

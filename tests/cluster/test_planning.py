@@ -24,8 +24,8 @@ from nnnorm.cluster import (
     sampling_residual,
     settle,
 )
+from nnnorm.input_checks import count_checked
 from nnnorm.io import RemotePath, Share
-from nnnorm.roles import count_checked
 
 RATES = Rates(
     exact=Line(1e-5, 1e-8), learn=Line(0.5, 2e-8), probe=Line(1e-5, 2e-8), read=1e-9, sign=3e-9,
@@ -276,7 +276,7 @@ def test_the_command_begins_with_the_answer(run):
     result = run(LINE)
     assert result.exit_code == 0
     first = " ".join(result.output.partition("\n\n")[0].split())
-    assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 1.5 h")
+    assert first.startswith("Exact: 15 h on 32 x 64 cores; approximate: 88 min")
     assert "(error about 11%)" in first
     assert "a bank of 8,192 intents: " in first
     assert "which is the default" in first

@@ -109,7 +109,6 @@ def test_every_method_and_norm_can_be_judged(shapes, method, normalize):
     "method",
     [
         NNN(center=False),
-        NNN(rule="first"),
         NNN(2, 0.5),
         NNN(400, 0.5),
         CSLS(5),
@@ -143,7 +142,7 @@ def test_copies_of_too_few_queries_are_refused(shapes, corrector):
 
 @pytest.mark.slow
 def test_queries_that_equal_items_can_be_judged(shapes):
-    corrector = Corrector.fit(shapes.gallery[:500], shapes.gallery[:500], own_rows=True)
+    corrector = Corrector.fit(shapes.gallery[:500], shapes.gallery[:500], allow_gallery_rows=True)
     assert measure_drift(corrector, shapes.gallery[:300]).z < 3
 
 

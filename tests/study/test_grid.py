@@ -294,7 +294,7 @@ def test_a_k_beyond_the_bank_is_refused_with_both_numbers(small, method):
         ("nnn", {"reference_k": [], "alpha": [0.5]}, "the grid of nnn is empty"),
         ("none", [], "the grid of none is empty"),
         ("none", {"alpha": [1]}, "method none takes no parameters; got alpha"),
-        ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha, center, rule; got k"),
+        ("nnn", {"k": [1]}, "method nnn takes reference_k, alpha, center; got k"),
         ("nnn", {"reference_k": [1]}, "nnn needs numbers for both reference_k and alpha"),
         ("nnn", {"alpha": [0.5]}, "nnn needs numbers for both reference_k and alpha"),
         ("nnn", {"reference_k": ["auto"], "alpha": [0.5]}, "needs numbers for both .* not auto"),

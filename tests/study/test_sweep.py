@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import Bias, open_embeddings
-from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import open_truth

@@ -7,4 +7,9 @@ references  a bank, or rows that are none, opened for a method
 """
 
 from nnnorm.bank.bank import Bank, describe_times
-from nnnorm.bank.references import open_gallery_references, open_references, use_references
+from nnnorm.bank.references import (
+    is_bank,
+    open_gallery_references,
+    open_references,
+    use_references,
+)

@@ -90,8 +90,15 @@ def use_references(
     return without_copies(opened, duplicates, progress)
 
 
+def is_bank(references: Any) -> bool:
+    """Whether references are a bank or the file of one."""
+    if isinstance(references, (str, os.PathLike)):
+        return Path(references).suffix == ".safetensors"
+    return isinstance(references, Bank)
+
+
 def _read_bank(references: Any) -> Any:
     """The bank in a file of one; anything else as it is."""
-    if isinstance(references, (str, os.PathLike)) and Path(references).suffix == ".safetensors":
+    if is_bank(references) and not isinstance(references, Bank):
         return Bank.load(references)
     return references

@@ -203,8 +203,8 @@ Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
 References = Annotated[
     Path, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
 ]
-OwnRows = Annotated[
-    bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
+AllowGalleryRows = Annotated[
+    bool, Option("--allow-gallery-rows", help="Allow references that are rows of the gallery.")
 ]
 BiasFile = Annotated[
     Path | None, Option(help="A file made by `nnnorm fit`, or a folder by `nnnorm merge`.")

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.approximate import count_list_scores, learn_lists, sample_means
 from nnnorm.cluster.planning import Line, Rates
 from nnnorm.copies import MOST_INTENTS, find_intents
 from nnnorm.io import Embeddings, open_embeddings
-from nnnorm.means import count_list_scores, learn_means, means_by
 from nnnorm.scoring import Products, count_threads, top_means
 
 _T = TypeVar("_T")
@@ -162,14 +162,14 @@ def _time_lists(items: Half, bank: Half, k: int, sizes: Sizes) -> tuple[Line, Li
     for n_references in sizes.list_banks:
         products = Products(opened, _open_bank(bank[:n_references]))
         counted = count_list_scores(len(items), n_references, _QUALITY)
-        options: Any = {"quality": _QUALITY}
         few = min(k, n_references // 64)
-        seconds, learnt = _time(partial(learn_means, "approximate", products, few, **options))
+        sample = sample_means(products, few)
+        seconds, model = _time(partial(learn_lists, products, few, _QUALITY, sample))
         learning.append((counted.build + counted.train, seconds))
-        means = partial(means_by, "approximate", products, few, learnt=learnt, **options)
-        probing.append((counted.probe / len(items), _time(means)[0] / len(items)))
-        arrays = learnt.model.to_arrays() if learnt and learnt.model else {}
-        width = arrays["directions"].shape[1] / items.shape[1] if "directions" in arrays else 1.0
+        if model is not None:
+            probing.append(
+                (counted.probe / len(items), _time(partial(model.means, products))[0] / len(items))
+            )
     return Line.through(learning), Line.through(probing), width
 
 

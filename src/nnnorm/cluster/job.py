@@ -190,7 +190,6 @@ class Job:
             None if self.gallery_bank is None else bank_scores,
             known=self.recall(memory_budget),
             solver=self.about["solver"],
-            first_row=first_row,
             progress=progress,
             **budget,
         )

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from nnnorm.approximate import choose_quality, count_list_scores
 from nnnorm.copies import MOST_INTENTS
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.means import choose_quality, count_list_scores, expected_error
 from nnnorm.roles import count_checked
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
@@ -364,7 +364,7 @@ class _Estimate:
             "approximate",
             work.n_references,
             work.reference_k,
-            expected_error(quality),
+            0.44 * quality**-0.65,
             rates.probe.at(counted.probe / work.n_gallery),
             once=rates.learn.at(counted.build + counted.train),
             memory=lists,

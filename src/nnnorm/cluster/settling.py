@@ -32,9 +32,9 @@ from nnnorm.io import (
     open_embeddings,
     peek,
 )
-from nnnorm.means import Solver
-from nnnorm.methods import NNN, Method, Statistics, warn_of_narrow_bank
+from nnnorm.methods import NNN, Method, Statistics, warn_of_mismatch
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
+from nnnorm.solvers import Solver
 
 _LOCK = ".settling"
 
@@ -48,7 +48,7 @@ def settle(
     folder: str | os.PathLike[str],
     gallery_references: Source | None = None,
     duplicates: Duplicates = "drop",
-    own_rows: bool = False,
+    allow_gallery_rows: bool = False,
     solver: Solver = "auto",
     quality: int | None = None,
     normalize: bool | None = None,
@@ -63,7 +63,7 @@ def settle(
     gallery : array or path, shape (n_gallery, dim)
         A file, a folder of shards, a pattern such as ``"shards/*.npy"``, or a URL. It is read
         from beginning to end, by the process that settles the job.
-    references, method, gallery_references, duplicates, own_rows, solver, quality, normalize
+    references, method, gallery_references, duplicates, allow_gallery_rows, solver, quality, normalize
         As in `Method.fit`. The solver "auto" is "exact" here: which of two exact ways is faster is
         a matter of the machine, and all shards must be computed in one way.
     folder : str or PathLike
@@ -111,9 +111,8 @@ def settle(
                 past,
                 gallery_references=second,
                 duplicates=duplicates,
-                own_rows=own_rows,
-                solver="exact" if solver == "auto" else solver,
-                quality=quality,
+                allow_gallery_rows=allow_gallery_rows,
+                solver="exact" if solver in ("auto", "approximate") else solver,
                 normalize=normalize,
                 memory_budget=memory_budget,
                 progress=progress,
@@ -134,7 +133,7 @@ def _settle(
     settled, chosen = method.settle(statistics)
     found, learnt = settled.learn(statistics)
     facts = settled.facts(statistics, chosen, learnt if method.uses_means else {})
-    warn_of_narrow_bank(facts["params"], len(items))
+    warn_of_mismatch(facts["params"], statistics.n_references, len(items))
     # A bias of no items fills in version and time.
     stamp = Bias(values=np.zeros(1, np.float32), weight=0.0, method=method.name)
     facts |= {"version": stamp.version, "created": stamp.created}
@@ -145,7 +144,7 @@ def _settle(
     about = {
         "asked": dict(asked),
         "settled": settled.to_dict(),
-        "solver": "exact" if asked["solver"] == "auto" else asked["solver"],
+        "solver": "exact" if asked["solver"] in ("auto", "approximate") else asked["solver"],
         "learnt": learnt,
         "facts": facts,
         "gallery": describe_gallery(gallery, peek(gallery, name="gallery")),

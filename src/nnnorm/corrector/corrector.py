@@ -44,12 +44,12 @@ from nnnorm.corrector.references import (
 )
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
-from nnnorm.means import Solver
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.signals import Expected
+from nnnorm.solvers import Solver
 from nnnorm.suspects import Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_intents", "intents_sampled", "bank", "bank_z")
+_OF_THE_BANK = ("n_intents", "intents_sampled", "past_queries", "mismatch_z")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,8 +150,8 @@ class Corrector:
         *,
         recent: Source | None = None,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
-        own_rows: bool = False,
+        duplicates: Duplicates | None = None,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -169,14 +169,13 @@ class Corrector:
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries of one's own, without labels, where the bank may come from
-            elsewhere. They join it; where both do not seem to be of one source, they also measure
-            its reliability, by which `NNN()` chooses α. Methods that measure none are then fitted
-            on the recent queries alone. The `params` of the bias have ``bank``, "both" or "recent",
-            and ``bank_z``, how far both are from one source (above 3 they are not).
+            A few dozen queries from your own traffic, without labels, if the references may come
+            from elsewhere. If both seem to be of one source, both are used, otherwise the recent
+            queries alone. The `params` of the bias have ``past_queries``, "both" or "recent", and
+            ``mismatch_z``: above 3 the references are of another source.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
-        duplicates, own_rows : optional
+        duplicates, allow_gallery_rows : optional
             Whether copies in the bank count once, and whether references may be rows of the
             gallery, see `Method.fit`.
         solver, quality : optional
@@ -199,13 +198,15 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 95 references of 8 dimensions, normalized)
+        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        duplicates = method.duplicates_for(references, duplicates)
         chosen = choose_references(
+            items,
             references,
-            method,
+            allow_gallery_rows=allow_gallery_rows,
             recent=recent,
             duplicates=duplicates,
             normalize=normalize,
@@ -220,15 +221,14 @@ class Corrector:
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
             duplicates="keep",  # what is left of them
-            own_rows=own_rows,
+            # With recent queries, the references have been checked.
+            allow_gallery_rows=allow_gallery_rows or recent is not None,
             solver=solver,
             quality=quality,
             normalize=normalize,
             memory_budget=memory_budget,
             progress=progress,
         )
-        if chosen.n_doubting:
-            bias = method.weigh_by_recent(bias, items, banks[0], chosen.n_doubting)
         bias = replace(bias, n_references=chosen.n_given, params={**bias.params, **chosen.params})
         settled = settle_method(bias)
         center = items.mean() if getattr(settled, "center", False) is True else None
@@ -260,7 +260,7 @@ class Corrector:
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
@@ -276,7 +276,8 @@ class Corrector:
             The newer bank.
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
-        recent, gallery_references, duplicates, own_rows, solver, memory_budget, progress : optional
+        recent, gallery_references, duplicates, allow_gallery_rows, solver, memory_budget : optional
+        progress : callable, optional
             As in `fit`; the second bank and `duplicates` stay as they are if none is given.
 
         Returns
@@ -294,7 +295,7 @@ class Corrector:
         (True, 40)
         """
         items = self.open(gallery, "gallery")
-        if recent is None and "bank" in self.bias.params:
+        if recent is None and "past_queries" in self.bias.params:
             warn(
                 "this corrector was fitted with recent queries that decided whether the bank is "
                 "used, and the refit has none, so the new bank is used whatever it is like; pass "
@@ -310,7 +311,7 @@ class Corrector:
             ),
             # A bank has no copies to keep.
             duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             # A bank that is normalised suits unit rows too, which False would refuse.
             normalize=True if self.normalize else None if self.unit else False,
@@ -632,6 +633,7 @@ class Corrector:
             )
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
+        options["solver"] = "exact"  # the value of an item must not depend on the others
         if self.center is not None:
             options["known"] = {"center": self.center}
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)

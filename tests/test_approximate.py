@@ -1,19 +1,20 @@
 """Approximate means are close to the exact ones, report their error and keep to the budget."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
-import nnnorm.means.approximate as approximate
-from nnnorm import NNN, NNNormError, open_embeddings, search
-from nnnorm.means.approximate import (
-    approximate_means,
+from nnnorm import NNN, approximate, open_embeddings, search
+from nnnorm.approximate import (
+    InvertedLists,
+    best_lists,
     choose_quality,
-    expected_cost,
+    learn_lists,
     residual,
+    sample_means,
 )
-from nnnorm.means.inverted_lists import InvertedLists, best_lists
-from nnnorm.scoring.blocks import Products
-from nnnorm.scoring.topk import top_means
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,25 @@ def topics(n_items, n_references, dim=48, seed=0):
         return open_embeddings((rows / np.linalg.norm(rows, axis=1, keepdims=True)), name="made")
 
     return draw(n_items), draw(n_references)
+
+
+class Estimate(NamedTuple):
+    values: np.ndarray
+    error: float
+
+
+def approximate_means(
+    gallery, references, k, *, quality=None, seed=0, memory_budget=DEFAULT_MEMORY_BUDGET
+):
+    """What `solver="approximate"` does, with a seed; None if exact means are preferable."""
+    products = Products(gallery, references, memory_budget=memory_budget)
+    options = {"seed": seed, "memory_budget": memory_budget}
+    sample = sample_means(products, k, **options)
+    quality = quality or choose_quality(len(gallery))
+    model = learn_lists(products, k, quality, sample, **options)
+    if model is None:
+        return None
+    return Estimate(model.means(products, memory_budget=memory_budget), model.error)
 
 
 @pytest.fixture(scope="module")
@@ -80,21 +100,18 @@ def test_the_same_seed_gives_the_same_values_and_another_seed_others(problem):
 
 def test_training_items_are_exact(problem):
     gallery, references, exact = problem
-    estimate = approximate_means(gallery, references, 64)
-    same = np.isclose(estimate.values, exact, atol=1e-6)
-    assert estimate.n_exact == 512
-    assert same.sum() >= 512
+    rows = sample_means(Products(gallery, references), 64).rows
+    assert len(rows) == 512
+    values = approximate_means(gallery, references, 64).values
+    np.testing.assert_allclose(values[rows], exact[rows], atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("n_items", "n_references", "quality"), [(500, 3000, 8), (20, 20_000, 8), (500, 8000, 100)]
 )
-def test_where_lists_would_save_nothing_the_values_are_exact(n_items, n_references, quality):
+def test_there_is_no_model_where_lists_would_save_nothing(n_items, n_references, quality):
     gallery, references = topics(n_items, n_references)
-    estimate = approximate_means(gallery, references, 16, quality=quality)
-    exact = top_means(Products(gallery, references), 16)
-    np.testing.assert_allclose(estimate.values, exact, atol=1e-6)
-    assert (estimate.error, estimate.n_exact) == (0.0, n_items)
+    assert approximate_means(gallery, references, 16, quality=quality) is None
 
 
 @pytest.fixture
@@ -103,22 +120,19 @@ def short_lists(monkeypatch):
     monkeypatch.setattr(approximate, "_count_lists", lambda *_: 190)
 
 
-def test_items_whose_lists_are_too_short_for_k_are_exact(short_lists):
+def test_there_is_no_model_where_most_lists_are_too_short_for_k(short_lists):
     gallery, references = topics(400, 9000)
     # One list is never enough for 150, and seldom for 60.
     for k in (60, 150):
-        estimate = approximate_means(gallery, references, k, quality=1)
-        exact = top_means(Products(gallery, references), k)
-        np.testing.assert_allclose(estimate.values, exact, atol=1e-6)
-        assert estimate.n_exact == 400
+        assert approximate_means(gallery, references, k, quality=1) is None
 
 
 def test_a_few_items_whose_lists_are_too_short_are_exact_among_the_others(short_lists):
     gallery, references = topics(2000, 9000)
     estimate = approximate_means(gallery, references, 64, quality=2)
     exact = top_means(Products(gallery, references), 64)
-    assert 500 < estimate.n_exact < 1500
-    assert np.isclose(estimate.values, exact, atol=1e-6).sum() >= estimate.n_exact
+    n_exact = np.isclose(estimate.values, exact, atol=1e-6).sum()
+    assert 600 < n_exact < 1500  # 500 of them are training items
     assert residual(estimate.values, exact) < 0.5
 
 
@@ -153,7 +167,7 @@ def test_copies_of_one_reference_do_not_harm():
 def test_a_gallery_of_equal_items_has_no_spread_to_miss():
     gallery, references = topics(2, 9000)
     same = open_embeddings(np.tile(np.asarray(gallery)[:1], (300, 1)))
-    estimate = approximate_means(same, references, 32)
+    estimate = approximate_means(same, references, 32, quality=8)
     exact = top_means(Products(same, references), 32)
     np.testing.assert_allclose(estimate.values, exact, atol=1e-4)
     assert estimate.error == 0.0
@@ -168,14 +182,6 @@ def test_rows_that_are_no_unit_vectors_work_too():
     )
     exact = top_means(Products(long, bank), 32)
     assert residual(approximate_means(long, bank, 32, quality=16).values, exact) < 0.1
-
-
-def test_progress_counts_every_item_once(problem):
-    gallery, references, _ = problem
-    seen = []
-    approximate_means(gallery, references, 64, progress=lambda *step: seen.append(step))
-    assert seen[-1] == (3000, 3000)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
 @pytest.mark.parametrize(
@@ -214,90 +220,16 @@ def test_every_reference_is_in_one_list_and_no_list_is_long(problem):
     np.testing.assert_allclose(bank.rows(7), references.take(bank.order[first:last]), rtol=1e-6)
 
 
-# --- projections, where there is much to multiply -----------------------------------------------
-
-
-@pytest.fixture
-def steep(monkeypatch):
-    """Embeddings that nearly lie in a few of their 64 directions, always projected."""
-    monkeypatch.setattr(approximate, "_WORTH_PROJECTING", 0)
-    rng = np.random.default_rng(0)
-    scale = 0.9 ** np.arange(64)
-    turn = np.linalg.qr(rng.normal(size=(64, 64)))[0]
-    topic = rng.normal(size=(100, 64)) * scale
-
-    def draw(n):
-        rows = topic[rng.integers(0, 100, n)] + 0.8 * scale * rng.normal(size=(n, 64))
-        return open_embeddings(rows / np.linalg.norm(rows, axis=1, keepdims=True) @ turn)
-
-    return draw(2000), draw(20_000)
-
-
-def widths(monkeypatch):
-    """The width of every projection that is made from now on."""
-    made, project = [], approximate.project
-
-    def note(references, directions):
-        made.append(directions.shape[1])
-        return project(references, directions)
-
-    monkeypatch.setattr(approximate, "project", note)
-    return made
-
-
-def test_projections_are_used_where_they_hold_nearly_everything(steep, monkeypatch):
-    made = widths(monkeypatch)
-    estimate = approximate_means(*steep, 64, quality=8)
-    exact = top_means(Products(*steep), 64)
-    assert len(made) == 1
-    assert 8 <= made[0] <= 40
-    assert residual(estimate.values, exact) == pytest.approx(estimate.error, rel=0.5)
-    assert estimate.error < 0.15
-
-
-def test_more_quality_needs_wider_projections(steep, monkeypatch):
-    made = widths(monkeypatch)
-    for quality in (2, 32):
-        approximate_means(*steep, 64, quality=quality)
-    assert made[0] < made[1]
-
-
-def test_embeddings_that_fill_their_space_are_not_projected(monkeypatch):
-    monkeypatch.setattr(approximate, "_WORTH_PROJECTING", 0)
-    made = widths(monkeypatch)
-    rng = np.random.default_rng(0)
-    rows = (open_embeddings(rng.normal(size=(n, 64))) for n in (500, 10_000))
-    approximate_means(*rows, 32, quality=8)
-    assert made == []
-
-
-def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(steep):
-    _, references = steep
+def test_lists_are_the_same_where_the_budget_has_no_room_for_a_sorted_copy(problem):
+    _, references, _ = problem
     copied, taken = (
-        InvertedLists(references, 100, np.random.default_rng(0), 2**29, held) for held in (0, 2**29)
+        InvertedLists(references, 100, np.random.default_rng(0), budget)
+        for budget in (2**29, 2**22)
     )
-    assert copied.held_bytes == 4 * 20_000 * 64
-    assert taken.held_bytes == 2**29
+    assert copied.held_bytes == 4 * 30_000 * 48
+    assert taken.held_bytes == 0
     for number in range(len(copied)):
         np.testing.assert_array_equal(copied.rows(number), taken.rows(number))
-
-
-def test_the_expected_cost_is_that_of_the_stored_benchmark():
-    cost = expected_cost(1_000_000, 500_000, 128)
-    assert cost.time == pytest.approx(67.4 / 3903, rel=0.5)  # benchmarks/results/million.json
-    assert cost.error == pytest.approx(0.105, rel=0.5)
-
-
-@pytest.mark.parametrize("size", [(1000, 5000), (1000, 200_000), (20, 10**6)])
-def test_there_is_no_cost_to_expect_where_little_would_be_saved(size):
-    assert expected_cost(*size, 128) is None
-
-
-@pytest.mark.parametrize("quality", [0, -1, 2.5, "high"])
-def test_quality_is_a_whole_number(problem, quality):
-    gallery, references, _ = problem
-    with pytest.raises(NNNormError, match=f"quality must be a whole number .* got {quality!r}"):
-        approximate_means(gallery, references, 64, quality=quality)
 
 
 @pytest.mark.parametrize("direction", ["image", "text"])

@@ -1,8 +1,8 @@
 """Reducers: the state of a strip of rows while its blocks of columns are read, one class each.
 
 A reducer is made for a number of rows, is updated with the blocks of these rows from the first
-column to the last (which it may overwrite), and returns the result of the strip. `topk.py` reads
-the blocks.
+column to the last (which it may overwrite), and returns the result of the strip. `scoring.py`
+reads the blocks.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.scoring.threads import count_threads, in_threads
+from nnnorm.threads import count_threads, in_threads
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -151,19 +151,6 @@ class KeepBest:
     def finish(self) -> tuple[FloatArray, IntArray]:
         shape = self._n_rows, self._k
         return self._values.reshape(shape), self._columns.reshape(shape)
-
-
-class KeepSum:
-    """The sum of each row: ``(n_rows,)``."""
-
-    def __init__(self, n_rows: int) -> None:
-        self._sums = np.zeros(n_rows)
-
-    def update(self, block: FloatArray, first_column: int) -> None:
-        self._sums += block.sum(axis=1, dtype=np.float64)
-
-    def finish(self) -> npt.NDArray[np.float64]:
-        return self._sums
 
 
 class KeepLogMeanExp:

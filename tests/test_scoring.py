@@ -1,15 +1,18 @@
+import multiprocessing
+import sys
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from nnnorm import NNNormError
+from nnnorm import NNNormError, scoring, threads
 from nnnorm.io import open_embeddings, open_matrix
-from nnnorm.scoring import topk as topk_module
-from nnnorm.scoring.blocks import Matrix, Products
-from nnnorm.scoring.reducers import KeepBestValues
-from nnnorm.scoring.topk import log_mean_exp, mean, top_k, top_means, top_values
+from nnnorm.reducers import KeepBestValues
+from nnnorm.scoring import Matrix, Products, log_mean_exp, top_k, top_means, top_values
+from nnnorm.threads import count_threads, in_threads, strips_in_order
 from tests import reference
 
 BUDGET = 2**20  # the smallest allowed: many blocks even on small problems
@@ -28,7 +31,7 @@ def blocks(monkeypatch):
     """Make blocks tiny, so that small problems cross many borders."""
 
     def set_sizes(n_strip, n_block):
-        monkeypatch.setattr(topk_module, "_plan", lambda *_: (n_strip, n_block))
+        monkeypatch.setattr(scoring, "_plan", lambda *_: (n_strip, n_block))
 
     return set_sizes
 
@@ -44,7 +47,7 @@ def test_block_size_changes_nothing(n_strip, n_block, k):
     rows, columns = rng.normal(size=(23, 12)), rng.normal(size=(57, 12))
     scores = rows @ columns.T
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk_module, "_plan", lambda *_: (n_strip, n_block))
+        patch.setattr(scoring, "_plan", lambda *_: (n_strip, n_block))
         found = top_k(products(rows, columns), k)
         means = top_means(products(rows, columns), k)
         logs = log_mean_exp(products(rows, columns), [0.01, 3.0])
@@ -64,7 +67,7 @@ def test_block_size_changes_nothing(n_strip, n_block, k):
 def test_equal_scores_stand_in_the_order_of_their_columns(scores, k, n_block):
     dense = np.array(scores, dtype=float)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk_module, "_plan", lambda *_: (2, n_block))
+        patch.setattr(scoring, "_plan", lambda *_: (2, n_block))
         found = top_k(matrix(dense), k)
     np.testing.assert_array_equal(found.indices, reference.rank(dense, k))
     np.testing.assert_array_equal(found.scores, -np.sort(-dense, axis=1)[:, :k])
@@ -135,7 +138,7 @@ def test_what_is_planned_fits_the_budget():
             for column_bytes in (0, 8 * 512):
                 for k in (1, 128, 512):
                     scores = Shape(shape, 4 * 512, column_bytes)
-                    n_strip, n_block = topk_module._plan(scores, 9, 64 * (3 * k + 64), budget, k)
+                    n_strip, n_block = scoring._plan(scores, 9, 64 * (3 * k + 64), budget, k)
                     assert 1 <= n_strip <= shape[0]
                     assert 1 <= n_block <= shape[1]
                     used = n_strip * (n_block * 9 + 64 * (3 * k + 64) + 4 * 512)
@@ -162,8 +165,10 @@ def test_log_mean_exp_survives_a_maximum_that_rises_from_block_to_block(blocks):
 def test_mean_of_products_and_of_a_matrix_agree(small):
     dense = small.gallery @ small.references.T
     expected = dense.astype(float).mean(axis=1)
-    np.testing.assert_allclose(mean(products(small.gallery, small.references)), expected, atol=1e-7)
-    np.testing.assert_allclose(mean(matrix(dense)), expected, atol=1e-7)
+    np.testing.assert_allclose(
+        products(small.gallery, small.references).mean(), expected, atol=1e-7
+    )
+    np.testing.assert_allclose(matrix(dense).mean(), expected, atol=1e-7)
 
 
 def test_values_come_sorted_and_in_strips(small, blocks):
@@ -213,3 +218,115 @@ def test_k_beyond_the_columns_says_both_numbers(small):
 def test_a_budget_below_a_megabyte_is_refused(small):
     with pytest.raises(NNNormError, match="memory_budget must be at least"):
         top_k(products(small.gallery, small.references), 5, memory_budget=1000)
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+def halve(queue=None):
+    block = np.full((2000, 500), 2.0)
+    in_threads(lambda rows: np.multiply(block[rows], 0.5, out=block[rows]), block)
+    if queue is not None:
+        queue.put(float(block.mean()))
+    return block
+
+
+def test_every_row_is_worked_on_once():
+    assert (halve() == 1.0).all()
+
+
+def test_an_error_in_a_thread_reaches_the_caller():
+    def fail(rows):
+        raise ValueError("in a thread")
+
+    with pytest.raises(ValueError, match="in a thread"):
+        in_threads(fail, np.zeros((2000, 500)))
+
+
+def test_the_environment_decides_how_many(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert count_threads() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert count_threads() >= 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_makes_threads_of_its_own(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    halve()  # the parent has a pool now
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=halve, args=(queue,))
+    child.start()
+    try:
+        assert queue.get(timeout=600) == 1.0
+        child.join(600)
+    finally:
+        child.kill()
+        child.join()
+    assert child.exitcode == 0
+
+
+def blas_threads():
+    """Threads of the BLAS that numpy uses; libraries that were loaded later do not count."""
+    return [library["num_threads"] for library in threads._blas().select(user_api="blas").info()]
+
+
+def test_strips_come_in_order_whichever_is_done_first(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    another_is_done = threading.Event()
+
+    def work(start, stop):
+        if start == 0:
+            assert another_is_done.wait(600)
+        another_is_done.set()
+        return stop - start
+
+    assert list(strips_in_order(work, 10, 3, threading.Event())) == [
+        (0, 3, 3), (3, 6, 3), (6, 9, 3), (9, 10, 1),
+    ]  # fmt: skip
+
+
+def test_blas_is_held_to_one_thread_until_the_last_caller_is_done():
+    before = blas_threads()
+    first, second = (
+        strips_in_order(lambda *_: blas_threads(), 4, 1, threading.Event()) for _ in "ab"
+    )
+    assert set(next(first)[2]) == {1}
+    assert set(next(second)[2]) == {1}
+    first.close()
+    assert set(next(second)[2]) == {1}
+    second.close()
+    assert blas_threads() == before
+
+
+def test_a_thread_with_a_strip_of_its_own_starts_no_others(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    slices = []
+    block = np.zeros((2000, 500))
+    list(strips_in_order(lambda *_: in_threads(slices.append, block), 1, 1, threading.Event()))
+    assert slices == [slice(0, 2000)]
+
+
+def test_an_error_in_a_strip_reaches_the_caller_and_stops_the_others(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    begun = []
+
+    def work(start, stop):
+        begun.append(start)
+        if start == 0:
+            raise ValueError("in a strip")
+
+    with pytest.raises(ValueError, match="in a strip"):
+        list(strips_in_order(work, 1000, 1, threading.Event()))
+    assert len(begun) < 10
+
+
+def test_closing_the_iteration_stops_the_work(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    begun = []
+    strips = strips_in_order(lambda start, _: begun.append(start), 1000, 1, threading.Event())
+    next(strips)
+    strips.close()
+    assert len(begun) < 10

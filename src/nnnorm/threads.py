@@ -23,15 +23,7 @@ _here = threading.local()
 
 
 def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
-    """Call `work` on slices of a block's rows in threads; numpy releases the GIL meanwhile.
-
-    Examples
-    --------
-    >>> block = np.ones((4, 3))
-    >>> in_threads(lambda rows: block[rows].fill(2.0), block)
-    >>> float(block.sum())
-    24.0
-    """
+    """Call `work` on slices of a block's rows in threads; numpy releases the GIL meanwhile."""
     n_threads = 1 if getattr(_here, "is_worker", False) else count_threads()
     if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:
         work(slice(0, len(block)))
@@ -47,19 +39,8 @@ def strips_in_order(
 ) -> Iterator[tuple[int, int, Any]]:
     """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
 
-    Parameters
-    ----------
-    work : callable
-        Should check `stop` regularly and return early if it is set.
-    n_rows, n_strip : int
-        Number of rows, in all and per strip.
-    stop : threading.Event
-        Set when the iteration ends, so also when it is closed early.
-
-    Examples
-    --------
-    >>> list(strips_in_order(lambda start, stop: stop - start, 5, 2, threading.Event()))
-    [(0, 2, 2), (2, 4, 2), (4, 5, 1)]
+    `stop` is set when the iteration ends or is closed early; `work` should check it regularly and
+    then return.
     """
 
     def run(first: int, last: int) -> Any:
@@ -84,25 +65,13 @@ def strips_in_order(
 
 
 def on_a_worker(work: Callable[[], _T]) -> _T:
-    """Call `work` on a worker thread, with BLAS limited to one thread.
-
-    Examples
-    --------
-    >>> on_a_worker(threading.current_thread) is threading.current_thread()
-    False
-    """
+    """Call `work` on a worker thread, with BLAS limited to one thread."""
     ((_, _, found),) = strips_in_order(lambda *_: work(), 1, 1, threading.Event())
     return cast(_T, found)
 
 
 def count_threads() -> int:
-    """Return OMP_NUM_THREADS if it is set, else the number of usable cores.
-
-    Examples
-    --------
-    >>> count_threads() >= 1
-    True
-    """
+    """Return OMP_NUM_THREADS if it is set, else the number of usable cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
@@ -156,11 +125,11 @@ def _pool(n_threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm")
 
 
-def _start_anew() -> None:
+def _reset() -> None:
     """Reset a forked child, which inherits pools without threads and limits without owners."""
     _pool.cache_clear()
     _Limit.lock, _Limit.holders = threading.Lock(), 0
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
+    os.register_at_fork(after_in_child=_reset)
