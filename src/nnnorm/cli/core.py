@@ -33,10 +33,8 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.cli.bank import describe_bank
-from nnnorm.cli.sheet import Sheet, draw_search
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates, describe_size, describe_unique
-from nnnorm.errors import NNNormError
 from nnnorm.input_checks import describe_reliability
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.methods import (
@@ -50,7 +48,6 @@ from nnnorm.methods import (
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
-from nnnorm.study import read_truth
 from nnnorm.version import __version__
 
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
@@ -224,11 +221,6 @@ def search(
         Path | None, Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
     *,
-    drawing: Sheet,
-    truth: Annotated[
-        Path | None,
-        Option(help="For --sheet: right items; shown are queries that a hub had answered."),
-    ] = None,
     inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -239,22 +231,13 @@ def search(
 
     if output is not None:
         check_output(output, ".npz", [gallery, queries, bias, ids])
-    drawing.check([gallery, queries, bias, ids, output, truth])
-    if truth is not None and drawing.sheet is None:
-        raise NNNormError("--truth is for a sheet; give --sheet FILE, or use nnnorm evaluate")
     loaded = nnnorm.Bias.load(bias) if bias else None
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     named = read_ids(ids)
-    sheet = None
-    if drawing.sheet is not None:
-        sheet = drawing.open(len(items), len(asked), items.ids if named is None else named)
     with show_progress("Searching") as progress:
         options: Any = {"memory_budget": memory_budget * 2**20, "progress": progress}
         ranking = nnnorm.search(asked, items, loaded, k=k, weight=weight, ids=named, **options)
-        if sheet is not None:
-            drawn = loaded if loaded is None or weight is None else replace(loaded, weight=weight)
-            draw_search(sheet, asked, items, drawn, truth and read_truth(truth), options)
     if output is not None:
         ranking.save(output)
     if as_json:
