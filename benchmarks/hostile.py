@@ -323,7 +323,7 @@ def tables(results: dict[str, Any]) -> str:
             [
                 f"{label}, {n_items:,} items, {len(some)} draws",
                 f"{np.mean([one['watch'] for one in some]):.1f}",
-                f"{np.mean([one["remove"] for one in some]):.1f}",
+                f"{np.mean([one['remove'] for one in some]):.1f}",
                 f"{max(one['largest'] for one in some):.1f}",
             ]
         )

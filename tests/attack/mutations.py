@@ -402,10 +402,10 @@ def _damage_record(path, rng):
 
 def _digest_of(about, arrays):
     """The digest of a changed record: written by the package itself, from these parts."""
-    from nnnorm.io.records import _digest
+    from nnnorm.io import digest_of
 
     kind = about.get("format", "").partition(".")[2].partition("/")[0]
-    return _digest(arrays, about.get(kind, "{}"))
+    return digest_of(arrays, about.get(kind, "{}"))
 
 
 # --- text ----------------------------------------------------------------------------------------

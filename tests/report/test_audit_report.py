@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from nnnorm.report import plot_audit, tabulate_audit
+from nnnorm.report.audits import plot_audit, tabulate_audit
 
 from nnnorm import Bias, NNNormError
-from nnnorm.evaluation.groups import audit, audit_visogender
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.groups import Line, audit
 from tests.made import make_visogender
 
 
@@ -12,13 +15,16 @@ def found():
     made = make_visogender()
     values = np.zeros(230)
     values[made.hubs] = 1000
-    return audit_visogender(
+    return audit(
         made.queries,
         made.gallery,
-        genders=made.genders,
-        occupations=made.occupations,
-        asked_occupations=made.asked,
-        bias=Bias(values, 1.0, "nnn"),
+        Bias(values, 1.0, "nnn"),
+        groups=made.genders,
+        ks=(6, 10),
+        difference=("masculine", "feminine"),
+        target="equal",
+        labels=made.occupations,
+        query_labels=made.asked,
     )
 
 
@@ -30,6 +36,12 @@ def test_the_means_come_with_intervals_and_with_what_they_do_not_show(found):
     assert row[3].startswith("+0.130 [−")
     assert "What this does not show" in means.notes[1]
     assert "Target shares: feminine 0.5, masculine 0.5" in means.notes[0]
+
+
+def test_a_change_in_the_last_bits_is_no_change_below_zero(found):
+    line = Line("bias@6", *[Interval(-1e-17, -0.0, 0.2)] * 3)
+    means, _ = tabulate_audit(replace(found, lines=(line,)))
+    assert means.rows[0][1:] == (*["0.000 [0.000, 0.200]"] * 2, "+0.000 [0.000, 0.200]")
 
 
 def test_every_occupation_has_its_row(found):

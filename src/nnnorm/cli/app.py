@@ -73,7 +73,7 @@ COMMANDS = {
     "search": ("core", "Search a gallery exactly, corrected by a bias."),
     "explore": ("explore", "Look at hubs, results and settings on a local page."),
     "index": ("index", "Run the corrected search inside an existing engine."),
-    "bank": ("bank", "Keep a bank of past queries: every intent once."),
+    "bank": ("bank", "Keep a bank of past queries: every unique query once."),
     "extend": ("corrector", "Compute the bias of new items."),
     "drift": ("corrector", "Tell whether the bank is still like today's queries."),
     "scan": ("scan", "Find items that look planted or broken."),
@@ -84,11 +84,7 @@ COMMANDS = {
     "ablate": ("evaluation", "Measure NNN with smaller and other banks."),
     "audit": ("audit", "Count how often each group of items is retrieved."),
     "encode": ("encode", "Turn images, texts or sounds into embeddings."),
-    "merge": ("cluster", "Join the parts of a fit that was spread over processes."),
-    "plan": ("plan", "Tell what a fit on many machines will take."),
-    "table": ("table", "Keep a bias as sharded parquet for very large engines."),
-    "dataset": ("reproduce", "Write a data set's captions, pairs and splits as lists."),
-    "reproduce": ("reproduce", "Measure the paper's tables again."),
+    "dataset": ("dataset", "Write a data set's captions, pairs and splits as lists."),
     "info": ("core", "Show versions and the active BLAS, or what a file holds."),
 }
 
@@ -204,12 +200,10 @@ Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
 References = Annotated[
     Path, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
 ]
-OwnRows = Annotated[
-    bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
+AllowGalleryRows = Annotated[
+    bool, Option("--allow-gallery-rows", help="Allow references that are rows of the gallery.")
 ]
-BiasFile = Annotated[
-    Path | None, Option(help="A file made by `nnnorm fit`, or a folder by `nnnorm merge`.")
-]
+BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
 Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
 IdsFile = Annotated[
@@ -263,56 +257,14 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The options that spread a fit over processes or machines."""
-
-    shard: Annotated[
-        str | None,
-        Option(
-            help="Part of the work: 2/4 is the second of four processes with one output folder, "
-            "which `nnnorm merge` joins."
-        ),
-    ] = None
-    on: Annotated[Literal["ray"] | None, Option(help="Spread the work over a Ray cluster.")] = None
-    address: Annotated[
-        str | None,
-        Option(help="With --on: of the cluster; by default one is started on this machine."),
-    ] = None
-    shards: Annotated[
-        int | None,
-        Option(help="With --on: number of parts, of which the lost ones are repeated.", min=1),
-    ] = None
-    num_cpus: Annotated[float, Option(help="With --on: cores of one task.", min=0)] = 1.0
-    num_gpus: Annotated[float, Option(help="With --on: GPUs of one task.", min=0)] = 0.0
-
-    def check(self, others: Mapping[str, Any]) -> None:
-        """Raise where options do not go together."""
-        if self.on is None and (self.address or self.shards or self.num_gpus or self.num_cpus != 1):
-            raise NNNormError(
-                "--address, --shards, --num-cpus and --num-gpus are for --on ray; add it"
-            )
-        if self.shard is None and self.on is None:
-            return
-        if self.shard is not None and self.on is not None:
-            raise NNNormError("--shard and --on are two ways to share the work; give one of them")
-        given = [name for name, value in others.items() if value is not None]
-        if given:
-            way = "--shard" if self.on is None else "--on"
-            raise NNNormError(f"{given[0]} can't be used with {way}; fit in one process for that")
-
-
-@dataclass(frozen=True)
 class Report:
     """The options that decide where the tables and plots of a study go.
 
-    On every command `--json` prints to stdout in place of the table, and `--markdown`, `--latex`
-    and `--plots` name what is written besides.
+    On every command `--json` prints to stdout in place of the table, and `--markdown` and
+    `--plots` name what is written besides.
     """
 
     markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
-    latex: Annotated[
-        Path | None, Option(help="Write the table to this LaTeX file, a document of its own.")
-    ] = None
     plots: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write plots there (made if needed).")
     ] = None
@@ -323,34 +275,24 @@ class Report:
         """Check before the work that its results can be written."""
         from nnnorm.io import check_writable, make_folder
 
-        for path in (self.markdown, self.latex):
-            if path is not None:
-                check_writable(path)
+        if self.markdown is not None:
+            check_writable(self.markdown)
         if self.plots is not None:
             require("matplotlib", "plots")
             make_folder(self.plots)
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
-        """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
-        from nnnorm.io import write_png, write_whole
+        """Write Markdown and plots where asked, then print the tables, or JSON."""
+        from nnnorm.io import write_whole
 
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
             write_whole(self.markdown, lambda file: file.write(text.encode()))
-        if self.latex is not None:
-            from nnnorm.report import make_document
-
-            document = make_document(tables)
-            write_whole(self.latex, lambda file: file.write(document.encode()))
         if self.plots is not None:
             from nnnorm.report import plots as drawing
 
             for name, draw in (figures or {}).items():
-                made = draw(drawing)
-                if hasattr(made, "savefig"):
-                    drawing.save_figure(made, self.plots / name)
-                else:  # a contact sheet
-                    write_png(self.plots / name, made)
+                drawing.save_figure(draw(drawing), self.plots / name)
                 typer.echo(f"Plot: {self.plots / name}", err=True)
         if self.as_json:
             print_json(result)

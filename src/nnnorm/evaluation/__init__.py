@@ -34,7 +34,7 @@ from nnnorm.evaluation.comparison import (
 )
 from nnnorm.evaluation.diagnosis import Diagnosis, diagnose
 from nnnorm.evaluation.drift import Drift, measure_drift
-from nnnorm.evaluation.groups import Audit, audit, audit_visogender
+from nnnorm.evaluation.groups import Audit, audit
 from nnnorm.evaluation.hubness import (
     HUB,
     Hubs,
@@ -63,7 +63,7 @@ from nnnorm.evaluation.truth import (
     clusters_of,
     open_truth,
     read_truth,
-    warn_of_foreign_bank,
+    warn_of_mismatched_bank,
     warn_of_overlap,
 )
 from nnnorm.evaluation.tuning import Cell, Grid, Select, Tuning, tune

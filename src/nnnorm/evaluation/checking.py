@@ -8,7 +8,6 @@ cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the las
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -18,16 +17,22 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, quiet
+from nnnorm.dedup import Duplicates, References
+from nnnorm.errors import NNNormError, explain_arguments, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.diagnosis import open_ids
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
 from nnnorm.evaluation.truth import clusters_of, one_per_cluster, open_truth, warn_of_overlap
 from nnnorm.evaluation.tuning import try_settings
-from nnnorm.foreign import FOREIGN_WARNING_Z, foreign_z
+from nnnorm.input_checks import (
+    FEW_QUERIES,
+    LIKE_ITEMS,
+    MISMATCH_WARNING_Z,
+    mismatch_z,
+    warn_of_items,
+)
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, MethodName, is_mismatched, make_method
 from nnnorm.ranking import search
@@ -130,7 +135,7 @@ def check(
     recent: Source | None = None,
     ids: Sequence[Any] | None = None,
     duplicates: Duplicates = "drop",
-    own_rows: bool = False,
+    allow_gallery_rows: bool = False,
     seed: int = 0,
     normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -152,7 +157,7 @@ def check(
     ids : sequence, optional
         Id of every item, shown instead of its row number; by default the ids of the gallery if it
         has any.
-    duplicates, own_rows : optional
+    duplicates, allow_gallery_rows : optional
         Whether copies in the bank count once, and whether references may be rows of the gallery,
         see `Method.fit`.
     seed : int
@@ -200,21 +205,22 @@ def check(
         if truth is not None:  # without labels nothing is measured on them
             warn_of_overlap(recent, asked)
     given = references if isinstance(references, Bank) else bank
-    fit: dict[str, Any] = {"duplicates": duplicates, "own_rows": own_rows}
+    fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     bias = _fit(items, given, recent, fit | run)
-    z = bias.params.get("bank_z") if recent is not None else searched.foreign_z(bank)
+    z = bias.params.get("mismatch_z") if recent is not None else searched.mismatch_z(bank)
     automatic, evaluation, moved = searched.measure(bias)
-    expectation, reasons = _expect(bias, moved, z, is_judged=recent is not None)
+    with_items = recent is None and not allow_gallery_rows and warn_of_items(bank, items, asked)
+    expectation, reasons = _expect(bias, moved, None if recent is not None else z, with_items)
     tuned = better = None
     if evaluation is not None and recent is None:
         with quiet():  # of what was warned of above
             used = use_references(references, bank, duplicates, progress)
         tuned, better = searched.tune(used, evaluation)
     verdict, recommended = _judge(expectation, automatic, tuned, better)
-    options = {"normalize": normalize} if normalize is not None else {}
+    options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
     options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
-    options |= {"own_rows": True} if own_rows else {}
+    options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
     return Check(
         verdict=verdict,
         expectation=expectation,
@@ -263,12 +269,12 @@ class _Search:
         about: dict[str, Any] = {"truth": self._truth, "seed": self._seed}
         return judge_hubs(hits, len(self._gallery), queries=self._queries, **about)
 
-    def foreign_z(self, references: Embeddings) -> float | None:
+    def mismatch_z(self, references: Embeddings) -> float | None:
         """Z between the references and the queries; None if there are too few to tell."""
         queries = self._queries
         if self._truth is not None:
             queries = one_per_cluster(queries, self._truth)
-        z = foreign_z(references, queries)
+        z = mismatch_z(references, queries)
         return None if math.isnan(z) else z
 
     def measure(self, bias: Bias) -> tuple[Measured, Evaluation | None, float]:
@@ -308,25 +314,29 @@ def _fit(
     gallery: Embeddings, references: Embeddings | Bank, recent: Source | None, how: dict[str, Any]
 ) -> Bias:
     """What the command `fit` makes of the same inputs."""
-    with warnings.catch_warnings():
-        # The verdict says what this means.
-        warnings.filterwarnings("ignore", "the past queries don't resemble", NNNormWarning)
+    # The verdict says what these mean.
+    with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
         if recent is None:
             return NNN().fit(gallery, references, **how)
         return Corrector.fit(gallery, references, NNN(), recent=recent, **how).bias
 
 
 def _expect(
-    bias: Bias, moved: float, z: float | None, *, is_judged: bool
+    bias: Bias, moved: float, z: float | None, with_items: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
     """What a bank promises without labels, and why no more."""
-    reliability, t = bias.params.get("reliability", 0.0), bias.params.get("t")
+    reliability = bias.params.get("reliability", 0.0)
     reasons = []
-    if z is not None and z > FOREIGN_WARNING_Z and not is_judged:
+    if with_items:
+        reasons.append("the references are items, not queries, which does harm")
+    elif z is not None and z > MISMATCH_WARNING_Z:
         reasons.append("the references are not like the queries, which may do harm")
-    if is_mismatched(t, reliability, len(bias)):
+    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         reasons.append("the past queries don't resemble what this gallery is searched for")
-    if reliability < _LEAST_RELIABLE:
+    n_queries = bias.params.get("n_unique", bias.n_references or 0)
+    if n_queries < FEW_QUERIES:
+        reasons.append(f"{n_queries} past queries are too few to judge by")
+    elif reliability < _LEAST_RELIABLE:
         reasons.append("the references do not tell hubs from noise")
     if moved < _LEAST_MOVED:
         return "little", (*reasons, "the correction changes next to nothing")

@@ -16,24 +16,24 @@ import numpy as np
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import (
+from nnnorm.dedup import (
     Duplicates,
     References,
-    count_intents,
     count_references,
+    count_unique,
+    drop_copies,
     is_sample,
-    without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
 from nnnorm.evaluation.sweep import check_grids, prepare
-from nnnorm.evaluation.truth import warn_of_foreign_bank, warn_of_overlap
+from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 
@@ -81,8 +81,8 @@ class Comparison:
     n_gallery: int
     n_references: int
     n_validation: int
-    n_intents: int | None = None
-    intents_sampled: bool = False
+    n_unique: int | None = None
+    references_sampled: bool = False
 
     def __repr__(self) -> str:
         names = ", ".join(result.method for result in self.results)
@@ -102,8 +102,8 @@ class AblationRow:
     n_references: int
     tuned: Result
     automatic: Result
-    n_intents: int | None = None
-    intents_sampled: bool = False
+    n_unique: int | None = None
+    references_sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ def compare(
     return Comparison(
         results=(study.uncorrected, *results),
         n_references=count_references(used),
-        n_intents=count_intents(used),
-        intents_sampled=is_sample(used),
+        n_unique=count_unique(used),
+        references_sampled=is_sample(used),
         **study.about,
     )
 
@@ -292,9 +292,9 @@ def ablate(
             size = max(1, round(share * len(whole)))
             # The smaller banks are part of the larger ones.
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
-            used = without_copies(bank, duplicates, progress)
+            used = drop_copies(bank, duplicates, progress)
             tuned, automatic = study.run([NNN().name], used, with_automatic=True)
-            counts = count_intents(used), is_sample(used)
+            counts = count_unique(used), is_sample(used)
             rows.append(AblationRow(name, float(share), size, tuned, automatic, *counts))
     return Ablation(study.uncorrected, tuple(rows), **study.about)
 
@@ -362,8 +362,8 @@ class _Study:
         warn_of_overlap(bank, test.queries)
         if held is not None and held.queries.fingerprint != test.queries.fingerprint:
             warn_of_overlap(bank, held.queries, role="validation queries")
-        check_roles(test.gallery, bank, own_rows=None)
-        warn_of_foreign_bank(bank, *test)
+        check_inputs(test.gallery, bank, allow_gallery_rows=None, compare=False)
+        warn_of_mismatched_bank(bank, *test)
 
     def run(
         self,

@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.dedup import Duplicates
+from nnnorm.errors import NNNormError, explain_arguments, quiet
 from nnnorm.evaluation import hubness
 from nnnorm.evaluation.hubness import Hub, Hubness, Hubs, count_occurrences
-from nnnorm.evaluation.truth import warn_of_foreign_bank, warn_of_overlap
+from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
+from nnnorm.input_checks import LIKE_ITEMS
 from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
@@ -141,8 +142,9 @@ def diagnose(
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
         given = references if isinstance(references, Bank) else bank
-        bias = NNN().fit(items, given, duplicates=duplicates, **run)
-        warn_of_foreign_bank(bank, asked, items, truth)
+        with quiet(LIKE_ITEMS):  # the queries below tell for certain
+            bias = NNN().fit(items, given, duplicates=duplicates, **run)
+        warn_of_mismatched_bank(bank, asked, items, truth)
     k = hubness.places_to_count(len(asked), len(items)) if k is None else k
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))

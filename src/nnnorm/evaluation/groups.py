@@ -2,8 +2,7 @@
 
 For each query the first k items are counted by group, and the counts are compared with each other
 (bias@k) or with a target (shares, skew@k, NDKL). The figures of an uncorrected and a corrected
-search are compared as means with intervals over the queries. VisoGender's protocol is one such
-audit: groups are perceived genders, labels are occupations, and there is one query per occupation.
+search are compared as means with intervals over the queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,6 @@ from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Shares that are fair: as in the gallery, the same for all, or given.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
-
-VISOGENDER_GENDERS = ("masculine", "feminine")
 
 
 @dataclass(frozen=True)
@@ -263,36 +260,3 @@ def measure_groups(
     weights = 1 / np.log2(places + 1)
     found[f"ndkl@{depth}"] = np.asarray(divergence @ weights / weights.sum())
     return found
-
-
-@explain_arguments
-def audit_visogender(
-    queries: Source,
-    gallery: Source,
-    bias: Bias | None = None,
-    *,
-    genders: Sequence[str],
-    occupations: Sequence[str],
-    asked_occupations: Sequence[str],
-    seed: int = 0,
-    normalize: bool | None = None,
-) -> Audit:
-    """Audit by VisoGender's protocol: bias@6, bias@10, P@1 and P@5 over all pictures."""
-    if unknown := sorted(set(genders) - set(VISOGENDER_GENDERS)):
-        raise NNNormError(
-            f"genders must be {' or '.join(VISOGENDER_GENDERS)}, as perceived; got {unknown[0]!r}"
-        )
-    return audit(
-        queries,
-        gallery,
-        bias,
-        groups=genders,
-        ks=(6, 10),
-        difference=VISOGENDER_GENDERS,
-        target="equal",
-        labels=occupations,
-        query_labels=asked_occupations,
-        precision_ks=(1, 5),
-        seed=seed,
-        normalize=normalize,
-    )

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.copies import used_rows
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import used_rows
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.evaluation.drift import open_corrector
 from nnnorm.evaluation.signals import SIGNALS, DoubleArray, Expected, IntArray, Numbers

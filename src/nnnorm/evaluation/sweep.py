@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import References, count_references, describe_size
+from nnnorm.dedup import References, count_references, describe_size
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Evaluation, count_above
 from nnnorm.evaluation.truth import Truth

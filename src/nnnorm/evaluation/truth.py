@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, warn
-from nnnorm.foreign import warn_of_foreign
+from nnnorm.input_checks import warn_of_mismatch
 from nnnorm.io import Embeddings, read_json, read_npy
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -188,14 +188,14 @@ def warn_of_overlap(references: Embeddings, *queries: Embeddings, role: str = "q
         )
 
 
-def warn_of_foreign_bank(
+def warn_of_mismatched_bank(
     references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
 ) -> None:
     """Warn if references and queries don't seem to come from one source, one query per item."""
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = one_per_cluster(queries, right)
-    warn_of_foreign(references, queries, gallery)
+    warn_of_mismatch(references, queries, gallery)
 
 
 def _bytes_of_rows(embeddings: Embeddings) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References, count_intents, count_references, is_sample
+from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
@@ -29,9 +29,10 @@ from nnnorm.evaluation.truth import (
     Truth,
     clusters_of,
     open_truth,
-    warn_of_foreign_bank,
+    warn_of_mismatched_bank,
     warn_of_overlap,
 )
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -45,7 +46,6 @@ from nnnorm.methods import (
     make_method,
 )
 from nnnorm.popularity import Popularity
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -104,8 +104,8 @@ class Tuning:
     select: Select
     n_queries: int
     n_references: int
-    n_intents: int | None = None
-    intents_sampled: bool = False
+    n_unique: int | None = None
+    references_sampled: bool = False
     popularity: PopularityChoice | None = None
     cross_fitted: Interval | None = None
     n_near: int = 0
@@ -270,12 +270,12 @@ def tune(
     if clicks is not None:
         names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
     warn_of_overlap(bank, asked)
-    check_roles(items, bank, own_rows=None)
+    check_inputs(items, bank, allow_gallery_rows=None, compare=False)
     used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
         names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
-    warn_of_foreign_bank(bank, asked, items, trial.raw.truth)
+    warn_of_mismatched_bank(bank, asked, items, trial.raw.truth)
     by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
@@ -303,8 +303,8 @@ def tune(
         select=select,
         n_queries=len(asked),
         n_references=count_references(used),
-        n_intents=count_intents(used),
-        intents_sampled=is_sample(used),
+        n_unique=count_unique(used),
+        references_sampled=is_sample(used),
         popularity=popularity,
     )
 

@@ -20,10 +20,17 @@ from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
-from nnnorm.evaluation import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
+from nnnorm.evaluation import (
+    Truth,
+    open_truth,
+    read_truth,
+    warn_of_mismatched_bank,
+    warn_of_overlap,
+)
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
 from nnnorm.index import open_index, show_url
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import (
     TABLE_SUFFIXES,
     Embeddings,
@@ -33,7 +40,6 @@ from nnnorm.io import (
     read_json,
     read_jsonl,
 )
-from nnnorm.roles import check_roles
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.
@@ -245,9 +251,9 @@ def open_material(
         right = None
         if truth is not None:
             right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
-        check_roles(items, past, own_rows=None)
+        check_inputs(items, past, allow_gallery_rows=None, compare=False)
         warn_of_overlap(past, asked)
-        warn_of_foreign_bank(past, asked, items, right)
+        warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
         latest = asked

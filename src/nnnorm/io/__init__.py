@@ -14,11 +14,10 @@ logs           query logs: embeddings, times and counts, read in parts
 files          files written whole or not at all
 records        arrays and a description in one file
 urls           URLs in messages, without passwords
-png            pictures written as PNG
 progress       how far long work has come
 """
 
-from nnnorm.io.arrays import find_shards, list_files, read_npy, read_npz
+from nnnorm.io.arrays import find_shards, read_npy, read_npz
 from nnnorm.io.embeddings import (
     Embeddings,
     Metric,
@@ -27,13 +26,10 @@ from nnnorm.io.embeddings import (
     check_same_norms,
     measure_rows,
     open_embeddings,
-    open_rows,
-    peek,
 )
 from nnnorm.io.files import check_regular, check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
 from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
-from nnnorm.io.png import encode_png, write_png
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
 from nnnorm.io.records import (
@@ -44,7 +40,6 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
-from nnnorm.io.remote import Place, RemotePath, check_local, fetched, find_place, save_at, stamp_of
 from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (

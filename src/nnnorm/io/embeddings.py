@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.io.arrays import Found, Ids, read_source
+from nnnorm.io.arrays import Found, read_source
+from nnnorm.io.parquet import Ids
 from nnnorm.io.stored import FloatArray, StoredMatrix, check_form, raise_not_finite
 
 Metric = Literal["ip", "cosine"]
@@ -294,73 +295,8 @@ def open_embeddings(
     return opened
 
 
-def open_rows(
-    source: Source, start: int, stop: int, *, name: str | None = None, normalize: bool = False
-) -> Embeddings:
-    """Open and check consecutive rows of a source; nothing is read of the others.
-
-    Parameters
-    ----------
-    source : array, tensor, str, PathLike or Embeddings
-        As in `open_embeddings`.
-    start, stop : int
-        The rows.
-    name : str, optional
-        The name of the argument, for messages.
-    normalize : bool
-        Whether rows are divided by their norms.
-
-    Returns
-    -------
-    Embeddings, shape (stop - start, dim)
-
-    Examples
-    --------
-    >>> open_rows(np.eye(5), 1, 3).rows(0, 2).tolist()
-    [[0.0, 1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]]
-    """
-    name = _NO_ROLE if name is None else name
-    whole = source if isinstance(source, Embeddings) else peek(source, name=name)
-    sections = [
-        _section(part, max(start - offset, 0), min(stop - offset, len(part)))
-        for part, offset in zip(whole._parts, map(int, whole._starts), strict=False)
-        if offset < stop and offset + len(part) > start
-    ]
-    if not 0 <= start < stop <= len(whole):
-        raise NNNormError(
-            f"rows {start} to {stop} were asked for, but {whole.name} has {len(whole)} rows"
-        )
-    some = Embeddings(sections, name=name, path=whole._path)
-    some._measure(fingerprint=False)
-    return some._view(name, True) if normalize else some
-
-
-def peek(source: Source, *, name: str | None = None) -> Embeddings:
-    """Open a source without reading its rows: its shape is known, its values are not checked.
-
-    Examples
-    --------
-    >>> peek(np.eye(3)).shape
-    (3, 3)
-    """
-    if isinstance(source, Embeddings):
-        return source
-    name = _NO_ROLE if name is None else name
-    return _check(read_source(source, name, in_pieces=True), name)
-
-
-def _section(part: Any, start: int, stop: int) -> Any:
-    return part[start:stop] if isinstance(part, np.ndarray) else part.section(start, stop)
-
-
 def check_same_dim(first: Embeddings, second: Embeddings) -> None:
-    """Raise unless both have the same number of columns.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> check_same_dim(open_embeddings(np.eye(2)), open_embeddings(np.eye(2)))
-    """
+    """Raise unless both have the same number of columns."""
     if first.dim != second.dim:
         raise NNNormError(
             f"{first.name} and {second.name} must share dim; got {first.name} {first.shape} and "
@@ -371,19 +307,7 @@ def check_same_dim(first: Embeddings, second: Embeddings) -> None:
 def check_same_norms(
     first: Embeddings, second: Embeddings, *, normalize: bool | None = None
 ) -> None:
-    """Raise where one side is normalised and the other has no unit norms.
-
-    If neither is normalised, but only one has unit norms, this is a warning, unless raw inner
-    products were asked for with ``normalize=False``.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> unit = open_embeddings(np.eye(2), name="gallery", normalize=True)
-    >>> check_same_norms(unit, open_embeddings(5 * np.eye(2), name="references"))
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery is normalised and references is not (norms 5 to 5); ...
-    """
+    """Raise where one side is normalised and the other has no unit norms."""
     if _has_unit_norms(first) == _has_unit_norms(second):
         return
     unit, other = (first, second) if _has_unit_norms(first) else (second, first)
@@ -404,21 +328,7 @@ def check_same_norms(
 
 
 def measure_rows(block: FloatArray, name: str, start: int = 0) -> FloatArray:
-    """Norms of rows, shape ``(n_rows,)``; raise where a value is not finite.
-
-    Parameters
-    ----------
-    block : ndarray, shape (n_rows, dim), float32
-    name : str
-        The name in messages.
-    start : int
-        Number of the first row, for messages.
-
-    Examples
-    --------
-    >>> measure_rows(np.float32([[3.0, 4.0]]), "log").tolist()
-    [5.0]
-    """
+    """Norms of rows, shape ``(n_rows,)``; raise where a value is not finite."""
     squares = np.einsum("ij,ij->i", block, block)
     # A NaN or infinite entry always shows in its row's sum of squares.
     if not np.isfinite(squares).all():

@@ -22,48 +22,21 @@ _LONGEST_NAME = 200
 _YOUNG_SECONDS = 5
 # Folders that were searched for leftovers already; once per process is enough.
 _TIDIED: set[Path] = set()
+# Where a container's memory limit is (cgroup v2).
+_GROUP = "/sys/fs/cgroup"
 # Control characters, lone surrogates, and what Windows refuses.
 _NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
 
 
 def safe_name(name: object, otherwise: str = "unnamed") -> str:
-    r"""Reduce a name that comes from data to a file name without any folder.
-
-    Every file name that is not the caller's own passes through here, so that no data can choose a
-    place outside of the folder that is written to.
-
-    Parameters
-    ----------
-    name : object
-        Usually a str, but data may hold anything.
-    otherwise : str
-        The name where nothing is left.
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> safe_name("flickr30k"), safe_name("../../etc/cron.d/job"), safe_name("..")
-    ('flickr30k', 'job', 'unnamed')
-    """
+    """Reduce a name that comes from data to a file name without any folder."""
     last = re.split(r"[/\\]", str(name).rstrip("/\\"))[-1]
     kept = _NOT_IN_A_NAME.sub("_", last).encode()[:_LONGEST_NAME].decode(errors="ignore")
     return kept.lstrip(". ").rstrip(". ") or otherwise
 
 
 def check_writable(path: str | os.PathLike[str]) -> Path:
-    """Return the real path to write to, or raise an error that says why it can't be written.
-
-    Long computations call this first, so that their result is not lost to a mistyped folder.
-
-    Examples
-    --------
-    >>> check_writable("no/such/folder/bias.safetensors")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: cannot write no/such/folder/bias.safetensors: ...
-    """
+    """Return the real path to write to, or raise an error that says why it can't be written."""
     target = Path(os.path.realpath(path))
     folder = target.parent
     try:
@@ -88,14 +61,7 @@ def check_writable(path: str | os.PathLike[str]) -> Path:
 
 
 def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
-    """Raise for what is there but is no regular file: a pipe or a device may never end.
-
-    Examples
-    --------
-    >>> check_regular("/dev/zero")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: /dev/zero is a device, a pipe or a socket; expected a file on disk
-    """
+    """Raise for what is there but is no regular file: a pipe or a device may never end."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -136,14 +102,7 @@ def _remove_strays(folder: Path) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder for several files if there is none, or raise an error that says why not.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> make_folder(Path(tempfile.mkdtemp()) / "new" / "plots").name
-    'plots'
-    """
+    """Create a folder for several files if there is none, or raise an error that says why not."""
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,23 +116,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
-    """Write a temporary file with `write` and then move it to `path`.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The finished file. A symbolic link is followed.
-    write : callable
-        Called once with the open binary file.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> write_whole(folder / "a.bin", lambda file: file.write(b"whole"))
-    >>> (folder / "a.bin").read_bytes()
-    b'whole'
-    """
+    """Write a temporary file with `write` and then move it to `path`."""
     target = check_writable(path)
     # Not derived from the name of the target, which may have the maximum length already.
     temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
@@ -194,3 +137,43 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_memory(n_bytes: int, name: str) -> None:
+    """Raise unless an array of this size fits in the memory that is available."""
+    there = available_memory()
+    if there is not None and n_bytes > there:
+        raise NNNormError(
+            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
+            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
+            "files, which are not loaded"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; None where the system does not tell."""
+    found = [_free_memory(), _room_in_group()]
+    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
+
+
+def _free_memory() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
+    except (OSError, TypeError):
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return None
+
+
+def _room_in_group() -> int | None:
+    """Bytes left below the limit of a container; None if there is no limit."""
+    try:
+        most, used = (
+            int(Path(_GROUP, f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        # Files that were read count as used, but are dropped when memory is needed.
+        text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
+        return max(0, most - used + int(re.search(r"inactive_file (\d+)", text)[1]))  # type: ignore[index]
+    except (OSError, TypeError, ValueError):  # no such group, or "max"
+        return None

@@ -5,31 +5,11 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.io.arrays import Ids
+from nnnorm.io.parquet import Ids
 
 
 def check_ids(ids: Any, n_items: int, *, name: str = "gallery") -> Ids:
-    """Return ids as an array of int64 or str, or raise unless there is a different one per item.
-
-    Parameters
-    ----------
-    ids : sequence of int or of str, shape (n_items,)
-    n_items : int
-    name : str
-        The name of what has the items, for messages.
-
-    Returns
-    -------
-    ndarray, shape (n_items,), int64 or str
-
-    Examples
-    --------
-    >>> check_ids(["a", "b"], 2).tolist()
-    ['a', 'b']
-    >>> check_ids([7, 7], 2)
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: ids of gallery must be unique, but 7 occurs at positions 0 and 1; ...
-    """
+    """Return ids as an array of int64 or str, or raise unless there is a different one per item."""
     # An object array keeps the values apart that numpy would turn into strings: ["a", 1].
     array = ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object)
     if array.shape != (n_items,):

@@ -7,7 +7,7 @@ offset; also 20260501, as a text or a number), and never both. Errors name the f
 
 import os
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -55,29 +55,7 @@ def read_log(
     time: str | None = None,
     count: str | None = None,
 ) -> Iterator[LogPart]:
-    r"""Read a query log in parts of bounded size.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        ``.parquet``, ``.csv``, ``.tsv`` or ``.jsonl``.
-    column : str
-        The column of embeddings.
-    time, count : str, optional
-        The columns of times and of counts.
-
-    Yields
-    ------
-    LogPart
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "log.csv"
-    >>> _ = file.write_text('embedding,day\n"[1, 0]",2026-05-01\n')
-    >>> next(read_log(file, time="day")).times.tolist()
-    [1777593600.0]
-    """
+    """Read a query log in parts of bounded size."""
     suffix = Path(path).suffix.lower()
     if suffix not in TABLE_SUFFIXES:
         raise NNNormError(
@@ -109,31 +87,7 @@ def read_log(
 def read_times(
     values: Any, name: str, start: int = 0, clock: Clock | None = None
 ) -> tuple[DoubleArray, Clock]:
-    """Times as float64: numbers as they are, dates as seconds since 1970.
-
-    Numbers that are all days of the calendar, such as 20260501, are dates too.
-
-    Parameters
-    ----------
-    values : array or sequence
-        Numbers, texts of numbers, ISO dates, `datetime` or datetime64.
-    name : str
-        The name in messages.
-    start : int
-        Number of the first value, for messages.
-    clock : {"numbers", "dates"}, optional
-        What they must be; by default what the first of them is.
-
-    Returns
-    -------
-    times : ndarray, float64
-    clock : str
-
-    Examples
-    --------
-    >>> read_times(["2026-05-01", "2026-05-02T06:00Z"], "times")
-    (array([1.7775936e+09, 1.7777016e+09]), 'dates')
-    """
+    """Times as float64: numbers as they are, dates as seconds since 1970."""
     try:
         array = np.asarray(values)
     except ValueError:  # lists among the values
@@ -165,13 +119,7 @@ def read_times(
 
 
 def read_time(value: Any, name: str, clock: Clock | None = None) -> tuple[float, Clock]:
-    """One time, as `read_times` reads them; with other times that are numbers, 20260501 is one.
-
-    Examples
-    --------
-    >>> read_time("1970-01-02", "before")
-    (86400.0, 'dates')
-    """
+    """One time, as `read_times` reads them; with other times that are numbers, 20260501 is one."""
     array = np.asarray([value]) if isinstance(value, np.datetime64) else [value]
     is_number = clock == "numbers" and not isinstance(value, (bool, np.datetime64))
     if is_number and np.isfinite(_read_number(value)):
@@ -181,13 +129,7 @@ def read_time(value: Any, name: str, clock: Clock | None = None) -> tuple[float,
 
 
 def read_counts(values: Any, name: str, start: int = 0) -> IntArray:
-    """Counts as int64, each at least 1.
-
-    Examples
-    --------
-    >>> read_counts(["3", "1"], "counts").tolist()
-    [3, 1]
-    """
+    """Counts as int64, each at least 1."""
     try:
         numbers = np.asarray(values).astype(np.float64)
     except (TypeError, ValueError):
@@ -281,7 +223,7 @@ def _read_days(numbers: DoubleArray) -> DoubleArray | None:
 
 
 def _seconds(moment: datetime) -> float:
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return aware.timestamp()
 
 

@@ -8,14 +8,15 @@ float16 in memory.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.io.arrays import Ids, check_memory
-from nnnorm.io.remote import Place
+from nnnorm.io.files import check_memory
+
+Ids: TypeAlias = npt.NDArray[Any]
 
 _COLUMN, _IDS = "embedding", "id"
 # 8 MB of embeddings of 512 dimensions in float16.
@@ -24,40 +25,14 @@ _LEAST_BYTES = 2  # of a value: float16
 
 
 def read_embedding_column(path: Path, name: str) -> tuple[npt.NDArray[Any], Ids | str | None]:
-    """Read the columns `embedding` and, if there is one, `id` of a parquet file.
-
-    Parameters
-    ----------
-    path : Path
-    name : str
-        The name in messages.
-
-    Returns
-    -------
-    embeddings : ndarray, shape (n_rows, dim)
-        In the column's own float type.
-    ids : ndarray, shape (n_rows,), or str, or None
-        int64 or str; None if there is no such column. A single str is the reason why the column
-        can't be used.
-
-    Examples
-    --------
-    >>> read_embedding_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
-    (array([[...]], dtype=float32), array([17, 4, ...]))
-    """
+    """Read the columns `embedding` and, if there is one, `id` of a parquet file."""
     with _open_parquet(path, name) as (pyarrow, file):
         _check_size(file, (_COLUMN, _IDS), name)
         return _read_column(pyarrow, file, name), _read_ids(pyarrow, file)
 
 
-def read_id_column(path: Place, name: str) -> Ids | str | None:
-    """Read the column `id` of a parquet file, as `read_embedding_column` does.
-
-    Examples
-    --------
-    >>> read_id_column(Path("photos.parquet"), "gallery")  # doctest: +SKIP
-    array([17, 4, ...])
-    """
+def read_id_column(path: Path, name: str) -> Ids | str | None:
+    """Read the column `id` of a parquet file, as `read_embedding_column` does."""
     with _open_parquet(path, name) as (pyarrow, file):
         _check_size(file, (_IDS,), name)
         return _read_ids(pyarrow, file)
@@ -68,16 +43,14 @@ class ParquetRows:
 
     Parameters
     ----------
-    path : Path or RemotePath
+    path : Path
     name : str
         The name in messages.
-    first, last : int, optional
-        The rows; by default all.
     """
 
     ndim = 2
 
-    def __init__(self, path: Place, name: str, first: int = 0, last: int | None = None) -> None:
+    def __init__(self, path: Path, name: str) -> None:
         self._path, self._name = path, name
         with _open_parquet(path, name) as (pyarrow, file):
             groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
@@ -85,19 +58,14 @@ class ParquetRows:
             batches = _embedding_batches(pyarrow, file, _COLUMN, name, n_rows=1)
             _, some = next(batches, (None, np.empty((0, 0), dtype=np.float32)))
         self.dtype = some.dtype
-        self._first = first
-        self.shape = (int(self._starts[-1]) if last is None else last) - first, some.shape[1]
+        self.shape = int(self._starts[-1]), some.shape[1]
         self._held: tuple[int, npt.NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
 
-    def section(self, start: int, stop: int) -> "ParquetRows":
-        """Some consecutive rows, not yet read."""
-        return ParquetRows(self._path, self._name, self._first + start, self._first + stop)
-
     def __getitem__(self, rows: Any) -> npt.NDArray[Any]:
-        wanted = np.arange(len(self))[rows] + self._first
+        wanted = np.arange(len(self))[rows]
         found = np.empty((len(wanted), self.shape[1]), dtype=self.dtype)
         groups = np.searchsorted(self._starts, wanted, "right") - 1
         for group in np.unique(groups):
@@ -123,13 +91,7 @@ class ParquetRows:
 
 
 def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
-    """Read columns of a parquet file as Python values; `choose` names them, given the header.
-
-    Examples
-    --------
-    >>> read_cells(Path("metadata_0.parquet"), lambda header: ["caption"])  # doctest: +SKIP
-    {'caption': ['a cat', ...]}
-    """
+    """Read columns of a parquet file as Python values; `choose` names them, given the header."""
     with _open_parquet(path, str(path)) as (_, file):
         header = file.schema_arrow.names
         chosen = list(choose(header))
@@ -143,27 +105,7 @@ def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict
 def read_batches(
     path: Path, column: str, others: Sequence[str]
 ) -> Iterator[tuple[npt.NDArray[Any], dict[str, Any]]]:
-    """Read embeddings and other columns of a parquet file in batches.
-
-    Parameters
-    ----------
-    path : Path
-    column : str
-        The column of embeddings.
-    others : sequence of str
-        Further columns, which must be there.
-
-    Yields
-    ------
-    embeddings : ndarray, shape (n_batch, dim)
-    columns : dict
-        Name to an array of numbers or of datetime64, or to a list of Python values.
-
-    Examples
-    --------
-    >>> next(read_batches(Path("log.parquet"), "embedding", ["time"]))  # doctest: +SKIP
-    (array([[...]], dtype=float32), {'time': array(['2026-05-01T12:00:00', ...])})
-    """
+    """Read embeddings and other columns of a parquet file in batches."""
     with _open_parquet(path, str(path)) as (pyarrow, file):
         _check_size(file, (column, *others), f"a row group of {path}", at_once=False)
         for batch, rows in _embedding_batches(pyarrow, file, column, str(path), others):
@@ -171,10 +113,7 @@ def read_batches(
 
 
 def _check_size(file: Any, columns: Sequence[str], name: str, *, at_once: bool = True) -> None:
-    """Raise where columns announce more than fits in memory, however well it is packed.
-
-    A file that is not read at once must fit row group by row group: one row may hold all of it.
-    """
+    """Raise where columns announce more than fits in memory, however well it is packed."""
     groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
     sizes = [_announced(group, columns) for group in groups]
     check_memory((sum if at_once else max)(sizes or [0]), name)
@@ -204,12 +143,11 @@ def _as_values(pyarrow: Any, column: Any) -> Any:
 
 
 @contextmanager
-def _open_parquet(path: Place, name: str) -> Iterator[tuple[Any, Any]]:
+def _open_parquet(path: Path, name: str) -> Iterator[tuple[Any, Any]]:
     pyarrow = require("pyarrow", "parquet")
     parquet = require("pyarrow.parquet", "parquet")
     try:
-        source = path if isinstance(path, Path) else path.open()
-        with parquet.ParquetFile(source, pre_buffer=False) as file:  # not all of it at once
+        with parquet.ParquetFile(path, pre_buffer=False) as file:  # not all of it at once
             yield pyarrow, file
     except NNNormError:
         raise

@@ -23,23 +23,7 @@ class ScoreMatrix(StoredMatrix):
 
 @explain_arguments
 def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
-    """Open ready scores: an array or path as in `open_embeddings`, where zero rows are valid.
-
-    Parameters
-    ----------
-    source : array, tensor, str, PathLike or ScoreMatrix, shape (n_gallery, n_references)
-    name : str
-        The name of the argument, for messages.
-
-    Returns
-    -------
-    ScoreMatrix
-
-    Examples
-    --------
-    >>> open_matrix([[0.0, 0.0], [0.5, 0.1]], name="scores").shape
-    (2, 2)
-    """
+    """Open ready scores: an array or path as in `open_embeddings`, where zero rows are valid."""
     if isinstance(source, ScoreMatrix):
         return source
     if isinstance(source, Embeddings):

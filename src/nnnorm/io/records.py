@@ -23,14 +23,7 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 def save_record(
     path: str | os.PathLike[str], kind: str, arrays: Arrays, about: Mapping[str, Any]
 ) -> None:
-    """Write a record of a kind, such as ``"bias"``.
-
-    Examples
-    --------
-    >>> save_record("b.safetensors", "bias", {"values": np.ones(2)}, {"weight": 0.5})
-    >>> load_record("b.safetensors", "bias", "nnnorm fit")[1]
-    {'weight': 0.5}
-    """
+    """Write a record of a kind, such as ``"bias"``."""
     from safetensors.numpy import save
 
     if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
@@ -56,27 +49,7 @@ def _sort_metadata(header: bytes) -> bytes:
 def load_record(
     path: str | os.PathLike[str], kind: str, maker: str
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Read arrays and description of a record.
-
-    Parameters
-    ----------
-    path : str or PathLike
-    kind : str
-        The kind that is expected.
-    maker : str
-        The command that makes such a file, for messages.
-
-    Returns
-    -------
-    arrays : dict
-    about : dict
-
-    Examples
-    --------
-    >>> load_record("nowhere.safetensors", "bias", "nnnorm fit")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; make one with: nnnorm fit
-    """
+    """Read arrays and description of a record."""
     metadata, arrays = _read(path, kind, maker)
     expected = f"nnnorm.{kind}/1"
     if metadata.get("format") != expected:
@@ -100,14 +73,7 @@ def load_record(
 
 
 def kind_of_record(path: str | os.PathLike[str]) -> str | None:
-    """The kind that a file says it is; None where it is no record of this package.
-
-    Examples
-    --------
-    >>> save_record("b.safetensors", "bank", {"rows": np.ones(2)}, {})
-    >>> kind_of_record("b.safetensors"), kind_of_record("nowhere.safetensors")
-    ('bank', None)
-    """
+    """The kind that a file says it is; None where it is no record of this package."""
     try:
         metadata, _ = _read(path, "record", "nnnorm", arrays=False)
     except NNNormError:
@@ -117,22 +83,7 @@ def kind_of_record(path: str | os.PathLike[str]) -> str | None:
 
 
 def check_entries(about: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raise a `TypeError` that names the first entry of a description that is of another type.
-
-    Parameters
-    ----------
-    about : mapping
-        Parsed JSON. Entries that are not in `kinds` are not looked at.
-    kinds : mapping
-        Name to type: ``int``, ``float`` (any finite number), ``bool``, ``str``, ``list``, ``dict``,
-        a `Literal`, or one of them ``| None``.
-
-    Examples
-    --------
-    >>> check_entries({"weight": "much"}, {"weight": float})
-    Traceback (most recent call last):
-    TypeError: weight is 'much', not of the type float
-    """
+    """Raise a `TypeError` that names the first entry of a description that is of another type."""
     for name, kind in kinds.items():
         if name in about and not _is_of(about[name], kind):
             shown = getattr(kind, "__name__", None) if isinstance(kind, type) else None
@@ -155,25 +106,13 @@ def _is_of(value: Any, kind: Any) -> bool:
 def damaged(
     path: str | os.PathLike[str], kind: str, maker: str, reason: Exception | str
 ) -> NNNormError:
-    """The error for a record that lacks a part, or has another.
-
-    Examples
-    --------
-    >>> damaged("b.safetensors", "bias", "nnnorm fit", KeyError("weight"))
-    NNNormError("b.safetensors is a damaged bias file (KeyError('weight')); make it again with: ...
-    """
+    """The error for a record that lacks a part, or has another."""
     shown = reason if isinstance(reason, str) else repr(reason)
     return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
 
 
 def digest_of(arrays: Arrays, text: str) -> str:
-    """Digest of all numbers and the description, by which a damaged file is noticed.
-
-    Examples
-    --------
-    >>> digest_of({"values": np.zeros(2)}, "a bias") == digest_of({"values": np.ones(2)}, "a bias")
-    False
-    """
+    """Digest of all numbers and the description, by which a damaged file is noticed."""
     digest = hashlib.blake2b(text.encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())

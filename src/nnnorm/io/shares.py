@@ -32,11 +32,5 @@ class Share(NamedTuple):
         raise NNNormError(f"a shard is one of 1/n to n/n, such as 2/4; got {text!r}")
 
     def rows(self, n_rows: int) -> tuple[int, int]:
-        """First and last row of this share, of rows that are split evenly.
-
-        Examples
-        --------
-        >>> [Share(number, 3).rows(10) for number in (1, 2, 3)]
-        [(0, 3), (3, 6), (6, 10)]
-        """
+        """First and last row of this share, of rows that are split evenly."""
         return (self.number - 1) * n_rows // self.n_shares, self.number * n_rows // self.n_shares

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io.arrays import Ids, read_source
+from nnnorm.io.arrays import read_source
 from nnnorm.io.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.io.parquet import Ids
 from nnnorm.io.stored import StoredMatrix
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -41,26 +42,7 @@ class Sound(NamedTuple):
 
 
 def open_sound(source: Source, *, name: str, normalize: bool | None = None) -> Sound:
-    """Open embeddings without their broken rows.
-
-    Parameters
-    ----------
-    source : array or path, shape (n_rows, dim)
-    name : str
-        The role, for messages.
-    normalize : bool, optional
-        As in `open_embeddings`.
-
-    Returns
-    -------
-    Sound
-
-    Examples
-    --------
-    >>> found = open_sound(np.array([[1.0, 0.0], [0.0, 0.0]]), name="gallery")
-    >>> found.rows.tolist(), found.faults
-    ([0], {1: 'it is all zeros'})
-    """
+    """Open embeddings without their broken rows."""
     try:
         opened = open_embeddings(source, name=name, normalize=normalize)
         return Sound(opened, np.arange(len(opened)), len(opened), {}, opened.ids)

@@ -64,11 +64,6 @@ class StoredMatrix:
         return len(self), int(self._parts[0].shape[1])
 
     @property
-    def part_sizes(self) -> list[int]:
-        """Number of rows of every part."""
-        return [len(part) for part in self._parts]
-
-    @property
     def in_memory(self) -> bool:
         """Whether blocks are views of one float32 array, so that reading a block costs nothing."""
         part = self._parts[0]
@@ -83,10 +78,7 @@ class StoredMatrix:
         )
 
     def rows(self, start: int, stop: int) -> FloatArray:
-        """Read rows ``start:stop`` as a C-ordered float32 array.
-
-        The array may be a view of the source: do not write to it.
-        """
+        """Read rows ``start:stop`` as a C-ordered float32 array."""
         if self.in_memory:
             return np.asarray(self._parts[0][start:stop])
         block = self._widened(start, stop)
@@ -108,10 +100,7 @@ class StoredMatrix:
     def take(
         self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
     ) -> FloatArray:
-        """Copy the rows at `indices`, in that order, as float32 ``(len(indices), n_columns)``.
-
-        With `out` the rows are written there, which saves allocating memory.
-        """
+        """Copy the rows at `indices`, in that order, as float32 ``(len(indices), n_columns)``."""
         taken = np.empty((len(indices), self.shape[1]), dtype=np.float32) if out is None else out
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
             raise IndexError(f"indices must be below the {len(self)} rows of {self.name}")
@@ -145,14 +134,7 @@ class StoredMatrix:
 
 
 def check_form(parts: list[npt.NDArray[Any]], name: str, expected: str, hint: str) -> None:
-    """Raise unless all parts are float matrices with rows and as many columns.
-
-    Examples
-    --------
-    >>> check_form([np.ones(3)], "gallery", "(n_rows, dim)", "convert it")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery must have two dimensions (n_rows, dim); got shape (3,); ...
-    """
+    """Raise unless all parts are float matrices with rows and as many columns."""
     for part in parts:
         if part.dtype.kind != "f" or part.dtype.itemsize not in (2, 4, 8):
             raise NNNormError(
@@ -172,14 +154,7 @@ def check_form(parts: list[npt.NDArray[Any]], name: str, expected: str, hint: st
 
 
 def raise_not_finite(name: str, start: int, block: FloatArray) -> None:
-    """Raise an error that names the first value of a block that is not finite, if there is one.
-
-    Examples
-    --------
-    >>> raise_not_finite("gallery", 4, np.array([[np.nan]], dtype=np.float32))
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: gallery must be finite; row 4 has NaN in column 0. Remove or ...
-    """
+    """Raise an error that names the first value of a block that is not finite, if there is one."""
     bad = np.argwhere(~np.isfinite(block))
     if len(bad):
         row, column = bad[0]

@@ -33,29 +33,7 @@ _Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
 def read_columns(
     path: PathLike, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    r"""Read columns of a CSV, TSV, JSONL or parquet file as text.
-
-    Parameters
-    ----------
-    path : str or PathLike
-    needed : sequence of str
-        Columns that must be there, with a value in every row.
-    optional : sequence of str
-        Columns that are left out if they are not there; a missing value is an empty text.
-
-    Returns
-    -------
-    dict
-        Column name to its cells, in the order of `needed` and `optional`.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "captions.csv"
-    >>> _ = file.write_text('id,caption\n1,"a ""grey"" cat, asleep"\n')
-    >>> read_columns(file, ["caption"], ["split"])
-    {'caption': ['a "grey" cat, asleep']}
-    """
+    """Read columns of a CSV, TSV, JSONL or parquet file as text."""
 
     def choose(header: list[str]) -> list[str]:
         _check_columns(path, needed, header)
@@ -65,16 +43,7 @@ def read_columns(
 
 
 def read_column(path: PathLike, column: str | None = None) -> list[str]:
-    r"""Read one column of a table as text; the name may be left out if there is only one.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "captions.jsonl"
-    >>> _ = file.write_text('{"id": 1, "caption": "a dog"}\n')
-    >>> read_column(file, "caption")
-    ['a dog']
-    """
+    """Read one column of a table as text; the name may be left out if there is only one."""
 
     def choose(header: list[str]) -> list[str]:
         name = header[0] if column is None and len(header) == 1 else column
@@ -88,30 +57,12 @@ def read_column(path: PathLike, column: str | None = None) -> list[str]:
 
 
 def read_all_columns(path: PathLike) -> dict[str, list[str]]:
-    r"""Read all columns of a CSV, TSV, JSONL or parquet file as text; a missing value is empty.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "items.csv"
-    >>> _ = file.write_text("id,colour\n1,red\n2,\n")
-    >>> read_all_columns(file)
-    {'id': ['1', '2'], 'colour': ['red', '']}
-    """
+    """Read all columns of a CSV, TSV, JSONL or parquet file as text; a missing value is empty."""
     return _read(path, lambda header: header, ())
 
 
 def read_lines(path: PathLike) -> list[str]:
-    r"""Read a text file with one entry per line.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "captions.txt"
-    >>> _ = file.write_text("a dog\na cat\n")
-    >>> read_lines(file)
-    ['a dog', 'a cat']
-    """
+    """Read a text file with one entry per line."""
     with _open_text(path) as file:
         text = file.read().replace("\r\n", "\n").removesuffix("\n")
     lines = text.split("\n") if text else []
@@ -124,35 +75,13 @@ def read_lines(path: PathLike) -> list[str]:
 
 
 def read_jsonl(path: PathLike) -> list[dict[str, Any]]:
-    r"""Read a file with one JSON object per line.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "items.jsonl"
-    >>> _ = file.write_text('{"year": 1999}\n{}\n')
-    >>> read_jsonl(file)
-    [{'year': 1999}, {}]
-    """
+    """Read a file with one JSON object per line."""
     with _open_text(path) as file:
         return [entry for _, entry in _objects(path, file)]
 
 
 def read_json(path: PathLike, what: str) -> Any:
-    """Read a JSON file, or raise an error that says why it can't be read.
-
-    Parameters
-    ----------
-    path : str or PathLike
-    what : str
-        What was expected, for the message.
-
-    Examples
-    --------
-    >>> read_json("nowhere.json", "a split file")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no file nowhere.json; expected a split file
-    """
+    """Read a JSON file, or raise an error that says why it can't be read."""
     if not os.path.isfile(path):
         raise NNNormError(f"there is no file {path}; expected {what}")
     try:
@@ -165,29 +94,7 @@ def read_json(path: PathLike, what: str) -> Any:
 
 
 def read_rows(path: PathLike, needed: Sequence[str]) -> _Rows:
-    r"""Read columns of a CSV, TSV or JSONL file row by row, in bounded memory.
-
-    Parameters
-    ----------
-    path : str or PathLike
-    needed : sequence of str
-        Columns that must be there, with a value in every row.
-
-    Yields
-    ------
-    where : str
-        Such as ``"line 3"``, for messages.
-    row : dict
-        Column name to cell: text, or in JSONL any value.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "log.jsonl"
-    >>> _ = file.write_text('{"embedding": [1.0, 0.0], "count": 3}\n')
-    >>> list(read_rows(file, ["count"]))
-    [('line 1', {'count': 3})]
-    """
+    """Read columns of a CSV, TSV or JSONL file row by row, in bounded memory."""
 
     def choose(header: list[str]) -> Sequence[str]:
         return _check_columns(path, needed, header)

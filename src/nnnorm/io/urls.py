@@ -9,26 +9,12 @@ _SECRET = re.compile(r"(?i)(\w*(?:pass|token|secret|key)\w*\s*=\s*)('[^']*'|[^\s
 
 
 def show_url(url: object) -> str:
-    """Write a URL or an address without user, password and keys, for messages and facts.
-
-    Examples
-    --------
-    >>> show_url("qdrant://me:secret@box:6333/photos")
-    'qdrant://…@box:6333/photos'
-    >>> show_url("host=box password='my secret'")
-    'host=box password=…'
-    """
+    """Write a URL or an address without user, password and keys, for messages and facts."""
     return _SECRET.sub(r"\1…", _USER.sub("//…@", str(url)))
 
 
 def hide_secrets(text: str, address: str, *others: str | None) -> str:
-    """Remove the password of an address, and other secrets, from what an engine's library says.
-
-    Examples
-    --------
-    >>> hide_secrets("no such user me:se/cret", "http://me:se%2Fcret@box:6333")
-    'no such user me:…'
-    """
+    """Remove the password of an address, and other secrets, from what an engine's library says."""
     found = _USER.search(address)
     _, _, password = (found.group()[2:-1] if found else "").partition(":")
     for secret in (password, unquote(password), *others):

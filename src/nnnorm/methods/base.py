@@ -22,14 +22,14 @@ from nnnorm.bank import (
     use_references,
 )
 from nnnorm.bias import Bias, Gate
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.means import Solver, check_solver, restore_means
-from nnnorm.methods.automatic import LOW_T, is_mismatched
+from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Needs, Statistics
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
@@ -190,7 +190,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -209,18 +209,19 @@ class Method(ABC):
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
         duplicates : {"drop", "keep"}, optional
             "drop" leaves out near copies of earlier references (cosine above 0.88), so that popular
-            queries count once; the `params` of the bias have ``n_intents``. "keep" uses every row,
+            queries count once; the `params` of the bias have ``n_unique``. "keep" uses every row,
             as the paper does. The default is "drop" for automatic settings and "keep" if all
             numbers are given.
-        own_rows : bool
+        allow_gallery_rows : bool
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
         solver : str
-            Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
-            "approximate" is many times faster on large banks and reports its error in the
-            `params` of the bias.
+            Computes the means of `NNN` and `CSLS`: "exact", "torch", "cuda", "mps",
+            "approximate", or "auto": exact if that takes less than about 30 seconds, otherwise
+            approximate if its measured error is at most 0.15. The `params` of the bias have the
+            ``solver`` that ran, and the ``quality`` and ``error`` of approximate means.
         quality : int, optional
-            Number of inverted lists to probe per item, for solvers that are not exact.
+            Number of inverted lists to probe per item, for the solver "approximate".
         normalize : bool, optional
             True divides every row by its norm (cosine). False means raw inner products. None
             means raw inner products too, with a warning where norms vary.
@@ -248,7 +249,7 @@ class Method(ABC):
             references,
             gallery_references=gallery_references,
             duplicates=duplicates,
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -256,7 +257,7 @@ class Method(ABC):
             progress=progress,
         )
         bias = self.make_bias(statistics)
-        warn_of_mismatch(bias.params, len(bias))
+        warn_of_mismatch(bias.params, bias.n_references or 0, len(bias))
         return bias
 
     def open(
@@ -266,7 +267,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -287,7 +288,7 @@ class Method(ABC):
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
-        check_roles(items, past, own_rows=own_rows)
+        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         return Statistics.of_embeddings(
             items,
             use_references(references, past, self.duplicates_for(references, duplicates), progress),
@@ -407,14 +408,7 @@ class Method(ABC):
         arrays: dict[str, FloatArray] = {}
         if self.needs.is_centred:
             arrays["center"] = statistics.center
-        if not self.uses_means:
-            return arrays, {}
-        k, is_centred = self._means
-        learnt = statistics.learn_means(k, is_centred=is_centred)
-        if learnt is None:
-            return arrays, {}
-        found = {} if learnt.model is None else learnt.model.to_arrays()
-        return arrays | {f"means.{name}": one for name, one in found.items()}, dict(learnt.about)
+        return arrays, {}
 
     def recall(
         self,
@@ -435,20 +429,7 @@ class Method(ABC):
         memory_budget : int
             Bytes that inverted lists may take.
         """
-        known: dict[Hashable, Any] = {name: arrays[name] for name in ("center",) if name in arrays}
-        if about:
-            prefix = "means."
-            found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-            k, is_centred = self._means
-            known["learnt", k, is_centred] = restore_means(
-                about, found, references, memory_budget=memory_budget
-            )
-        return known
-
-    @property
-    def _means(self) -> tuple[int, bool]:
-        """The k of m_k, and whether the items are centred."""
-        return int(self.needs.reference_k or 0), self.needs.is_centred
+        return {name: arrays[name] for name in ("center",) if name in arrays}
 
     def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
         """Raise where a gallery bank is missing, or is given to a method that uses none."""
@@ -461,13 +442,13 @@ class Method(ABC):
             )
 
 
-def warn_of_mismatch(params: Mapping[str, Any], n_gallery: int) -> None:
+def warn_of_mismatch(params: Mapping[str, Any], n_references: int, n_gallery: int) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
-    if is_mismatched(params.get("t"), params.get("reliability", 0.0), n_gallery):
+    if is_mismatched(params, n_references, n_gallery):
         warn(
-            "the past queries don't resemble what this gallery is searched for (t = "
-            f"{params['t']:.2f}, usually above {LOW_T:g}), so the correction is reduced; give past "
-            "queries of this very search, or a few dozen recent ones (recent=)"
+            "the past queries don't resemble what this gallery is searched for, so the correction "
+            f"is reduced to {params['match']:.0%}; give past queries of this very search, or a "
+            "few dozen recent ones (recent=)"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from nnnorm.copies import MOST_INTENTS, describe_size
+from nnnorm.dedup import describe_size
 from nnnorm.evaluation import (
     Ablation,
     Audit,
@@ -76,10 +76,10 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
 
 def tabulate_comparison(comparison: Comparison) -> Table:
     """Make a table of methods, one row each."""
-    intents = comparison.n_intents, comparison.intents_sampled
+    unique = comparison.n_unique, comparison.references_sampled
     title = (
         f"Methods on {comparison.n_queries:,} test queries, {comparison.n_gallery:,} items, "
-        f"{describe_size(comparison.n_references, *intents)}"
+        f"{describe_size(comparison.n_references, *unique)}"
     )
     note = (
         f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
@@ -100,7 +100,7 @@ def tabulate_ablation(ablation: Ablation) -> Table:
             (
                 name,
                 f"{row.n_references:,}",
-                f"{row.n_references if row.n_intents is None else row.n_intents:,}",
+                f"{row.n_references if row.n_unique is None else row.n_unique:,}",
                 describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),
                 show_gain(row.tuned.gain),
@@ -112,10 +112,10 @@ def tabulate_ablation(ablation: Ablation) -> Table:
         f"{_tuned_on('NNN', ablation)}; automatic uses no labels. R@1 in %, gains in points "
         "over no correction with 95 % paired intervals."
     )
-    if any(row.n_intents not in (None, row.n_references) for row in ablation.rows):
-        note += " Used: references that are no copies of another"
-        has_samples = any(row.intents_sampled for row in ablation.rows)
-        note += f", of more than {MOST_INTENTS:,} a random part." if has_samples else "."
+    if any(row.n_unique not in (None, row.n_references) for row in ablation.rows):
+        note += " Used: unique references"
+        has_samples = any(row.references_sampled for row in ablation.rows)
+        note += ", or a random sample of them." if has_samples else "."
     return Table(title, columns, tuple(rows), (note, *_doubt_notes(gains)))
 
 
@@ -134,7 +134,7 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
     rows = tuple(_cell_row(cell, marks.get(id(cell), ""), tuning.uncorrected) for cell in shown)
     title = (
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
-        f"{describe_size(tuning.n_references, tuning.n_intents, tuning.intents_sampled)}"
+        f"{describe_size(tuning.n_references, tuning.n_unique, tuning.references_sampled)}"
     )
     notes = []
     if tuning.popularity is not None:
