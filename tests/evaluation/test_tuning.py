@@ -19,7 +19,7 @@ from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 GRIDS = {
-    "nnn": {"reference_k": [1, 3, 8], "alpha": [-0.5, 0.25, 0.5, 1.0, 2.0]},
+    "nnn": {"reference_k": [1, 3, 8], "alpha": [0.0, 0.25, 0.5, 1.0, 2.0]},
     "csls": {"reference_k": [1, 4, 10]},
     "dn": {"weight": [0.25, 1, 3.0]},
     "is": {"beta": [0.0, 0.01, 2.0, 50.0]},
@@ -86,7 +86,8 @@ def run(problem, methods=("nnn",), *, bank=True, **options):
 
 def fit(problem, cell, *, bank=True):
     extra = {"gallery_references": problem.bank} if bank and cell.method in TWO_BANKS else {}
-    return make_method(cell.method, **cell.params).fit(problem.gallery, problem.references, **extra)
+    method = make_method(cell.method, **cell.params)
+    return method.fit(problem.gallery, problem.references, duplicates="drop", **extra)
 
 
 def brute(problem, cell):
@@ -416,7 +417,7 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
     ("options", "words"),
     [
         ({"methods": "nnn"}, "methods must be 'all' or a list of names; got 'nnn'"),
-        ({"methods": []}, "methods is empty; name at least one, or 'all'"),
+        ({"methods": []}, "methods must be 'all' or a list of names"),
         ({"methods": ["best"]}, "method must be one of none, nnn, .*; got 'best'"),
         ({"select": "median"}, "select must be 'one-standard-error' or 'max'; got 'median'"),
         ({"truth": [0, 1, 2, 3, 23]}, r"truth names item 23, but there are 23 items \(0 to 22\)"),
