@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -155,6 +155,8 @@ class Backend(ABC):
     shares_files : bool
         Whether several processes may have the collection open.
     largest_k : int or None
+    created_by : tuple of str
+        Options that a refresh takes from the index rather than from its URL.
     """
 
     engine: ClassVar[str]
@@ -167,12 +169,29 @@ class Backend(ABC):
     atomic_writes: ClassVar[bool] = True
     shares_files: ClassVar[bool] = True
     largest_k: ClassVar[int | None] = None
+    created_by: ClassVar[tuple[str, ...]] = ()
     options: Any
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         self.place = os.fspath(place) if isinstance(place, os.PathLike) else place
         self.options = make_options(self.options_type, self.engine, options)
         self.lock = threading.RLock()
+        self.configure()
+
+    def configure(self) -> None:
+        """Set the abilities that depend on the options."""
+        return None
+
+    def creation_options(self) -> dict[str, Any]:
+        """Return the options that a version was created with."""
+        return {name: getattr(self.options, name) for name in self.created_by}
+
+    def restore_options(self, stored: Mapping[str, Any]) -> None:
+        """Take over the options of an existing index."""
+        known = {name: stored[name] for name in self.created_by if name in stored}
+        if known and known != self.creation_options():
+            self.options = replace(self.options, **known)
+            self.configure()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}>"

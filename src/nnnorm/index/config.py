@@ -41,8 +41,8 @@ class IndexConfig:
         Dimension of the embeddings, without extra coordinates.
     unit : bool
         Whether items have unit norm; queries are then divided by theirs.
-    mode, metric, string_ids, columns :
-        How items are stored.
+    mode, metric, string_ids, columns, created :
+        How items are stored; `created` are the engine's options.
     shift, scale, radius : float
         The augmentation.
     lowest, highest : float
@@ -69,6 +69,7 @@ class IndexConfig:
     metric: Metric
     string_ids: bool
     columns: dict[str, Kind]
+    created: dict[str, Any]
     shift: float
     scale: float
     radius: float

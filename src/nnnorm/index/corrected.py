@@ -132,7 +132,9 @@ class CorrectedIndex:
                 )
             stored = self.backend.read_config(version)
             if stored is not None:
-                return _State(version, IndexConfig.from_dict(stored, self.backend.name))
+                config = IndexConfig.from_dict(stored, self.backend.name)
+                self.backend.restore_options(config.created)
+                return _State(version, config)
         raise NNNormError(f"{self.backend.name} has no index metadata; build the index again")
 
     def _finished(self) -> list[_State]:
@@ -414,6 +416,7 @@ class CorrectedIndex:
                 metric=backend.metric,
                 string_ids=state.config.string_ids,
                 columns=state.config.columns,
+                created=state.config.created,
                 rotated=state.config.rotated,
                 popularity=None if popularity is None else popularity.weight,
             )
@@ -658,6 +661,7 @@ def _build(
         metric=backend.metric,
         string_ids=string_ids,
         columns=columns,
+        created=backend.creation_options(),
         rotated=backend.has_one_range and chosen == "augmented",
     )
     with backend.translating(), backend.writing():

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, L
 from nnnorm.io import write_whole
 
 Labels = npt.NDArray[np.int64]
+_REFINED = 4  # times k items that an engine of few bits finds first
 _COMPARED = 4096  # vectors compared at once in a filtered search
 
 
@@ -43,6 +45,7 @@ class Loaded:
     metadata: list[dict[str, Any]]
     rows: FloatArray | None  # the stored vectors, for engines of few bits
     config: dict[str, Any] | None = None
+    breadth: int = 0  # of a search of a graph, as it was set last
     parts: list[Items] = field(default_factory=list)
 
     @cached_property
@@ -63,6 +66,7 @@ class FolderBackend(Backend):
         self.folder = Path(self.address) if self.address else None
         self._loaded: dict[str, Loaded] = {}
         self._current: str | None = None  # in memory
+        self._loading = threading.Lock()
 
     # --- what an engine adds ---
 
@@ -237,10 +241,13 @@ class FolderBackend(Backend):
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
     ) -> Hits:
         loaded = self._open(version)
-        if filter is None:
-            labels, scores = self._find(loaded, vectors, min(k, int(loaded.alive.sum())))
-        else:
+        n_alive = int(loaded.alive.sum())
+        if filter is not None:
             labels, scores = self._compare(loaded, self._allowed(loaded, filter), vectors, k)
+        elif loaded.rows is None or n_alive == 0:
+            labels, scores = self._find(loaded, vectors, min(k, n_alive))
+        else:
+            labels, scores = self._refine(loaded, vectors, k, min(_REFINED * k, n_alive))
         found = labels >= 0
         missing: Any = "" if loaded.ids.dtype.kind == "U" else -1
         ids = np.where(found, loaded.ids[np.where(found, labels, 0)], missing)
@@ -263,6 +270,23 @@ class FolderBackend(Backend):
         ids, vectors = self._read_file(self.folder)
         yield Items(ids, vectors, None, [{} for _ in ids])
 
+    def _refine(
+        self, loaded: Loaded, queries: FloatArray, k: int, n_fetched: int
+    ) -> tuple[Labels, FloatArray]:
+        """Find more items by few bits, and compare these with the stored rows."""
+        labels, scores = self._find(loaded, queries, n_fetched)
+        for query, found, own in zip(queries, labels, scores, strict=True):
+            rows = self._stored(loaded, np.maximum(found, 0))
+            own[:] = np.where(found < 0, -np.inf, self._scores(query[None], rows)[0])
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(labels, order, 1), np.take_along_axis(scores, order, 1)
+
+    def _scores(self, queries: FloatArray, rows: FloatArray) -> FloatArray:
+        products = queries @ rows.T
+        if self.metric == "cosine":
+            products /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(rows, axis=1)
+        return products
+
     # --- filters ---
 
     def _allowed(self, loaded: Loaded, filter: Any) -> Labels:
@@ -281,13 +305,9 @@ class FolderBackend(Backend):
     ) -> tuple[Labels, FloatArray]:
         """Compare queries with some items, all of them."""
         scores = np.empty((len(queries), len(labels)), dtype=np.float32)
-        lengths = np.linalg.norm(queries, axis=1, keepdims=True)
         for start in range(0, len(labels), _COMPARED):
             rows = self._stored(loaded, labels[start : start + _COMPARED])
-            products = queries @ rows.T
-            if self.metric == "cosine":
-                products /= lengths * np.linalg.norm(rows, axis=1)
-            scores[:, start : start + len(rows)] = products
+            scores[:, start : start + len(rows)] = self._scores(queries, rows)
         order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return labels[order], np.take_along_axis(scores, order, axis=1)
 
@@ -320,7 +340,7 @@ class FolderBackend(Backend):
     def _open(self, version: str) -> Loaded:
         loaded = self._loaded.get(version)
         if loaded is None:
-            with self.lock:
+            with self._loading:
                 if version not in self._loaded:
                     self._loaded[version] = self._read(version)
                 loaded = self._loaded[version]
@@ -338,7 +358,8 @@ class FolderBackend(Backend):
             rows = None if self.keeps_rows else np.load(folder / "rows.npy", mmap_mode="r")
             loaded = Loaded(None, ids, alive, metadata, rows, config)
             loaded.index = self._load(folder / "index", self._width(loaded))
-            if not len(ids) == len(alive) == len(metadata) == self._size(loaded.index):
+            sizes = {len(ids), len(alive), len(metadata), self._size(loaded.index)} - {None}
+            if len(sizes) > 1:
                 raise ValueError("sizes differ")
         except FileNotFoundError:
             raise NNNormError(f"{self.name} has no version {version}; open it again") from None
@@ -347,8 +368,8 @@ class FolderBackend(Backend):
         return loaded
 
     @abstractmethod
-    def _size(self, index: Any) -> int:
-        """Return the number of labels that were ever given."""
+    def _size(self, index: Any) -> int | None:
+        """Return the number of labels that were ever given, if the engine knows it."""
 
     def _damaged(self, version: str) -> NNNormError:
         return NNNormError(

@@ -18,6 +18,7 @@ from nnnorm.index.folder import FolderBackend, Labels, Loaded
 from nnnorm.index.options import Options, whole
 
 _LEAST_TRAINED = 256  # product quantization learns 256 centers
+_MARGIN = 0.1  # of the range of the codes, for later items
 _BITS = re.compile(r"(?<!\w)(SQ(4|6|8)|\w*PQ\d|RaBitQ|ITQ|LSH)")
 
 
@@ -48,14 +49,12 @@ class FaissBackend(FolderBackend):
     engine, options_type = "faiss", FaissOptions
     options: FaissOptions
 
-    def __init__(self, place: Any = "", /, **options: Any) -> None:
-        super().__init__(place, **options)
-        self.is_exact = self.options.factory == "Flat"
+    created_by = ("factory", "ef_construction")
 
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        """Whether the factory stores float32; else the rows are kept in a file next to it."""
-        return _BITS.search(self.options.factory) is None
+    def configure(self) -> None:
+        self.is_exact = self.options.factory == "Flat"
+        # Rows of few bits are kept in a file next to the index.
+        self.keeps_rows = _BITS.search(self.options.factory) is None
 
     def _create(self, layout: Layout) -> Any:
         faiss = require("faiss", "faiss")
@@ -69,6 +68,8 @@ class FaissBackend(FolderBackend):
             ) from None
         if hasattr(index, "hnsw"):
             index.hnsw.efConstruction = self.options.ef_construction
+        if hasattr(index, "sq"):
+            index.sq.rangestat_arg = _MARGIN
         if not index.is_trained:
             rows = layout.sample
             n_lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
@@ -128,7 +129,7 @@ class FaissBackend(FolderBackend):
         else:
             params = faiss.SearchParameters(**chosen) if chosen else None
         scores, labels = index.search(np.ascontiguousarray(queries), k, params=params)
-        return labels, scores
+        return labels, np.ascontiguousarray(scores)
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         faiss = require("faiss", "faiss")
