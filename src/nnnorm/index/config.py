@@ -243,4 +243,3 @@ def open_rows(source: Source, corrector: Corrector, name: str) -> Embeddings:
     with quiet():  # of norms, which the corrector judges itself
         opened = open_embeddings(source, name=name, normalize=corrector.normalize or None)
     return corrector.open(opened, "items")
-

@@ -95,6 +95,11 @@ class CorrectedIndex:
         """What the index knows about its correction."""
         return self._state.config
 
+    @property
+    def corrector(self) -> Corrector | None:
+        """The corrector of the served version, if the index was opened with it."""
+        return self._correctors.get(self.config.corrector)
+
     def close(self) -> None:
         """Close the engine, unless its client was given. Nothing has to be saved."""
         with self.backend.translating():
@@ -226,7 +231,7 @@ class CorrectedIndex:
         asked = config.transform_queries(rows, used)
         in_column = used if config.mode == "column" else None
         hits = self.backend.search(version, asked, k, filter, in_column)
-        hits = replace(hits, scores=config.read_scores(hits.scores, asked, used))
+        hits = _sort(replace(hits, scores=config.read_scores(hits.scores, asked, used)))
         return self._with_metadata(version, hits) if with_metadata else hits
 
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
@@ -425,7 +430,7 @@ class CorrectedIndex:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = open_rows(items.vectors, new, f"the items of {backend.name}")
-                    values = bias_values(new, rows, clicks and clicks.find(items.ids))
+                    values = bias_values(new, rows, clicks.find(items.ids) if clicks else None)
                     yield items.ids, rows, values, items.metadata
 
             _tidy(backend, lambda one, stored: stored is not None and stored["version"] != number)
@@ -459,6 +464,15 @@ class CorrectedIndex:
             if target.version != state.version:
                 self.backend.swap(target.version)
             self._state = target
+
+
+def _sort(hits: Hits) -> Hits:
+    """Sort hits by their scores: cosines may be equal if products aren't."""
+    if not (hits.scores[:, 1:] > hits.scores[:, :-1]).any():
+        return hits
+    order = np.argsort(-hits.scores, axis=1, kind="stable")
+    taken = (np.take_along_axis(one, order, axis=1) for one in (hits.ids, hits.scores))
+    return Hits(*taken)
 
 
 class _Clicks:
@@ -666,9 +680,7 @@ def _build(
     )
     with backend.translating(), backend.writing():
         if backend.served() is not None or backend.is_taken():
-            raise NNNormError(
-                f"{backend.name} exists already; refresh it, or choose another name"
-            )
+            raise NNNormError(f"{backend.name} exists already; refresh it, or choose another name")
         _tidy(backend, lambda one, stored: False)
         backend.swap(_fill(backend, config, batches, n_items, progress))
     return CorrectedIndex(backend, corrector)
@@ -752,7 +764,7 @@ def _is_odd(own: Any) -> bool:
     """Whether some engine would store another id: text that is empty, too long or not Unicode."""
     if not isinstance(own, str):
         return False
-    return not own or "\0" in own or len(own) > 1000 or not own.isascii() and not _encodes(own)
+    return not own or "\0" in own or len(own) > 1000 or not _encodes(own)
 
 
 def _encodes(text: str) -> bool:

@@ -159,8 +159,8 @@ class FolderBackend(Backend):
         with open(folder / "items.npz", "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         for path in folder.iterdir():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
+            with open(path, "rb") as written:
+                os.fsync(written.fileno())
         described = json.dumps(config).encode()
         write_whole(folder / "config.json", lambda file: file.write(described))
 
@@ -291,13 +291,17 @@ class FolderBackend(Backend):
 
     def _allowed(self, loaded: Loaded, filter: Any) -> Labels:
         if callable(filter) or isinstance(filter, Mapping):
-            wanted: Callable[[dict[str, Any]], Any] = filter if callable(filter) else _equals(filter)
+            wanted: Callable[[dict[str, Any]], Any] = (
+                filter if callable(filter) else _equals(filter)
+            )
             labels = np.flatnonzero(loaded.alive)
             kept = [bool(wanted(dict(loaded.metadata[label]))) for label in labels]
             return labels[np.array(kept, dtype=bool)]
         if isinstance(filter, str) or not hasattr(filter, "__iter__"):
             raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {filter!r:.60}")
-        known = [loaded.label_of[own] for own in np.unique(filter).tolist() if own in loaded.label_of]
+        known = [
+            loaded.label_of[own] for own in np.unique(filter).tolist() if own in loaded.label_of
+        ]
         return np.array(known, dtype=np.int64)
 
     def _compare(

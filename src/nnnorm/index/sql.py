@@ -1,8 +1,8 @@
 """Base of the engines that speak SQL: a version is a table, and one more table lists the versions.
 
-    nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
-    photos_v2_1f0c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
-    photos                                           a view of the served version, if it can be one
+nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
+photos_v2_1f0c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
+photos                                           a view of the served version, if it can be one
 """
 
 import json
@@ -26,6 +26,7 @@ from nnnorm.index.backend import (
     Items,
     Kind,
     Layout,
+    Mode,
     gather,
     to_ids,
 )
@@ -47,7 +48,7 @@ class TableOptions(Options):
 class SqlBackend(Backend):
     """An index in the tables of a database, through one connection that threads share."""
 
-    modes = ("augmented", "column")
+    modes: ClassVar[tuple[Mode, ...]] = ("augmented", "column")
     filters = 'a condition in SQL, such as "year > 1999"'
     is_exact = True
     mark: ClassVar[str] = "?"  # of a parameter
@@ -155,7 +156,9 @@ class SqlBackend(Backend):
         return self._listed("version", "ORDER BY version")
 
     def create(self, version: str, layout: Layout) -> None:
-        columns = [f"{quote_name(name)} {self.types[kind]}" for name, kind in layout.columns.items()]
+        columns = [
+            f"{quote_name(name)} {self.types[kind]}" for name, kind in layout.columns.items()
+        ]
         listed = [
             f"id {self.types['text' if layout.string_ids else 'integer']} PRIMARY KEY NOT NULL",
             f"embedding {self._vector_type(layout.width)} NOT NULL",
@@ -253,7 +256,9 @@ class SqlBackend(Backend):
             self._among(f"DELETE FROM {self._table(version)} WHERE id", ids)
 
     def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        found = {row[0] for row in self._among(f"SELECT id FROM {self._table(version)} WHERE id", ids)}
+        found = {
+            row[0] for row in self._among(f"SELECT id FROM {self._table(version)} WHERE id", ids)
+        }
         return np.array([own in found for own in ids.tolist()], dtype=bool)
 
     def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
@@ -283,7 +288,8 @@ class SqlBackend(Backend):
         if version is None:
             yield from self._scan_table()
             return
-        config, last = self._config(version), []
+        config = self._config(version)
+        last: list[Any] = []
         columns = config["columns"]
         width = config.get("width") or config["dim"] + 2 * (config["mode"] == "augmented")
         listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
@@ -319,7 +325,9 @@ class SqlBackend(Backend):
         rows = [row for row in rows if row[1] is not None]
         for start in range(0, len(rows), BATCH):
             ids, vectors, *known = zip(*rows[start : start + BATCH], strict=True)
-            entries = [dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)]
+            entries = [
+                dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
+            ]
             width = len(vectors[0]) // (4 if isinstance(vectors[0], bytes) else 1)
             yield Items(to_ids(ids), self._decode(vectors, width), None, entries or [{}] * len(ids))
 

@@ -1,17 +1,17 @@
 """DuckDB (`pip install 'nnnorm[duckdb]'`): exact search in one file, in plain SQL.
 
-    SELECT id, array_inner_product(embedding, $q) - $alpha * bias AS score
-    FROM photos ORDER BY score DESC LIMIT 10
+SELECT id, array_inner_product(embedding, $q) - $alpha * bias AS score
+FROM photos ORDER BY score DESC LIMIT 10
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from nnnorm.errors import require
-from nnnorm.index.backend import FloatArray
+from nnnorm.index.backend import FloatArray, Kind
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 from nnnorm.io import check_regular
 
@@ -31,7 +31,12 @@ class DuckdbBackend(SqlBackend):
 
     engine, options_type = "duckdb", TableOptions
     modes = ("column", "augmented")
-    types = {"integer": "BIGINT", "float": "DOUBLE", "boolean": "BOOLEAN", "text": "VARCHAR"}
+    types: ClassVar[dict[Kind, str]] = {
+        "integer": "BIGINT",
+        "float": "DOUBLE",
+        "boolean": "BOOLEAN",
+        "text": "VARCHAR",
+    }
     shares_files = False
     _depth = 0
 

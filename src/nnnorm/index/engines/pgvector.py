@@ -1,15 +1,15 @@
 """pgvector in PostgreSQL (`pip install 'nnnorm[pgvector]'`): exact search or HNSW, in plain SQL.
 
-    SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
+SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray
+from nnnorm.index.backend import FloatArray, Kind
 from nnnorm.index.options import whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 from nnnorm.io import show_url
@@ -54,7 +54,7 @@ class PgvectorBackend(SqlBackend):
     options: PgvectorOptions
     created_by = ("kind", "links", "ef_construction")
     mark = "%s"
-    types = {
+    types: ClassVar[dict[Kind, str]] = {
         "integer": "bigint",
         "float": "double precision",
         "boolean": "boolean",
@@ -101,7 +101,9 @@ class PgvectorBackend(SqlBackend):
                 yield
             finally:
                 if not self.client.closed and self.client.info.transaction_status != 3:  # in error
-                    self.run("SELECT pg_advisory_unlock(hashtext(?))", f"nnnorm {self.options.table}")
+                    self.run(
+                        "SELECT pg_advisory_unlock(hashtext(?))", f"nnnorm {self.options.table}"
+                    )
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = require("psycopg.rows", "pgvector").tuple_row
@@ -146,7 +148,7 @@ class PgvectorBackend(SqlBackend):
         )
         values = [str(vector.tolist())] * 2
         if self.options.kind == "flat" or weight is not None:
-            return self._execute(statement, values)  # type: ignore[return-value]
+            return self._execute(statement, values)
         with self.transaction():
             self.run(f"SET LOCAL hnsw.ef_search = {min(max(self.options.ef, k), _WIDEST)}")
             self.run("SET LOCAL hnsw.iterative_scan = strict_order")
@@ -154,7 +156,7 @@ class PgvectorBackend(SqlBackend):
             if len(found) < k:  # it gives up after 20,000 rows that a filter excludes
                 self.run("SET LOCAL enable_indexscan = off")
                 found = self._execute(statement, values)
-        return found  # type: ignore[return-value]
+        return found
 
     def _read_vector(self, column: str) -> str:
         return f"{column}::real[]"

@@ -8,10 +8,10 @@ payload.
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
 import numpy.typing as npt
@@ -210,7 +210,11 @@ class QdrantBackend(ServerBackend):
             params = models.SearchParams(hnsw_ef=max(self.options.ef, k), exact=is_exact)
         requests = [
             models.QueryRequest(
-                query=vector, limit=k, filter=self._filter(filter), params=params, with_payload=[_ID]
+                query=vector,
+                limit=k,
+                filter=self._filter(filter),
+                params=params,
+                with_payload=[_ID],
             )
             for vector in vectors.tolist()
         ]
@@ -245,13 +249,18 @@ class QdrantBackend(ServerBackend):
             return vector
         name = self.options.vector or next(iter(vector))
         if name not in vector or (len(vector) > 1 and not self.options.vector):
-            raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {list(vector)}")
+            raise NNNormError(
+                f"choose one of the vectors of {self.name} with vector=: {list(vector)}"
+            )
         return vector[name]
 
 
 def _point_id(own: int | str) -> int | str:
     if isinstance(own, int) and own >= 0:
         return own
+    with suppress(ValueError, AttributeError):  # text that is a UUID stays as it is
+        if str(UUID(own)) == own:  # type: ignore[arg-type]
+            return own
     return str(uuid5(NAMESPACE_URL, f"nnnorm:{own}"))
 
 

@@ -8,12 +8,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Ids, Layout
+from nnnorm.index.backend import BATCH, FloatArray, Ids, Kind, Layout
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 from nnnorm.io import check_regular
 
@@ -33,7 +33,12 @@ class SqliteVecBackend(SqlBackend):
 
     engine, options_type = "sqlite-vec", TableOptions
     metric = "cosine"
-    types = {"integer": "INTEGER", "float": "REAL", "boolean": "BOOLEAN", "text": "TEXT"}
+    types: ClassVar[dict[Kind, str]] = {
+        "integer": "INTEGER",
+        "float": "REAL",
+        "boolean": "BOOLEAN",
+        "text": "TEXT",
+    }
     has_views = False
     largest_k = 4096
 

@@ -1,0 +1,265 @@
+"""Milvus (`pip install 'nnnorm[milvus]'`): a file (Milvus Lite), or a server.
+
+Every search states the metric, because Milvus Lite accepts any other without an error. Metadata are
+dynamic fields, so that a filter finds them by name. The name of the index is an alias.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, gather, to_ids
+from nnnorm.index.metadata import join_fields, split_fields
+from nnnorm.index.options import whole
+from nnnorm.index.server import ServerBackend, ServerOptions
+
+_NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
+_LONGEST = 65_535
+_QUERIES = 1000
+_STRONG: dict[str, Any] = {"consistency_level": "Strong"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MilvusOptions(ServerOptions):
+    """`kind`, `links` and `ef_construction` of a new index; `vector` of one that is copied."""
+
+    kind: Literal["flat", "hnsw"] = "flat"
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
+    vector: str = ""
+
+
+class MilvusBackend(ServerBackend):
+    """An index in Milvus.
+
+    Parameters
+    ----------
+    place : str, PathLike or MilvusClient
+        A file that ends in ``.db``, a server (``http://localhost:19530``), or a client, which stays
+        open. The token of a server is read from ``MILVUS_TOKEN``.
+    collection : str
+        The index: an alias of this name, with letters, digits and underscores.
+    kind : {"flat", "hnsw"}
+        Exact search, or a graph.
+    links, ef_construction, ef : int
+        Of the graph.
+    vector : str
+        Field of the vectors, in a collection with several that is copied.
+    https : bool
+        For a server that is given as ``//host:port``.
+    """
+
+    engine, options_type, key_variable = "milvus", MilvusOptions, "MILVUS_TOKEN"
+    filters = "an expression of Milvus, such as 'year > 1999'"
+    largest_k = 16_384
+    options: MilvusOptions
+    created_by = ("kind", "links", "ef_construction")
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        if self.address and not self.is_server and not self.address.endswith(".db"):
+            raise NNNormError(
+                "the place of milvus must be a file that ends in .db, or the address of a server "
+                "(http://localhost:19530)"
+            )
+
+    def configure(self) -> None:
+        self.is_exact = self.options.kind == "flat"
+
+    def _connect(self) -> Any:
+        client = require("pymilvus", "milvus").MilvusClient
+        if not self.is_server:
+            # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
+            return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
+        parts, token = urlsplit(self.address), os.environ.get(self.key_variable, "")
+        if parts.username is not None:  # pymilvus doesn't read them from an address
+            token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        host = parts.netloc.rpartition("@")[2]
+        return client(f"{parts.scheme}://{host}", token=token)
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (require("pymilvus", "milvus").MilvusException, OSError)
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        logging.getLogger("pymilvus.decorators").setLevel(logging.CRITICAL)  # tracebacks
+        with super().translating():
+            yield
+
+    # --- versions ---
+
+    def _names(self) -> list[str]:
+        return [] if self._is_absent() else list(self.client.list_collections())
+
+    def is_taken(self) -> bool:
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
+            raise NNNormError(
+                "the option collection of milvus must have letters, digits and underscores; got "
+                f"{self.collection!r:.60}"
+            )
+        return self.collection in self._names()
+
+    def served(self) -> str | None:
+        if self._is_absent():
+            return None
+        if self.collection not in self.client.list_aliases("")["aliases"]:
+            return None
+        name = str(self.client.describe_alias(self.collection)["collection_name"])
+        known = self._list_versions([name])
+        return known[0] if known else None
+
+    def versions(self) -> list[str]:
+        return self._list_versions(self._names())
+
+    def create(self, version: str, layout: Layout) -> None:
+        kinds = require("pymilvus", "milvus").DataType
+        schema = self.client.create_schema(auto_id=False, enable_dynamic_field=True)
+        if layout.string_ids:
+            schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=_LONGEST)
+        else:
+            schema.add_field("id", kinds.INT64, is_primary=True)
+        schema.add_field("embedding", kinds.FLOAT_VECTOR, dim=layout.width)
+        index = self.client.prepare_index_params()
+        graph = {"M": self.options.links, "efConstruction": self.options.ef_construction}
+        index.add_index(
+            "embedding",
+            index_type=self.options.kind.upper(),
+            metric_type="IP",
+            params={} if self.is_exact else graph,
+        )
+        self.client.create_collection(
+            self._name(version), schema=schema, index_params=index, **_STRONG
+        )
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        properties = {"nnnorm": json.dumps(config)}
+        self.client.alter_collection_properties(self._name(version), properties=properties)
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        if self._name(version) not in self._names():
+            return None
+        about = self.client.describe_collection(self._name(version)).get("properties") or {}
+        stored = json.loads(about.get("nnnorm") or "null")
+        return stored if isinstance(stored, dict) else None
+
+    def swap(self, version: str) -> None:
+        name = self._name(version)
+        if self.served() is None:
+            self.client.create_alias(name, self.collection)
+        else:
+            self.client.alter_alias(name, self.collection)
+
+    def drop(self, version: str) -> None:
+        name = self._name(version)
+        if name in self._names():
+            # Milvus Lite removes one file after the other.
+            self.client.alter_collection_properties(name, properties={"nnnorm": "null"})
+            self.client.drop_collection(name)
+
+    # --- items ---
+
+    def _write(self, write: Any, version: str, items: Items) -> None:
+        for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
+            rows = [
+                {**split_fields(entry, _is_field), "id": own, "embedding": vector}
+                for own, vector, entry in zip(
+                    part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
+                )
+            ]
+            write(self._name(version), rows)
+
+    def add(self, version: str, items: Items) -> None:
+        self._write(self.client.insert, version, items)
+
+    def delete(self, version: str, ids: Ids) -> None:
+        for chosen in _chosen(ids):
+            self.client.delete(self._name(version), filter=chosen)
+
+    def _query(self, version: str, ids: Ids, fields: list[str]) -> dict[Any, dict[str, Any]]:
+        rows = [
+            row
+            for chosen in _chosen(ids)
+            for row in self.client.query(
+                self._name(version), filter=chosen, output_fields=fields, **_STRONG
+            )
+        ]
+        return {row["id"]: row for row in rows}
+
+    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
+        found = self._query(version, ids, ["id"])
+        return np.array([own in found for own in ids.tolist()], dtype=bool)
+
+    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
+        found = self._query(version, ids, ["*"])
+        return [_to_metadata(found.get(own, {}), "id", "embedding") for own in ids.tolist()]
+
+    def count(self, version: str) -> int:
+        (row,) = self.client.query(
+            self._name(version), filter="", output_fields=["count(*)"], **_STRONG
+        )
+        return int(row["count(*)"])
+
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
+        rows: list[list[tuple[Any, float]]] = []
+        for start in range(0, len(vectors), _QUERIES):
+            found = self.client.search(
+                self._name(version),
+                data=vectors[start : start + _QUERIES].tolist(),
+                limit=k,
+                filter=filter or "",
+                output_fields=["id"],
+                search_params={"metric_type": "IP", "params": params},
+                **_STRONG,
+            )
+            rows += [list(zip(row.ids, row.distances, strict=True)) for row in found]
+        is_text = any(isinstance(own, str) for row in rows for own, _ in row)
+        return gather(rows, string_ids=is_text)
+
+    def scan(self, version: str | None) -> Iterator[Items]:
+        name = self._name(version)
+        fields = self.client.describe_collection(name)["fields"]
+        key = next(field["name"] for field in fields if field.get("is_primary"))
+        vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
+        wanted = self.options.vector or vectors[0]
+        if wanted not in vectors or (len(vectors) > 1 and not self.options.vector):
+            raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {vectors}")
+        self.client.load_collection(name)
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it has no timestamp in Lite
+        pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
+        try:
+            while rows := pages.next():
+                ids = to_ids([row[key] for row in rows])
+                stored = np.array([row[wanted] for row in rows], dtype=np.float32)
+                yield Items(ids, stored, None, [_to_metadata(row, key, *vectors) for row in rows])
+        finally:
+            pages.close()
+
+
+def _chosen(ids: Ids) -> Iterator[str]:
+    """Yield expressions that choose these ids; JSON escapes quotes as Milvus reads them."""
+    for start in range(0, len(ids), BATCH):
+        yield f"id in {json.dumps(ids[start : start + BATCH].tolist(), ensure_ascii=False)}"
+
+
+def _is_field(name: str, value: Any) -> bool:
+    """Whether Milvus returns a dynamic field as it was given."""
+    is_name = re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) and name not in ("id", "embedding")
+    return bool(is_name) and isinstance(value, (str, bool, int, float))
+
+
+def _to_metadata(row: Any, *left_out: str) -> dict[str, Any]:
+    return join_fields({name: row[name] for name in row if name not in left_out})

@@ -1,0 +1,203 @@
+"""`verify_index`: does an index return what the exact corrected search returns?"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from nnnorm.bias import check_weight
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.index.backend import Backend, FloatArray, Ids
+from nnnorm.index.config import bias_values, open_corrector, open_rows
+from nnnorm.index.corrected import CorrectedIndex, Correction, open_index
+from nnnorm.io import Source, check_ids
+
+_GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
+_GOOD_SCORE = 1e-3  # of the spread of the scores
+_NEAR = 1e-2  # of a row's norm, or of the spread of the bias
+_BLOCK = 64  # queries compared with all items at once
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify_index` found.
+
+    Attributes
+    ----------
+    recall : float
+        Share of the hits that the exact search returns too, or that score as high.
+    score_error : float
+        Largest difference between a score of the index and the exact score of the same item.
+    n_queries, n_items, k : int
+    problems : tuple of str
+        Likely causes of a difference, one sentence each.
+    """
+
+    recall: float
+    score_error: float
+    n_queries: int
+    n_items: int
+    k: int
+    problems: tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result, ready for JSON."""
+        return {**asdict(self), "problems": list(self.problems), "is_good": self.is_good}
+
+
+@explain_arguments
+def verify_index(
+    index: CorrectedIndex | Backend | str,
+    queries: Source,
+    *,
+    corrector: Correction | None = None,
+    gallery: Source | None = None,
+    ids: Any = None,
+    k: int = 10,
+    weight: float | None = None,
+    sample: int = 200,
+    seed: int = 0,
+) -> Verification:
+    """Compare an index with the exact corrected search of the items that it holds.
+
+    Parameters
+    ----------
+    index : CorrectedIndex, Backend or str
+        A URL is opened and closed again.
+    queries : array or path, shape (n_queries, dim)
+    corrector : Corrector or path, optional
+        The corrector of the index. With it, the stored bias of every item is checked.
+    gallery : array or path, shape (n_gallery, dim), optional
+        What the index should hold; needs the corrector. With it, all rows are checked.
+    ids : sequence of int or str, optional
+        Ids of the gallery, by default those of its file, or 0…n−1.
+    k : int
+    weight : float, optional
+        Replaces the weight of the corrector.
+    sample : int
+        Number of queries to ask, chosen at random with `seed`.
+
+    Returns
+    -------
+    Verification
+
+    Examples
+    --------
+    >>> from nnnorm import Corrector, build_index, load_shapes
+    >>> shapes = load_shapes()
+    >>> corrector = Corrector.fit(shapes.gallery, shapes.references)
+    >>> index = build_index("faiss:", shapes.gallery, corrector)
+    >>> verify_index(index, shapes.queries).is_good
+    True
+    """
+    if not isinstance(index, CorrectedIndex):
+        with open_index(index, corrector) as opened:
+            return verify_index(
+                opened,
+                queries,
+                gallery=gallery,
+                ids=ids,
+                k=k,
+                weight=weight,
+                sample=sample,
+                seed=seed,
+            )
+    if corrector is not None:
+        index = CorrectedIndex(index.backend, open_corrector(corrector))
+    config = index.config
+    parts = list(index.scan())
+    if not parts:
+        raise NNNormError(f"{index.backend.name} has no items to verify")
+    stored: Ids = np.concatenate([part.ids for part in parts])
+    rows = np.concatenate([part.vectors for part in parts])
+    values = np.concatenate([np.asarray(part.bias) for part in parts])
+    problems = _check_bias(index, rows, values)
+    if gallery is not None:
+        problems += _check_rows(index, stored, rows, gallery, ids)
+    used = config.weight if weight is None else check_weight(weight)
+    asked = config.open_queries(queries, index.backend.name)
+    some = np.random.default_rng(seed).permutation(len(asked))[:sample]
+    asked = asked[np.sort(some)]
+    recall, error, scale = _compare(index, asked, stored, rows, values, used, k)
+    if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
+        problems.append(
+            f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use an "
+            "exact kind of index"
+        )
+    if error > _GOOD_SCORE * scale:
+        problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
+    return Verification(recall, error, len(asked), len(stored), k, tuple(problems))
+
+
+def _compare(
+    index: CorrectedIndex,
+    queries: FloatArray,
+    ids: Ids,
+    rows: FloatArray,
+    values: FloatArray,
+    weight: float,
+    k: int,
+) -> tuple[float, float, float]:
+    """Recall, largest error of a score, and spread of the scores."""
+    place = {own: row for row, own in enumerate(ids.tolist())}
+    right, error, scale = 0, 0.0, 1e-12
+    wanted = min(k, len(ids))
+    for start in range(0, len(queries), _BLOCK):
+        some = queries[start : start + _BLOCK]
+        exact = some @ rows.T - np.float32(weight) * values
+        scale = max(scale, float(np.ptp(exact)))
+        last = -np.partition(-exact, wanted - 1, axis=1)[:, wanted - 1]
+        hits = index.search(some, k, weight=weight)
+        for row, (found, scores) in enumerate(zip(hits.ids, hits.scores, strict=True)):
+            known = [place[own] for own in found.tolist() if own in place]
+            true = exact[row, known]
+            right += int((true >= last[row] - 1e-6 * scale).sum())
+            if len(known) == len(scores):
+                error = max(error, float(np.abs(true - scores).max(initial=0)))
+    return right / (wanted * len(queries)), error, scale
+
+
+def _check_bias(index: CorrectedIndex, rows: FloatArray, values: FloatArray) -> list[str]:
+    corrector = index.corrector
+    if corrector is None or index.config.popularity is not None:
+        return []
+    right = bias_values(corrector, open_rows(rows, corrector, "the stored items"))
+    spread = max(float(np.ptp(right)), 1e-3)
+    n_wrong = int((np.abs(values - right) > _NEAR * spread).sum())
+    if not n_wrong:
+        return []
+    return [
+        f"{n_wrong:,} of {len(values):,} items don't have the bias of their corrector: another "
+        "program wrote them; refresh the index"
+    ]
+
+
+def _check_rows(
+    index: CorrectedIndex, stored: Ids, rows: FloatArray, gallery: Source, ids: Any
+) -> list[str]:
+    corrector = index.corrector
+    if corrector is None:
+        raise NNNormError("a gallery is compared as its corrector reads it; pass corrector too")
+    items = open_rows(gallery, corrector, "gallery")
+    named = items.ids if ids is None else ids
+    given = np.arange(len(items)) if named is None else check_ids(named, len(items))
+    place = {own: row for row, own in enumerate(given.tolist())}
+    known = np.array([own in place for own in stored.tolist()], dtype=bool)
+    problems = []
+    if not known.all() or known.sum() < len(given):
+        problems.append(
+            f"it lacks {len(given) - int(known.sum()):,} items of the gallery, and has "
+            f"{int((~known).sum()):,} others"
+        )
+    there = np.array([place[own] for own in stored[known].tolist()], dtype=np.int64)
+    right = items.rows(0, len(items))[there]
+    far = np.linalg.norm(rows[known] - right, axis=1)
+    n_wrong = int((far > _NEAR * np.linalg.norm(right, axis=1).clip(min=1e-12)).sum())
+    if n_wrong:
+        problems.append(f"{n_wrong:,} items have other vectors than the gallery: upsert them")
+    return problems
