@@ -10,6 +10,7 @@ threads and processes that have it open keep what they opened. Without a place, 
 memory.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -290,6 +291,9 @@ class FolderBackend(Backend):
     # --- filters ---
 
     def _allowed(self, loaded: Loaded, filter: Any) -> Labels:
+        if isinstance(filter, str):  # of the command line
+            with contextlib.suppress(ValueError):
+                filter = json.loads(filter)
         if callable(filter) or isinstance(filter, Mapping):
             wanted: Callable[[dict[str, Any]], Any] = (
                 filter if callable(filter) else _equals(filter)

@@ -5,6 +5,7 @@ SQLite. In mode "column" the vectors are in the plain table too.
 """
 
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,8 +74,8 @@ class SqliteVecBackend(SqlBackend):
             return opened
 
     def errors(self) -> tuple[type[Exception], ...]:
-        kind = type(self._client) if self._client is not None else sqlite3.Connection
-        return (sqlite3.Error, getattr(kind, "Error", sqlite3.Error), *_sqlean_errors(), OSError)
+        sqlean = sys.modules.get("sqlean")
+        return (sqlite3.Error, *([] if sqlean is None else [sqlean.Error]), OSError)
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = self.client.execute(statement, values).fetchall()
@@ -197,10 +198,3 @@ def _load(opened: Any) -> None:
     opened.enable_load_extension(True)
     extension.load(opened)
     opened.enable_load_extension(False)
-
-
-def _sqlean_errors() -> list[type[Exception]]:
-    import sys
-
-    driver = sys.modules.get("sqlean")
-    return [] if driver is None else [driver.Error]
