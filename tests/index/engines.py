@@ -153,7 +153,7 @@ def expected(rows, corrector, *, k=10, weight=None):
     return (
         listed[order],
         np.take_along_axis(scores, order, axis=1),
-        dict(zip(listed.tolist(), scores.T)),
+        dict(zip(listed.tolist(), scores.T, strict=True)),
     )
 
 

@@ -290,21 +290,21 @@ class FolderBackend(Backend):
 
     # --- filters ---
 
-    def _allowed(self, loaded: Loaded, filter: Any) -> Labels:
-        if isinstance(filter, str):  # of the command line
+    def _allowed(self, loaded: Loaded, given: Any) -> Labels:
+        if isinstance(given, str):  # of the command line
             with contextlib.suppress(ValueError):
-                filter = json.loads(filter)
-        if callable(filter) or isinstance(filter, Mapping):
+                given = json.loads(given)
+        if callable(given) or isinstance(given, Mapping):
             wanted: Callable[[dict[str, Any]], Any] = (
-                filter if callable(filter) else _equals(filter)
+                given if callable(given) else _equals(given)
             )
             labels = np.flatnonzero(loaded.alive)
             kept = [bool(wanted(dict(loaded.metadata[label]))) for label in labels]
             return labels[np.array(kept, dtype=bool)]
-        if isinstance(filter, str) or not hasattr(filter, "__iter__"):
-            raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {filter!r:.60}")
+        if isinstance(given, str) or not hasattr(given, "__iter__"):
+            raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
         known = [
-            loaded.label_of[own] for own in np.unique(filter).tolist() if own in loaded.label_of
+            loaded.label_of[own] for own in np.unique(given).tolist() if own in loaded.label_of
         ]
         return np.array(known, dtype=np.int64)
 

@@ -133,8 +133,8 @@ class FaissBackend(FolderBackend):
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
         faiss = require("faiss", "faiss")
-        index = faiss.read_index(str(path))
-        ids = np.arange(index.ntotal)
-        if hasattr(index, "id_map"):
-            ids, index = faiss.vector_to_array(index.id_map), faiss.downcast_index(index.index)
-        return ids, self._vectors(index, np.arange(index.ntotal))
+        read = faiss.read_index(str(path))
+        ids, bare = np.arange(read.ntotal), read
+        if hasattr(read, "id_map"):  # which owns the index inside of it
+            ids, bare = faiss.vector_to_array(read.id_map), faiss.downcast_index(read.index)
+        return ids, self._vectors(bare, np.arange(read.ntotal))
