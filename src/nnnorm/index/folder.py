@@ -11,6 +11,7 @@ memory.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout
-from nnnorm.io import write_whole
+from nnnorm.io import check_regular, write_whole
 
 Labels = npt.NDArray[np.int64]
 _REFINED = 4  # times k items that an engine of few bits finds first
@@ -130,6 +131,8 @@ class FolderBackend(Backend):
     def served(self) -> str | None:
         if self.folder is None:
             return self._current
+        check_regular(self.folder)
+        check_regular(self.folder / "CURRENT")
         try:
             return (self.folder / "CURRENT").read_text(encoding="utf-8").strip()
         except (FileNotFoundError, NotADirectoryError):
@@ -159,22 +162,30 @@ class FolderBackend(Backend):
             np.save(folder / "rows.npy", loaded.rows)
         with open(folder / "items.npz", "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        for path in folder.iterdir():
-            with open(path, "rb") as written:
-                os.fsync(written.fileno())
-        described = json.dumps(config).encode()
-        write_whole(folder / "config.json", lambda file: file.write(described))
+        digests = {path.name: _digest(path, sync=True) for path in sorted(folder.iterdir())}
+        text = json.dumps({"config": config, "digests": digests}).encode()
+        signed = hashlib.blake2b(text).hexdigest().encode() + b"\n" + text
+        write_whole(folder / "config.json", lambda file: file.write(signed))
 
     def read_config(self, version: str) -> dict[str, Any] | None:
         if self.folder is None:
             return self._loaded[version].config if version in self._loaded else None
+        stored = self._read_signed(version)
+        return None if stored is None else dict(stored["config"])
+
+    def _read_signed(self, version: str) -> dict[str, Any] | None:
+        """Config and digests of a version, if it was finished."""
+        assert self.folder is not None
+        path = self.folder / version / "config.json"
+        check_regular(path)
         try:
-            read = json.loads((self.folder / version / "config.json").read_text(encoding="utf-8"))
+            digest, _, text = path.read_bytes().partition(b"\n")
         except FileNotFoundError:
             return None
-        except ValueError:
-            raise self._damaged(version) from None
-        return read if isinstance(read, dict) else None
+        if hashlib.blake2b(text).hexdigest().encode() != digest:
+            raise self._damaged(version)
+        stored: dict[str, Any] = json.loads(text)
+        return stored
 
     def swap(self, version: str) -> None:
         if self.folder is None:
@@ -295,9 +306,7 @@ class FolderBackend(Backend):
             with contextlib.suppress(ValueError):
                 given = json.loads(given)
         if callable(given) or isinstance(given, Mapping):
-            wanted: Callable[[dict[str, Any]], Any] = (
-                given if callable(given) else _equals(given)
-            )
+            wanted: Callable[[dict[str, Any]], Any] = given if callable(given) else _equals(given)
             labels = np.flatnonzero(loaded.alive)
             kept = [bool(wanted(dict(loaded.metadata[label]))) for label in labels]
             return labels[np.array(kept, dtype=bool)]
@@ -355,34 +364,36 @@ class FolderBackend(Backend):
         return loaded
 
     def _read(self, version: str) -> Loaded:
-        config = self.read_config(version)
-        if self.folder is None or config is None:
+        stored = None if self.folder is None else self._read_signed(version)
+        if self.folder is None or stored is None:
             raise NNNormError(f"{self.name} has no version {version}; open the index again")
-        folder = self.folder / version
+        folder, config = self.folder / version, stored["config"]
         try:
+            for name, digest in stored["digests"].items():
+                check_regular(folder / name)
+                if _digest(folder / name) != digest:
+                    raise self._damaged(version)
             with np.load(folder / "items.npz", allow_pickle=False) as items:
                 ids, alive, text = items["ids"], items["alive"], items["metadata"].tobytes()
             metadata = json.loads(text) or [{}] * len(ids)
             rows = None if self.keeps_rows else np.load(folder / "rows.npy", mmap_mode="r")
             loaded = Loaded(None, ids, alive, metadata, rows, config)
             loaded.index = self._load(folder / "index", self._width(loaded))
-            sizes = {len(ids), len(alive), len(metadata), self._size(loaded.index)} - {None}
-            if len(sizes) > 1:
-                raise ValueError("sizes differ")
         except FileNotFoundError:
             raise NNNormError(f"{self.name} has no version {version}; open it again") from None
-        except (ValueError, KeyError, OSError, RuntimeError, EOFError) as error:
-            raise self._damaged(version) from error
         return loaded
-
-    @abstractmethod
-    def _size(self, index: Any) -> int | None:
-        """Return the number of labels that were ever given, if the engine knows it."""
 
     def _damaged(self, version: str) -> NNNormError:
         return NNNormError(
             f"version {version} of {self.name} is damaged; roll back or build the index again"
         )
+
+
+def _digest(path: Path, *, sync: bool = False) -> str:
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _equals(wanted: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:

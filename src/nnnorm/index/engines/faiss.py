@@ -83,19 +83,13 @@ class FaissBackend(FolderBackend):
         return index
 
     def _load(self, path: Path, width: int) -> Any:
-        index = require("faiss", "faiss").read_index(str(path))
-        if index.d != width:
-            raise ValueError("the dimension differs")
-        return index
+        return require("faiss", "faiss").read_index(str(path))
 
     def _dump(self, index: Any, path: Path) -> None:
         require("faiss", "faiss").write_index(index, str(path))
 
     def _copy(self, index: Any, width: int) -> Any:
         return require("faiss", "faiss").clone_index(index)
-
-    def _size(self, index: Any) -> int:
-        return int(index.ntotal)
 
     def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
         index.add(np.ascontiguousarray(vectors))

@@ -65,9 +65,6 @@ class HnswlibBackend(FolderBackend):
     def _dump(self, index: Any, path: Path) -> None:
         index.save_index(str(path))
 
-    def _size(self, index: Any) -> int:
-        return int(index.get_current_count())
-
     def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
         needed = index.get_current_count() + len(labels)
         if needed > index.get_max_elements():

@@ -63,10 +63,7 @@ class UsearchBackend(FolderBackend):
         )
 
     def _load(self, path: Path, width: int) -> Any:
-        index = require("usearch.index", "usearch").Index.restore(str(path))
-        if index is None or index.ndim != width:
-            raise ValueError("no usearch header, or another dimension")
-        return index
+        return require("usearch.index", "usearch").Index.restore(str(path))
 
     def _dump(self, index: Any, path: Path) -> None:
         index.save(str(path))
@@ -79,9 +76,6 @@ class UsearchBackend(FolderBackend):
 
     def _remove(self, index: Any, labels: Labels) -> None:
         index.remove(labels.astype(np.uint64))
-
-    def _size(self, index: Any) -> int | None:
-        return None  # it forgets the labels of removed items
 
     def _vectors(self, index: Any, labels: Labels) -> FloatArray:
         return np.array(index.get(labels.astype(np.uint64)), dtype=np.float32)
