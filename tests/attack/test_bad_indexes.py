@@ -82,7 +82,7 @@ def test_a_changed_bit_is_found_before_the_engine_opens_the_file(engine, small, 
                 open_index(url).search(small[0][:2])
         path.write_bytes(whole)
         path.rename(tmp_path / "elsewhere")
-        with pytest.raises(NNNormError, match="open it again|no index metadata"):
+        with pytest.raises(NNNormError, match=r"open it again|no index metadata"):
             open_index(url).search(small[0][:2])
         (tmp_path / "elsewhere").rename(path)
     assert len(open_index(url)) == 40
@@ -112,7 +112,7 @@ def test_files_of_others_are_not_overwritten(engine, small, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     for name in ("mine", "folder"):
-        with pytest.raises(NNNormError, match="is a file|exists already"):
+        with pytest.raises(NNNormError, match=r"is a file|exists already"):
             build_index(f"{engine}:{tmp_path / name}", *small)
     assert (tmp_path / "mine").read_bytes() == b"mine"
 

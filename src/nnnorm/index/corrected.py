@@ -410,6 +410,8 @@ class CorrectedIndex:
                     f"the corrector has dimension {new.dim}, the items of {backend.name} "
                     f"{state.config.dim}; fit it on embeddings of the same model"
                 )
+            if popularity is None and state.config.popularity is not None:
+                warn(f"the clicks of {backend.name} are left out; pass popularity= to keep them")
             n_items = backend.count(state.version)
             clicks = _Clicks(popularity, ids, n_items, backend.name) if popularity else None
             number = state.config.version

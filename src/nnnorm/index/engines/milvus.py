@@ -68,6 +68,7 @@ class MilvusBackend(ServerBackend):
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
+        self._in_memory: set[str] = set()
         if self.address and not self.is_server and not self.address.endswith(".db"):
             raise NNNormError(
                 "the place of milvus must be a file that ends in .db, or the address of a server "
@@ -169,6 +170,14 @@ class MilvusBackend(ServerBackend):
 
     # --- items ---
 
+    def _loaded(self, version: str | None) -> str:
+        """Name of a collection that can be searched: Milvus loads it into memory first."""
+        name = self._name(version)
+        if name not in self._in_memory:
+            self.client.load_collection(name)
+            self._in_memory.add(name)
+        return name
+
     def _write(self, write: Any, version: str, items: Items) -> None:
         for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
             rows = [
@@ -184,14 +193,14 @@ class MilvusBackend(ServerBackend):
 
     def delete(self, version: str, ids: Ids) -> None:
         for chosen in _chosen(ids):
-            self.client.delete(self._name(version), filter=chosen)
+            self.client.delete(self._loaded(version), filter=chosen)
 
     def _query(self, version: str, ids: Ids, fields: list[str]) -> dict[Any, dict[str, Any]]:
         rows = [
             row
             for chosen in _chosen(ids)
             for row in self.client.query(
-                self._name(version), filter=chosen, output_fields=fields, **_STRONG
+                self._loaded(version), filter=chosen, output_fields=fields, **_STRONG
             )
         ]
         return {row["id"]: row for row in rows}
@@ -206,7 +215,7 @@ class MilvusBackend(ServerBackend):
 
     def count(self, version: str) -> int:
         (row,) = self.client.query(
-            self._name(version), filter="", output_fields=["count(*)"], **_STRONG
+            self._loaded(version), filter="", output_fields=["count(*)"], **_STRONG
         )
         return int(row["count(*)"])
 
@@ -217,7 +226,7 @@ class MilvusBackend(ServerBackend):
         rows: list[list[tuple[Any, float]]] = []
         for start in range(0, len(vectors), _QUERIES):
             found = self.client.search(
-                self._name(version),
+                self._loaded(version),
                 data=vectors[start : start + _QUERIES].tolist(),
                 limit=k,
                 filter=filter or "",
@@ -230,14 +239,13 @@ class MilvusBackend(ServerBackend):
         return gather(rows, string_ids=is_text)
 
     def scan(self, version: str | None) -> Iterator[Items]:
-        name = self._name(version)
+        name = self._loaded(version)
         fields = self.client.describe_collection(name)["fields"]
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.options.vector or vectors[0]
         if wanted not in vectors or (len(vectors) > 1 and not self.options.vector):
             raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {vectors}")
-        self.client.load_collection(name)
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it has no timestamp in Lite
         pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
         try:
