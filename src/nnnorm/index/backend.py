@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -201,7 +202,7 @@ class Backend(ABC):
         """The place as text; empty for a client of the caller, or a collection in memory."""
         return self.place if isinstance(self.place, str) else ""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Engine and collection in messages, without passwords."""
         where = show_url(self.address) or ("in memory" if not self.place else "the given client")

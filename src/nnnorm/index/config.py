@@ -6,7 +6,7 @@ an index can be searched without its corrector.
 
 import os
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ class IndexConfig:
         """Everything, ready for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
-    @property
+    @cached_property
     def augmentation(self) -> Augmentation:
         """The extra coordinates."""
         return Augmentation("l2", self.shift, self.scale, self.radius)

@@ -51,6 +51,11 @@ class Loaded:
     parts: list[Items] = field(default_factory=list)
 
     @cached_property
+    def n_alive(self) -> int:
+        """The number of items."""
+        return int(self.alive.sum())
+
+    @cached_property
     def label_of(self) -> dict[Any, int]:
         """The label of each id."""
         labels = np.flatnonzero(self.alive)
@@ -247,13 +252,13 @@ class FolderBackend(Backend):
         return [dict(loaded.metadata[loaded.label_of[own]]) for own in ids.tolist()]
 
     def count(self, version: str) -> int:
-        return int(self._open(version).alive.sum())
+        return self._open(version).n_alive
 
     def search(
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
     ) -> Hits:
         loaded = self._open(version)
-        n_alive = int(loaded.alive.sum())
+        n_alive = loaded.n_alive
         if filter is not None:
             labels, scores = self._compare(loaded, self._allowed(loaded, filter), vectors, k)
         elif loaded.rows is None or n_alive == 0:

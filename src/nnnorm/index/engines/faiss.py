@@ -107,7 +107,7 @@ class FaissBackend(FolderBackend):
         if k == 0:
             return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
         chosen: dict[str, Any] = {}
-        if not loaded.alive.all():
+        if loaded.n_alive < len(loaded.alive):
             bits = np.packbits(loaded.alive, bitorder="little")
             chosen["sel"] = faiss.IDSelectorBitmap(bits)
         lists = faiss.try_extract_index_ivf(index)
