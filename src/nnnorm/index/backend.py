@@ -102,6 +102,9 @@ class Layout:
     sample: FloatArray
 
 
+CONFIGURED = ("dim", "version", "corrector", "method", "weight", "mode")
+
+
 @dataclass(frozen=True)
 class CollectionInfo:
     """What `nnnorm index info` prints.
@@ -266,12 +269,13 @@ class Backend(ABC):
         self.add(version, items)
 
     @abstractmethod
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        """Return the metadata of those of the ids that exist, by id."""
+
     def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which ids exist, shape ``(n_ids,)``."""
-
-    @abstractmethod
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
-        """Return the metadata of items that exist."""
+        found = self.lookup(version, ids)
+        return np.array([own in found for own in ids.tolist()], dtype=bool)
 
     @abstractmethod
     def count(self, version: str) -> int:
@@ -344,6 +348,12 @@ def _lock(file: Any) -> None:
 
 def _quote(error: Exception) -> str:
     return re.sub(r"\s+", " ", getattr(error, "message", None) or first_line(error)).strip()
+
+
+def chunks(values: Any, size: int) -> Iterator[Any]:
+    """Split something that can be sliced into parts of at most `size`."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def gather(rows: Sequence[Sequence[tuple[Any, float]]], *, string_ids: bool) -> Hits:

@@ -6,6 +6,7 @@ version or the new one, and a rollback is the same swap again.
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,9 @@ import numpy as np
 
 from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.index.backend import (
+    CONFIGURED,
     Backend,
     CollectionInfo,
     FloatArray,
@@ -30,14 +32,15 @@ from nnnorm.index.backend import (
     Mode,
 )
 from nnnorm.index.config import IndexConfig, bias_values, open_corrector, open_rows
-from nnnorm.index.metadata import check_metadata, choose_columns, make_plain
+from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
 from nnnorm.index.urls import open_backend
-from nnnorm.io import Embeddings, Progress, Source, check_ids
+from nnnorm.io import Progress, Source, check_ids
 from nnnorm.popularity import Popularity
 
 _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on
 _ATTEMPTS = 5
+_LONGEST_ID = 1000
 
 Correction = Corrector | str | os.PathLike[str]
 
@@ -118,12 +121,7 @@ class CorrectedIndex:
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
-            dim=config.dim,
-            version=config.version,
-            corrector=config.corrector,
-            method=config.method,
-            weight=config.weight,
-            mode=config.mode,
+            **{name: getattr(config, name) for name in CONFIGURED},
             can_roll_back=older is not None and newer is None,
             is_rolled_back=newer is not None,
         )
@@ -159,7 +157,6 @@ class CorrectedIndex:
 
     # --- searching -------------------------------------------------------------------------------
 
-    @explain_arguments
     def search(
         self,
         queries: Source,
@@ -237,8 +234,7 @@ class CorrectedIndex:
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
         found = hits.scores > -np.inf
         ids = np.unique(hits.ids[found])
-        entries = self.backend.metadata(version, ids) if len(ids) else []
-        known = dict(zip(ids.tolist(), entries, strict=True))
+        known = self.backend.lookup(version, ids) if len(ids) else {}
         rows = zip(hits.ids.tolist(), found.tolist(), strict=True)
         listed = [
             [known.get(own, {}) for own, is_hit in zip(*row, strict=True) if is_hit] for row in rows
@@ -272,7 +268,6 @@ class CorrectedIndex:
 
     # --- changing items --------------------------------------------------------------------------
 
-    @explain_arguments
     def add(
         self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
     ) -> None:
@@ -288,7 +283,6 @@ class CorrectedIndex:
         """
         self._add(rows, ids, metadata, replaces=False)
 
-    @explain_arguments
     def upsert(
         self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
     ) -> None:
@@ -318,7 +312,6 @@ class CorrectedIndex:
             write = self.backend.upsert if replaces else self.backend.add
             write(version, Items(given, vectors, bias, entries))
 
-    @explain_arguments
     def delete(self, ids: Any) -> None:
         """Delete items by their ids, all of which must be in the index."""
         given = _check_new_ids(ids, np.size(np.array(ids, dtype=object)))
@@ -377,7 +370,6 @@ class CorrectedIndex:
 
     # --- versions --------------------------------------------------------------------------------
 
-    @explain_arguments
     def refresh(
         self,
         corrector: Correction,
@@ -428,15 +420,16 @@ class CorrectedIndex:
                 popularity=None if popularity is None else popularity.weight,
             )
 
-            def batches() -> Iterator[tuple[Ids, Embeddings, FloatArray, list[dict[str, Any]]]]:
+            def parts() -> Iterator[Items]:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
                     rows = open_rows(items.vectors, new, f"the items of {backend.name}")
                     values = bias_values(new, rows, clicks.find(items.ids) if clicks else None)
-                    yield items.ids, rows, values, items.metadata
+                    made = config.transform_items(rows.rows(0, len(rows)), values)
+                    yield Items(items.ids, *made, items.metadata)
 
             _tidy(backend, lambda one, stored: stored is not None and stored["version"] != number)
-            version = _fill(backend, config, batches(), n_items, progress)
+            version = _fill(backend, config, parts(), n_items, progress)
             if clicks is not None:
                 clicks.check()
             if backend.served() != state.version or backend.count(state.version) != n_items:
@@ -473,8 +466,8 @@ def _sort(hits: Hits) -> Hits:
     if not (hits.scores[:, 1:] > hits.scores[:, :-1]).any():
         return hits
     order = np.argsort(-hits.scores, axis=1, kind="stable")
-    taken = (np.take_along_axis(one, order, axis=1) for one in (hits.ids, hits.scores))
-    return Hits(*taken)
+    ids, scores = (np.take_along_axis(one, order, axis=1) for one in (hits.ids, hits.scores))
+    return Hits(ids, scores)
 
 
 class _Clicks:
@@ -516,7 +509,6 @@ class _Clicks:
 # --- making an index -----------------------------------------------------------------------------
 
 
-@explain_arguments
 def build_index(
     url: str | Backend,
     gallery: Source,
@@ -567,18 +559,35 @@ def build_index(
     entries = check_metadata(metadata, len(items))
     values = bias_values(used, items)
 
-    def batches() -> Iterator[tuple[Ids, FloatArray, FloatArray, list[dict[str, Any]]]]:
+    chosen = backend.modes[0] if mode is None else mode
+    if chosen not in backend.modes:
+        modes = " or ".join(map(repr, backend.modes))
+        raise NNNormError(f"the mode of {backend.engine} must be {modes}; got {mode!r}")
+    config = IndexConfig.make(
+        used,
+        version=1,
+        mode=chosen,
+        metric=backend.metric,
+        string_ids=given.dtype.kind == "U",
+        columns=choose_columns(entries),
+        created=backend.creation_options(),
+        rotated=backend.has_one_range and chosen == "augmented",
+    )
+
+    def parts() -> Iterator[Items]:
         for start in range(0, len(items), _BATCH):
             part = slice(start, start + _BATCH)
             rows = items.rows(start, min(start + _BATCH, len(items)))
-            yield given[part], rows, values[part], entries[part]
+            yield Items(given[part], *config.transform_items(rows, values[part]), entries[part])
 
-    is_text = given.dtype.kind == "U"
-    columns = choose_columns(entries)
-    return _build(backend, used, batches(), len(items), is_text, columns, mode, progress)
+    with backend.translating(), backend.writing():
+        if backend.served() is not None or backend.is_taken():
+            raise NNNormError(f"{backend.name} exists already; refresh it, or choose another name")
+        _tidy(backend, lambda one, stored: False)
+        backend.swap(_fill(backend, config, parts(), len(items), progress))
+    return CorrectedIndex(backend, used)
 
 
-@explain_arguments
 def open_index(url: str | Backend, corrector: Correction | None = None) -> CorrectedIndex:
     """Open an index.
 
@@ -603,7 +612,6 @@ def open_index(url: str | Backend, corrector: Correction | None = None) -> Corre
     return CorrectedIndex(open_backend(url), used)
 
 
-@explain_arguments
 def copy_index(
     source: str | Backend,
     target: str | Backend,
@@ -656,80 +664,30 @@ def copy_index(
     )
 
 
-def _build(
-    backend: Backend,
-    corrector: Corrector,
-    batches: Iterator[Any],
-    n_items: int,
-    string_ids: bool,
-    columns: Any,
-    mode: Mode | None,
-    progress: Progress | None,
-) -> CorrectedIndex:
-    chosen = backend.modes[0] if mode is None else mode
-    if chosen not in backend.modes:
-        modes = " or ".join(map(repr, backend.modes))
-        raise NNNormError(f"the mode of {backend.engine} must be {modes}; got {mode!r}")
-    config = IndexConfig.make(
-        corrector,
-        version=1,
-        mode=chosen,
-        metric=backend.metric,
-        string_ids=string_ids,
-        columns=columns,
-        created=backend.creation_options(),
-        rotated=backend.has_one_range and chosen == "augmented",
-    )
-    with backend.translating(), backend.writing():
-        if backend.served() is not None or backend.is_taken():
-            raise NNNormError(f"{backend.name} exists already; refresh it, or choose another name")
-        _tidy(backend, lambda one, stored: False)
-        backend.swap(_fill(backend, config, batches, n_items, progress))
-    return CorrectedIndex(backend, corrector)
-
-
 def _fill(
     backend: Backend,
     config: IndexConfig,
-    batches: Iterator[Any],
+    parts: Iterator[Items],
     n_items: int,
     progress: Progress | None,
 ) -> str:
     """Create and fill a version that isn't served yet, and check that all items are in it."""
     version = f"v{config.version}_{secrets.token_hex(3)}"
-    held: list[Items] = []
-    n_held, done, is_created = 0, 0, False
-
-    def flush() -> None:
-        nonlocal is_created, n_held
-        if not is_created:
-            some = [part.vectors for part in held] or [np.empty((0, config.width), np.float32)]
-            layout = Layout(
-                config.width,
-                config.mode,
-                config.string_ids,
-                config.columns,
-                n_items,
-                np.concatenate(some),
-            )
-            backend.create(version, layout)
-            is_created = True
-        for part in held:
-            backend.add(version, part)
-        held.clear()
-        n_held = 0
-
+    first: list[Items] = []
+    for part in parts:
+        first.append(part)
+        if sum(map(len, first)) >= _SAMPLE:
+            break
+    sample = np.concatenate([np.empty((0, config.width), np.float32), *(p.vectors for p in first)])
+    layout = Layout(config.width, config.mode, config.string_ids, config.columns, n_items, sample)
     try:
-        for ids, rows, values, metadata in batches:
-            plain = rows.rows(0, len(rows)) if isinstance(rows, Embeddings) else rows
-            held.append(Items(ids, *config.transform_items(plain, values), metadata))
-            n_held += len(ids)
-            done += len(ids)
-            if is_created or n_held >= min(_SAMPLE, n_items):
-                flush()
+        backend.create(version, layout)
+        done = 0
+        for part in itertools.chain(first, parts):
+            backend.add(version, part)
+            done += len(part)
             if progress is not None:
                 progress(done, n_items)
-        flush()
         backend.finish(version, config.to_dict())
         if (found := backend.count(version)) != n_items or done != n_items:
             raise NNNormError(
@@ -754,26 +712,12 @@ def _tidy(backend: Backend, keep: Callable[[str, dict[str, Any] | None], bool]) 
 def _check_new_ids(ids: Any, n_items: int) -> Ids:
     if isinstance(ids, range):
         return np.arange(ids.start, ids.stop, ids.step)
-    bad = [own for own in np.array(ids, dtype=object).ravel().tolist() if _is_odd(own)]
-    if bad:
-        raise NNNormError(
-            f"an id must be a whole number, or text without null characters; got {bad[0]!r:.60}"
-        )
+    for own in np.array(ids, dtype=object).ravel().tolist():
+        if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and is_text(own)):
+            raise NNNormError(
+                f"an id must be a whole number, or text without null characters; got {own!r:.60}"
+            )
     return check_ids(ids, n_items, name="the items")
-
-
-def _is_odd(own: Any) -> bool:
-    """Whether some engine would store another id: text that is empty, too long or not Unicode."""
-    if not isinstance(own, str):
-        return False
-    return not own or "\0" in own or len(own) > 1000 or not _encodes(own)
-
-
-def _encodes(text: str) -> bool:
-    try:
-        return bool(text.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _check_kind(ids: Ids, string_ids: bool, name: str) -> None:

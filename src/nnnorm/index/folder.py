@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -29,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout
+from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
 from nnnorm.io import check_regular, write_whole
 
 Labels = npt.NDArray[np.int64]
@@ -212,8 +213,7 @@ class FolderBackend(Backend):
     def write(self, version: str) -> Iterator[str]:
         old = self._open(version)
         config = old.config or {}
-        token = int(version.rpartition("_")[2], 16) + 1
-        new = f"{version.rpartition('_')[0]}_{token % 2**24:06x}"
+        new = f"{version.rpartition('_')[0]}_{secrets.token_hex(3)}"
         index = self._copy(old.index, self._width(old))
         self._loaded[new] = Loaded(index, old.ids, old.alive, old.metadata, old.rows)
         try:
@@ -243,13 +243,10 @@ class FolderBackend(Backend):
             loaded.index, loaded.ids, alive, loaded.metadata, loaded.rows, loaded.config
         )
 
-    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        known = self._open(version).label_of
-        return np.array([own in known for own in ids.tolist()], dtype=bool)
-
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
         loaded = self._open(version)
-        return [dict(loaded.metadata[loaded.label_of[own]]) for own in ids.tolist()]
+        labels = {own: loaded.label_of.get(own) for own in ids.tolist()}
+        return {own: dict(loaded.metadata[at]) for own, at in labels.items() if at is not None}
 
     def count(self, version: str) -> int:
         return self._open(version).n_alive
@@ -276,8 +273,7 @@ class FolderBackend(Backend):
             return
         loaded = self._open(version)
         labels = np.flatnonzero(loaded.alive)
-        for start in range(0, len(labels), BATCH):
-            part = labels[start : start + BATCH]
+        for part in chunks(labels, BATCH):
             metadata = [dict(loaded.metadata[label]) for label in part]
             yield Items(loaded.ids[part], self._stored(loaded, part), None, metadata)
 
@@ -398,7 +394,10 @@ def _digest(path: Path, *, sync: bool = False) -> str:
     with open(path, "rb") as file:
         if sync:
             os.fsync(file.fileno())
-        return hashlib.file_digest(file, "blake2b").hexdigest()
+        digest = hashlib.blake2b()
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _equals(wanted: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:

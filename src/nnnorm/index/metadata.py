@@ -43,7 +43,7 @@ def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[di
             )
         plain = {}
         for key, value in entry.items():
-            if not isinstance(key, str) or not _is_text(key) or not key or key[:7] == "nnnorm_":
+            if not isinstance(key, str) or not is_text(key) or not key or key[:7] == "nnnorm_":
                 raise NNNormError(
                     f"metadata keys must be text that doesn't begin with nnnorm_; item {row} has "
                     f"{key!r:.60}"
@@ -58,18 +58,18 @@ def _plain(value: Any, name: str) -> Any:
         value = value.item()
     if isinstance(value, (list, tuple)):
         return [_plain(one, name) for one in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) and _is_text(key) for key in value):
+    if isinstance(value, Mapping) and all(isinstance(key, str) and is_text(key) for key in value):
         return {key: _plain(one, name) for key, one in value.items()}
     if value is None or isinstance(value, bool):
         return value
     fits = isinstance(value, int) and -(2**63) <= value < 2**63
     fits = fits or (isinstance(value, float) and math.isfinite(value))
-    if not fits and not (isinstance(value, str) and _is_text(value)):
+    if not fits and not (isinstance(value, str) and is_text(value)):
         raise NNNormError(f"{name} must be a JSON value; got {value!r:.60}")
     return value
 
 
-def _is_text(value: str) -> bool:
+def is_text(value: str) -> bool:
     """Whether every engine can hold it: no null characters, no lone surrogates."""
     return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
 

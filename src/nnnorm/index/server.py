@@ -88,6 +88,13 @@ class ServerBackend(Backend):
         """Name of the engine's own collection."""
         return self.collection if version is None else f"{self.collection}_{version}"
 
+    def choose_vector(self, names: list[str]) -> str:
+        """Return the vector that the option names, or the only one, of a copied collection."""
+        asked: str = self.options.vector
+        if asked not in names and (asked or len(names) != 1):
+            raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {names}")
+        return asked or names[0]
+
     def _list_versions(self, names: list[str]) -> list[str]:
         pattern = re.compile(re.escape(self.collection) + r"_(v\d+_[0-9a-f]{6})")
         found = (pattern.fullmatch(name) for name in names)

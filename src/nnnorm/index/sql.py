@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import (
@@ -27,6 +26,7 @@ from nnnorm.index.backend import (
     Kind,
     Layout,
     Mode,
+    chunks,
     gather,
     to_ids,
 )
@@ -124,8 +124,7 @@ class SqlBackend(Backend):
     def _among(self, statement: str, ids: Ids) -> list[tuple[Any, ...]]:
         """Run a statement that ends with a condition on ids, some ids at a time."""
         found = []
-        for start in range(0, len(ids), _LISTED):
-            some = ids[start : start + _LISTED].tolist()
+        for some in chunks(ids.tolist(), _LISTED):
             found += self.run(f"{statement} IN ({', '.join('?' * len(some))})", *some)
         return found
 
@@ -255,18 +254,11 @@ class SqlBackend(Backend):
         with self.transaction():
             self._among(f"DELETE FROM {self._table(version)} WHERE id", ids)
 
-    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        found = {
-            row[0] for row in self._among(f"SELECT id FROM {self._table(version)} WHERE id", ids)
-        }
-        return np.array([own in found for own in ids.tolist()], dtype=bool)
-
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
         columns = self._config(version)["columns"]
         listed = ", ".join(map(quote_name, ["id", *columns, "metadata"]))
         rows = self._among(f"SELECT {listed} FROM {self._table(version)} WHERE id", ids)
-        found = {own: join_columns(columns, values) for own, *values in rows}
-        return [found.get(own, {}) for own in ids.tolist()]
+        return {own: join_columns(columns, values) for own, *values in rows}
 
     def count(self, version: str) -> int:
         return int(self.run(f"SELECT count(*) FROM {self._table(version)}")[0][0])
@@ -323,8 +315,8 @@ class SqlBackend(Backend):
         table = quote_name(self.options.table)
         rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")
         rows = [row for row in rows if row[1] is not None]
-        for start in range(0, len(rows), BATCH):
-            ids, vectors, *known = zip(*rows[start : start + BATCH], strict=True)
+        for some in chunks(rows, BATCH):
+            ids, vectors, *known = zip(*some, strict=True)
             entries = [
                 dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
             ]

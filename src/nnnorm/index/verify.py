@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.bias import check_weight
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError
 from nnnorm.index.backend import Backend, FloatArray, Ids
 from nnnorm.index.config import bias_values, open_corrector, open_rows
 from nnnorm.index.corrected import CorrectedIndex, Correction, open_index
@@ -50,7 +50,6 @@ class Verification:
         return {**asdict(self), "problems": list(self.problems), "is_good": self.is_good}
 
 
-@explain_arguments
 def verify_index(
     index: CorrectedIndex | Backend | str,
     queries: Source,

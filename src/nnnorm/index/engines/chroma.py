@@ -13,10 +13,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, gather, to_ids
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, gather, to_ids
 from nnnorm.index.metadata import join_fields, split_fields
 from nnnorm.index.options import whole
 from nnnorm.index.server import ServerBackend, ServerOptions
@@ -160,24 +159,18 @@ class ChromaBackend(ServerBackend):
             )
 
     def delete(self, version: str, ids: Ids) -> None:
-        found, names = self._found(version), list(map(str, ids.tolist()))
-        for start in range(0, len(names), _MOST):
-            found.delete(ids=names[start : start + _MOST])
+        found = self._found(version)
+        for names in chunks(list(map(str, ids.tolist())), _MOST):
+            found.delete(ids=names)
 
-    def _read(self, version: str, ids: Ids, include: list[str]) -> Iterator[Any]:
-        found, names = self._found(version), list(map(str, ids.tolist()))
-        for start in range(0, len(names), _MOST):
-            yield found.get(ids=names[start : start + _MOST], include=include)
-
-    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        found = {name for rows in self._read(version, ids, []) for name in rows["ids"]}
-        return np.array([str(own) in found for own in ids.tolist()], dtype=bool)
-
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
-        found: dict[str, Any] = {}
-        for rows in self._read(version, ids, ["metadatas"]):
-            found.update(zip(rows["ids"], rows["metadatas"], strict=True))
-        return [join_fields(found.get(str(own))) for own in ids.tolist()]
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        found = self._found(version)
+        own, entries = self._own(found), dict[Any, dict[str, Any]]()
+        for names in chunks(list(map(str, ids.tolist())), _MOST):
+            rows = found.get(ids=names, include=["metadatas"])
+            pairs = zip(rows["ids"], rows["metadatas"], strict=True)
+            entries.update((own(name), join_fields(entry)) for name, entry in pairs)
+        return entries
 
     def count(self, version: str) -> int:
         return int(self._found(version).count())
@@ -187,10 +180,9 @@ class ChromaBackend(ServerBackend):
     ) -> Hits:
         found = self._found(version)
         own, rows = self._own(found), []
-        step = max(1, self.largest_k // k)
-        for start in range(0, len(vectors), step):
+        for some in chunks(vectors, max(1, self.largest_k // k)):
             hits = found.query(
-                query_embeddings=vectors[start : start + step],
+                query_embeddings=some,
                 n_results=k,
                 where=json.loads(filter) if isinstance(filter, str) else filter,
                 include=["distances"],

@@ -10,13 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, gather, to_ids
+from nnnorm.index.backend import (
+    BATCH,
+    FloatArray,
+    Hits,
+    Ids,
+    Items,
+    Kind,
+    Layout,
+    chunks,
+    gather,
+    to_ids,
+)
 from nnnorm.index.metadata import join_columns, make_plain, split_columns
 from nnnorm.index.options import Options, whole
 from nnnorm.index.server import ServerBackend
@@ -86,14 +96,12 @@ class LancedbBackend(ServerBackend):
     def _names(self) -> list[str]:
         if self._is_absent():
             return []
-        names: list[str] = []
-        token = None
-        while True:
-            page = self.client.list_tables(page_token=token)
+        page = self.client.list_tables()
+        names: list[str] = page.tables
+        while page.page_token:
+            page = self.client.list_tables(page_token=page.page_token)
             names += page.tables
-            token = page.page_token
-            if not token:
-                return names
+        return names
 
     def _table(self, version: str | None) -> Any:
         try:
@@ -125,12 +133,8 @@ class LancedbBackend(ServerBackend):
 
     def create(self, version: str, layout: Layout) -> None:
         arrow = require("pyarrow", "lancedb")
-        kinds = {
-            "integer": arrow.int64(),
-            "float": arrow.float64(),
-            "boolean": arrow.bool_(),
-            "text": arrow.string(),
-        }
+        types = arrow.int64(), arrow.float64(), arrow.bool_(), arrow.string()
+        kinds = dict(zip(get_args(Kind), types, strict=True))
         fields = [
             arrow.field("id", kinds["text" if layout.string_ids else "integer"], nullable=False),
             arrow.field("vector", arrow.list_(arrow.float32(), layout.width)),
@@ -198,22 +202,13 @@ class LancedbBackend(ServerBackend):
     def delete(self, version: str, ids: Ids) -> None:
         self._table(version).delete(_chosen(ids))
 
-    def _rows(self, version: str, ids: Ids, names: list[str]) -> list[dict[str, Any]]:
-        table, found = self._table(version), []
-        for start in range(0, len(ids), BATCH):
-            chosen = _chosen(ids[start : start + BATCH])
-            found += table.search().where(chosen).select(names).limit(BATCH).to_arrow().to_pylist()
-        return found
-
-    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        found = {row["id"] for row in self._rows(version, ids, ["id"])}
-        return np.array([own in found for own in ids.tolist()], dtype=bool)
-
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
-        columns = self._stored(self._table(version))["columns"]
-        rows = self._rows(version, ids, ["id", *columns, "metadata"])
-        found = {row["id"]: _join(columns, row) for row in rows}
-        return [found.get(own, {}) for own in ids.tolist()]
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        table, rows = self._table(version), []
+        columns = self._stored(table)["columns"]
+        for some in chunks(ids, BATCH):
+            asked = table.search().where(_chosen(some)).limit(BATCH)
+            rows += asked.select(["id", *columns, "metadata"]).to_arrow().to_pylist()
+        return {row["id"]: _join(columns, row) for row in rows}
 
     def count(self, version: str) -> int:
         return int(self._table(version).count_rows())

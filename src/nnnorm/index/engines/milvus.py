@@ -15,10 +15,9 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, gather, to_ids
+from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, gather, to_ids
 from nnnorm.index.metadata import join_fields, split_fields
 from nnnorm.index.options import whole
 from nnnorm.index.server import ServerBackend, ServerOptions
@@ -195,23 +194,11 @@ class MilvusBackend(ServerBackend):
         for chosen in _chosen(ids):
             self.client.delete(self._loaded(version), filter=chosen)
 
-    def _query(self, version: str, ids: Ids, fields: list[str]) -> dict[Any, dict[str, Any]]:
-        rows = [
-            row
-            for chosen in _chosen(ids)
-            for row in self.client.query(
-                self._loaded(version), filter=chosen, output_fields=fields, **_STRONG
-            )
-        ]
-        return {row["id"]: row for row in rows}
-
-    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        found = self._query(version, ids, ["id"])
-        return np.array([own in found for own in ids.tolist()], dtype=bool)
-
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
-        found = self._query(version, ids, ["*"])
-        return [_to_metadata(found.get(own, {}), "id", "embedding") for own in ids.tolist()]
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        name, found = self._loaded(version), []
+        for chosen in _chosen(ids):
+            found += self.client.query(name, filter=chosen, output_fields=["*"], **_STRONG)
+        return {row["id"]: _to_metadata(row, "id", "embedding") for row in found}
 
     def count(self, version: str) -> int:
         (row,) = self.client.query(
@@ -224,10 +211,10 @@ class MilvusBackend(ServerBackend):
     ) -> Hits:
         params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
         rows: list[list[tuple[Any, float]]] = []
-        for start in range(0, len(vectors), _QUERIES):
+        for some in chunks(vectors.tolist(), _QUERIES):
             found = self.client.search(
                 self._loaded(version),
-                data=vectors[start : start + _QUERIES].tolist(),
+                data=some,
                 limit=k,
                 filter=filter or "",
                 output_fields=["id"],
@@ -243,9 +230,7 @@ class MilvusBackend(ServerBackend):
         fields = self.client.describe_collection(name)["fields"]
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
-        wanted = self.options.vector or vectors[0]
-        if wanted not in vectors or (len(vectors) > 1 and not self.options.vector):
-            raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {vectors}")
+        wanted = self.choose_vector(vectors)
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it has no timestamp in Lite
         pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
         try:
@@ -259,8 +244,8 @@ class MilvusBackend(ServerBackend):
 
 def _chosen(ids: Ids) -> Iterator[str]:
     """Yield expressions that choose these ids; JSON escapes quotes as Milvus reads them."""
-    for start in range(0, len(ids), BATCH):
-        yield f"id in {json.dumps(ids[start : start + BATCH].tolist(), ensure_ascii=False)}"
+    for some in chunks(ids.tolist(), BATCH):
+        yield f"id in {json.dumps(some, ensure_ascii=False)}"
 
 
 def _is_field(name: str, value: Any) -> bool:

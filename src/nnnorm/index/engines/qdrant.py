@@ -7,14 +7,14 @@ payload.
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, gather, to_ids
@@ -81,17 +81,13 @@ class QdrantBackend(ServerBackend):
     def _connect(self) -> Any:
         client = require("qdrant_client", "qdrant").QdrantClient
         if not self.is_server:
-            return client(path=self.address, force_disable_check_same_thread=True)
+            return _Shared(client(path=self.address, force_disable_check_same_thread=True))
         key = os.environ.get(self.key_variable)
         return client(url=self.address, api_key=key, check_compatibility=False, timeout=60)
 
     def errors(self) -> tuple[type[Exception], ...]:
         exceptions = require("qdrant_client.http.exceptions", "qdrant")
         return (exceptions.ApiException, RuntimeError, ValueError, OSError)
-
-    def _one(self) -> AbstractContextManager[Any]:
-        """Local mode isn't made for threads: one call at a time."""
-        return self._turn if self.is_local else nullcontext()
 
     # --- versions ---
 
@@ -106,40 +102,35 @@ class QdrantBackend(ServerBackend):
     def served(self) -> str | None:
         if self._is_absent():
             return None
-        with self._one():
-            aliases = self.client.get_aliases().aliases
+        aliases = self.client.get_aliases().aliases
         found = [one.collection_name for one in aliases if one.alias_name == self.collection]
         known = self._list_versions(found)
         return known[0] if known else None
 
     def versions(self) -> list[str]:
-        with self._one():
-            return self._list_versions(self._names())
+        return self._list_versions(self._names())
 
     def create(self, version: str, layout: Layout) -> None:
         models, codes = self._models, None
         if self.options.quantize == "int8":
             scalar = models.ScalarQuantizationConfig(type="int8", always_ram=True)
             codes = models.ScalarQuantization(scalar=scalar)
-        with self._one():
-            self.client.create_collection(
-                self._name(version),
-                vectors_config=models.VectorParams(size=layout.width, distance="Dot"),
-                hnsw_config=models.HnswConfigDiff(
-                    m=self.options.links, ef_construct=self.options.ef_construction
-                ),
-                quantization_config=codes,
-            )
+        self.client.create_collection(
+            self._name(version),
+            vectors_config=models.VectorParams(size=layout.width, distance="Dot"),
+            hnsw_config=models.HnswConfigDiff(
+                m=self.options.links, ef_construct=self.options.ef_construction
+            ),
+            quantization_config=codes,
+        )
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
-        with self._one():
-            self.client.update_collection(self._name(version), metadata={"nnnorm": config})
+        self.client.update_collection(self._name(version), metadata={"nnnorm": config})
 
     def read_config(self, version: str) -> dict[str, Any] | None:
-        with self._one():
-            if self._name(version) not in self._names():
-                return None
-            about = self.client.get_collection(self._name(version)).config.metadata
+        if self._name(version) not in self._names():
+            return None
+        about = self.client.get_collection(self._name(version)).config.metadata
         found: dict[str, Any] | None = (about or {}).get("nnnorm")
         return found
 
@@ -150,15 +141,13 @@ class QdrantBackend(ServerBackend):
         steps = [models.CreateAliasOperation(create_alias=made)]
         if self.served() is not None:
             steps.insert(0, models.DeleteAliasOperation(delete_alias=removed))
-        with self._one():
-            self.client.update_collection_aliases(steps)
+        self.client.update_collection_aliases(steps)
 
     def drop(self, version: str) -> None:
-        with self._one():
-            if self._name(version) in self._names():
-                # A folder loses its points before its list of collections is written.
-                self.client.update_collection(self._name(version), metadata={"nnnorm": None})
-                self.client.delete_collection(self._name(version))
+        if self._name(version) in self._names():
+            # A folder loses its points before its list of collections is written.
+            self.client.update_collection(self._name(version), metadata={"nnnorm": None})
+            self.client.delete_collection(self._name(version))
 
     # --- items ---
 
@@ -172,34 +161,22 @@ class QdrantBackend(ServerBackend):
                 point = _point_id(own)
                 payload = entry if point == own else {**entry, _ID: own}
                 points.append(struct(id=point, vector=vector, payload=payload))
-            with self._one():
-                self.client.upsert(self._name(version), points, wait=True)
+            self.client.upsert(self._name(version), points, wait=True)
 
     def upsert(self, version: str, items: Items) -> None:
         self.add(version, items)
 
     def delete(self, version: str, ids: Ids) -> None:
-        with self._one():
-            points = [_point_id(own) for own in ids.tolist()]
-            self.client.delete(self._name(version), points, wait=True)
-
-    def _retrieve(self, version: str, ids: Ids, *, payload: bool) -> dict[Any, Any]:
         points = [_point_id(own) for own in ids.tolist()]
-        with self._one():
-            found = self.client.retrieve(self._name(version), points, with_payload=payload)
-        return {point.id: point.payload for point in found}
+        self.client.delete(self._name(version), points, wait=True)
 
-    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
-        found = self._retrieve(version, ids, payload=False)
-        return np.array([_point_id(own) in found for own in ids.tolist()], dtype=bool)
-
-    def metadata(self, version: str, ids: Ids) -> list[dict[str, Any]]:
-        found = self._retrieve(version, ids, payload=True)
-        return [join_fields(found.get(_point_id(own))) for own in ids.tolist()]
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        points = [_point_id(own) for own in ids.tolist()]
+        found = self.client.retrieve(self._name(version), points, with_payload=True)
+        return {_own_id(point): join_fields(point.payload) for point in found}
 
     def count(self, version: str) -> int:
-        with self._one():
-            return int(self.client.count(self._name(version), exact=True).count)
+        return int(self.client.count(self._name(version), exact=True).count)
 
     def search(
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
@@ -218,8 +195,7 @@ class QdrantBackend(ServerBackend):
             )
             for vector in vectors.tolist()
         ]
-        with self._one():
-            answers = self.client.query_batch_points(self._name(version), requests)
+        answers = self.client.query_batch_points(self._name(version), requests)
         rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
         is_text = any(isinstance(own, str) for row in rows for own, _ in row)
         return gather(rows, string_ids=is_text)
@@ -234,10 +210,9 @@ class QdrantBackend(ServerBackend):
     def scan(self, version: str | None) -> Iterator[Items]:
         offset, is_first = None, True
         while is_first or offset is not None:
-            with self._one():
-                points, offset = self.client.scroll(
-                    self._name(version), limit=BATCH, offset=offset, with_vectors=True
-                )
+            points, offset = self.client.scroll(
+                self._name(version), limit=BATCH, offset=offset, with_vectors=True
+            )
             is_first = False
             if points:
                 vectors = np.array([self._vector(one.vector) for one in points], dtype=np.float32)
@@ -247,12 +222,23 @@ class QdrantBackend(ServerBackend):
     def _vector(self, vector: Any) -> Any:
         if not isinstance(vector, dict):
             return vector
-        name = self.options.vector or next(iter(vector))
-        if name not in vector or (len(vector) > 1 and not self.options.vector):
-            raise NNNormError(
-                f"choose one of the vectors of {self.name} with vector=: {list(vector)}"
-            )
-        return vector[name]
+        return vector[self.choose_vector(list(vector))]
+
+
+class _Shared:
+    """A client in local mode, which isn't made for threads: one call at a time."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._lock = client, threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                return found(*args, **options)
+
+        return call if callable(found) else found
 
 
 def _point_id(own: int | str) -> int | str:
