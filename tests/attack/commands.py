@@ -207,12 +207,13 @@ FILES = {
     "reference_captions": "captions.txt", "texts": "captions.txt",
     "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
-    "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss", "url": "faiss:index-faiss",
+    "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
+    "url": "faiss:index-faiss",
     "table": "bias-table",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "target": "faiss:out", "sheet": "out.png",
+    "save_corrector": "out-corrector.safetensors", "target": "faiss:out", "sheet": "out.png",
     "results": "out-results", "export": "out",
 }  # fmt: skip
 _ONLY_WITH_CHECKPOINTS = "tokenizer"

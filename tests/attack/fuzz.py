@@ -244,11 +244,8 @@ class Fuzzer:
         damage = mutations.mutate(path, rng)
         must = damage.must
         if _is_url(word):
-            engine = word.partition(":")[0]
-            if engine in _DATABASES:
-                must = "database"
-            else:
-                must = "either"  # it may be in the version that the command doesn't read
+            # A file may be in the version that the command doesn't read.
+            must = "database" if word.partition(":")[0] in _DATABASES else "either"
         elif healthy.is_dir() and healthy.name in ("model", "model-sounds", "sounds", "pictures"):
             must = "either"
         elif damage.name is not None:

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,8 +31,6 @@ Metadata: TypeAlias = Mapping[str, Any]
 Mode = Literal["augmented", "column"]
 Metric = Literal["ip", "cosine"]
 Kind = Literal["integer", "float", "boolean", "text"]
-
-BATCH = 1000  # items read from an engine at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,27 +346,3 @@ def _lock(file: Any) -> None:
 
 def _quote(error: Exception) -> str:
     return re.sub(r"\s+", " ", getattr(error, "message", None) or first_line(error)).strip()
-
-
-def chunks(values: Any, size: int) -> Iterator[Any]:
-    """Split something that can be sliced into parts of at most `size`."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
-
-
-def gather(rows: Sequence[Sequence[tuple[Any, float]]], *, string_ids: bool) -> Hits:
-    """Make hits of ``(id, score)`` pairs per query."""
-    widest = max(map(len, rows), default=0)
-    ids = np.full((len(rows), widest), "" if string_ids else -1, dtype=object)
-    scores = np.full((len(rows), widest), -np.inf, dtype=np.float32)
-    for row, found in enumerate(rows):
-        for place, (own, score) in enumerate(found):
-            ids[row, place], scores[row, place] = own, score
-    return Hits(ids.astype(str if string_ids else np.int64), scores)
-
-
-def to_ids(ids: Sequence[Any]) -> Ids:
-    """Return ids read from an engine as an array of int64 or str."""
-    if all(isinstance(own, int) and not isinstance(own, bool) for own in ids):
-        return np.array(ids, dtype=np.int64)
-    return np.array([str(own) for own in ids], dtype=str).reshape(len(ids))

@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import BATCH, Backend, FloatArray, Hits, Ids, Items, Layout, chunks
+from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout
+from nnnorm.index.reading import BATCH, chunks
 from nnnorm.io import check_regular, write_whole
 
 Labels = npt.NDArray[np.int64]
@@ -138,10 +139,12 @@ class FolderBackend(Backend):
         if self.folder is None:
             return self._current
         check_regular(self.folder)
+        if not self.folder.is_dir():
+            return None
         check_regular(self.folder / "CURRENT")
         try:
             return (self.folder / "CURRENT").read_text(encoding="utf-8").strip()
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     def versions(self) -> list[str]:

@@ -16,22 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import (
-    BATCH,
-    Backend,
-    FloatArray,
-    Hits,
-    Ids,
-    Items,
-    Kind,
-    Layout,
-    Mode,
-    chunks,
-    gather,
-    to_ids,
-)
+from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Kind, Layout, Mode
 from nnnorm.index.metadata import join_columns, split_columns
 from nnnorm.index.options import Options
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
 
 _LISTED = 500  # ids in one statement
 

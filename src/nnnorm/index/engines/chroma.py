@@ -15,9 +15,10 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
 from nnnorm.index.metadata import join_fields, split_fields
 from nnnorm.index.options import whole
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
 from nnnorm.index.server import ServerBackend, ServerOptions
 
 _MOST = 5000  # items in one request: its SQLite takes about 32,000 values

@@ -15,20 +15,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import (
-    BATCH,
-    FloatArray,
-    Hits,
-    Ids,
-    Items,
-    Kind,
-    Layout,
-    chunks,
-    gather,
-    to_ids,
-)
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Kind, Layout
 from nnnorm.index.metadata import join_columns, make_plain, split_columns
 from nnnorm.index.options import Options, whole
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
 from nnnorm.index.server import ServerBackend
 
 _SERVED, _CONFIG = "nnnorm_served", "nnnorm"
@@ -115,18 +105,15 @@ class LancedbBackend(ServerBackend):
 
     # --- versions ---
 
-    def _pointer(self) -> Any:
-        return self._table(None) if self.collection in self._names() else None
-
     def is_taken(self) -> bool:
-        table = self._pointer()
-        return table is not None and _SERVED not in table.schema.names
+        return self.collection in self._names() and self.served() is None
 
     def served(self) -> str | None:
-        table = self._pointer()
-        if table is None or _SERVED not in table.schema.names:
+        if self.collection not in self._names():
             return None
-        return str(table.to_arrow()[_SERVED].to_pylist()[0])
+        table = self._table(None)
+        is_ours = _SERVED in table.schema.names
+        return str(table.to_arrow()[_SERVED].to_pylist()[0]) if is_ours else None
 
     def versions(self) -> list[str]:
         return self._list_versions(self._names())

@@ -17,9 +17,10 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, chunks, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
 from nnnorm.index.metadata import join_fields, split_fields
 from nnnorm.index.options import whole
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
 from nnnorm.index.server import ServerBackend, ServerOptions
 
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
@@ -125,10 +126,9 @@ class MilvusBackend(ServerBackend):
     def create(self, version: str, layout: Layout) -> None:
         kinds = require("pymilvus", "milvus").DataType
         schema = self.client.create_schema(auto_id=False, enable_dynamic_field=True)
-        if layout.string_ids:
-            schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=_LONGEST)
-        else:
-            schema.add_field("id", kinds.INT64, is_primary=True)
+        kind = {"datatype": kinds.VARCHAR, "max_length": _LONGEST}
+        kind = kind if layout.string_ids else {"datatype": kinds.INT64}
+        schema.add_field("id", is_primary=True, **kind)
         schema.add_field("embedding", kinds.FLOAT_VECTOR, dim=layout.width)
         index = self.client.prepare_index_params()
         graph = {"M": self.options.links, "efConstruction": self.options.ef_construction}
@@ -143,8 +143,10 @@ class MilvusBackend(ServerBackend):
         )
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
-        properties = {"nnnorm": json.dumps(config)}
-        self.client.alter_collection_properties(self._name(version), properties=properties)
+        self._note(self._name(version), json.dumps(config))
+
+    def _note(self, name: str, text: str) -> None:
+        self.client.alter_collection_properties(name, properties={"nnnorm": text})
 
     def read_config(self, version: str) -> dict[str, Any] | None:
         if self._name(version) not in self._names():
@@ -154,17 +156,14 @@ class MilvusBackend(ServerBackend):
         return stored if isinstance(stored, dict) else None
 
     def swap(self, version: str) -> None:
-        name = self._name(version)
-        if self.served() is None:
-            self.client.create_alias(name, self.collection)
-        else:
-            self.client.alter_alias(name, self.collection)
+        point = self.client.create_alias if self.served() is None else self.client.alter_alias
+        point(self._name(version), self.collection)
 
     def drop(self, version: str) -> None:
         name = self._name(version)
         if name in self._names():
             # Milvus Lite removes one file after the other.
-            self.client.alter_collection_properties(name, properties={"nnnorm": "null"})
+            self._note(name, "null")
             self.client.drop_collection(name)
 
     # --- items ---
@@ -177,7 +176,7 @@ class MilvusBackend(ServerBackend):
             self._in_memory.add(name)
         return name
 
-    def _write(self, write: Any, version: str, items: Items) -> None:
+    def add(self, version: str, items: Items) -> None:
         for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
             rows = [
                 {**split_fields(entry, _is_field), "id": own, "embedding": vector}
@@ -185,10 +184,7 @@ class MilvusBackend(ServerBackend):
                     part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
                 )
             ]
-            write(self._name(version), rows)
-
-    def add(self, version: str, items: Items) -> None:
-        self._write(self.client.insert, version, items)
+            self.client.insert(self._name(version), rows)
 
     def delete(self, version: str, ids: Ids) -> None:
         for chosen in _chosen(ids):

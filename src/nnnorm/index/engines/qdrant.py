@@ -17,9 +17,10 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Hits, Ids, Items, Layout, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
 from nnnorm.index.metadata import join_fields
 from nnnorm.index.options import whole
+from nnnorm.index.reading import BATCH, gather, to_ids
 from nnnorm.index.server import ServerBackend, ServerOptions
 
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import BATCH, FloatArray, Ids, Kind, Layout
+from nnnorm.index.backend import FloatArray, Ids, Kind, Layout
+from nnnorm.index.reading import BATCH
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 from nnnorm.io import check_regular
 

@@ -1,0 +1,114 @@
+"""URLs: what is rejected before an engine sees it, and that no message shows a password."""
+
+import socket
+import traceback
+from pathlib import Path
+
+import pytest
+
+import nnnorm
+from nnnorm.index import ENGINES, open_backend, open_index
+from nnnorm.index.urls import load_engine
+from nnnorm.io import show_url
+
+ROOT = Path(__file__).parents[2]
+
+SECRET = "Hunter2x"
+SERVERS = ("qdrant", "chroma", "milvus", "pgvector")
+
+
+def told(act):
+    """Everything that a user may see of an error, with the traceback of --debug."""
+    with pytest.raises(nnnorm.NNNormError) as caught:
+        act()
+    # A traceback would show the code of this file too, with the URL.
+    shown = traceback.TracebackException.from_exception(caught.value)
+    seen, todo = str(caught.value), [shown]
+    while todo and (one := todo.pop()) is not None:
+        seen += "\n" + "".join(one.format_exception_only())
+        todo.append(one.__cause__ or (None if one.__suppress_context__ else one.__context__))
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SERVERS)
+def test_no_message_shows_a_password(scheme):
+    with socket.socket() as taken:  # bound, but nothing listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"{scheme}://me:{SECRET}@127.0.0.1:{taken.getsockname()[1]}/photos"
+        backend = open_backend(url)
+        assert SECRET not in backend.name + repr(backend)
+        assert SECRET not in told(lambda: open_index(url))
+
+
+@pytest.mark.parametrize("scheme", SERVERS)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        f"//me:{SECRET}/x@box:6333/photos",
+        f"//me:x/{SECRET}@box:6333/photos",
+        f"//me:12/{SECRET}@box:6333/photos",
+        f"//me:{SECRET}?x@box:6333/photos",
+        f"//me:12?{SECRET}@box:6333/photos",
+        f"//me:{SECRET}@box:port/photos",
+        f"//me:{SECRET}%ZZ@box:99999999/photos",
+        f"//me:{SECRET}%ZZ@[::1/photos",
+        f"//me:{SECRET}@",
+    ],
+)
+def test_a_malformed_url_is_one_sentence_without_the_password(scheme, rest):
+    assert SECRET not in told(lambda: open_index(f"{scheme}:{rest}"))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("pgvector://%ZZ", "can't be read as the address"),
+        ("qdrant://box:port/photos", "isn't the address of a server"),
+        ("qdrant://box:0/photos", "its port is 0"),
+        ("chroma://[::1/photos", "isn't the address of a server"),
+        ("milvus://", "it has no host"),
+        ("milvus:folder", r"must be a file that ends in \.db"),
+        ("lancedb:?table=photos", "the place of lancedb must be a folder"),
+        ("excel:photos", "there is no engine 'excel'"),
+        ("photos.faiss", "has no engine"),
+        ("sqlite:photos.db?table=", "'table' of the sqlite URL has no value"),
+        ("sqlite:photos.db?table=a&table=b", "'table' of the sqlite URL is given twice"),
+        ("sqlite:photos.db?tabel=a", "sqlite-vec has no option 'tabel'; it has table"),
+        ("faiss:photos?ef=many", "ef must be a whole number"),
+        ("qdrant:photos?https=maybe", "https must be true or false"),
+        ("milvus:photos.db?kind=ivf", "kind of milvus must be one of flat, hnsw"),
+        ("pgvector:?table=" + "x" * 60, "must have at most 48 bytes"),
+    ],
+)
+def test_a_malformed_url_says_what_is_expected(url, message):
+    with pytest.raises(nnnorm.NNNormError, match=message) as caught:
+        open_index(url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("faiss:photos", "faiss:photos"),
+        ("pgvector://me:a@b@box/shop", "pgvector://…@box/shop"),
+        ("host=box password=secret dbname=shop", "host=box password=… dbname=shop"),
+        ("https://box?api_key=secret&x=1", "https://box?api_key=…&x=1"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url, shown):
+    assert show_url(url) == shown
+
+
+def test_the_name_of_the_library_of_sqlite_names_its_engine_too():
+    assert open_backend("sqlite-vec:a.db").name == open_backend("sqlite:a.db").name
+
+
+@pytest.mark.parametrize("scheme", ENGINES)
+def test_the_page_of_an_engine_explains_every_option(scheme):
+    kind = load_engine(scheme)
+    name = kind.__module__.rpartition(".")[2].replace("_", "-")
+    page = (ROOT / "docs" / "engines" / f"{name}.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    known = {option for row in rows for option in row.replace("`", "").replace(" ", "").split(",")}
+    assert set(kind.options_type.__dataclass_fields__) <= known
