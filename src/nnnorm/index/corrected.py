@@ -638,6 +638,15 @@ def copy_index(
     Returns
     -------
     CorrectedIndex
+
+    Examples
+    --------
+    >>> from nnnorm import Corrector, load_shapes
+    >>> shapes = load_shapes()
+    >>> corrector = Corrector.fit(shapes.gallery, shapes.references)
+    >>> index = build_index("faiss:", shapes.gallery, corrector)
+    >>> len(copy_index(index.backend, "sqlite:", corrector)) == len(shapes.gallery)
+    True
     """
     if (corrector is None) == (references is None):
         raise NNNormError("pass either corrector or references")

@@ -184,8 +184,7 @@ class FolderBackend(Backend):
 
     def _read_signed(self, version: str) -> dict[str, Any] | None:
         """Config and digests of a version, if it was finished."""
-        assert self.folder is not None
-        path = self.folder / version / "config.json"
+        path = Path(self.address) / version / "config.json"
         check_regular(path)
         try:
             digest, _, text = path.read_bytes().partition(b"\n")
