@@ -1,7 +1,7 @@
 """A bank: what it counts, keeps and forgets, its files, and what it refuses."""
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -287,7 +287,7 @@ def test_an_intent_that_is_asked_again_is_young(rng):
         ["2026-05-01", "2026-05-02", "2026-05-03"],
         ["2026-05-01T00:00:00Z", "2026-05-02T02:00:00+02:00", "2026-05-03 00:00"],
         np.array(["2026-05-01", "2026-05-02", "2026-05-03"], dtype="datetime64[D]"),
-        [datetime(2026, 5, day, tzinfo=timezone.utc) for day in (1, 2, 3)],
+        [datetime(2026, 5, day, tzinfo=UTC) for day in (1, 2, 3)],
         [datetime(2026, 5, day) for day in (1, 2, 3)],
         [20260501, 20260502, 20260503],
         ["20260501", "20260502", "20260503"],
@@ -321,7 +321,7 @@ def test_times_in_seconds_are_shown_in_full():
 
 
 def test_rows_dated_in_the_future_are_warned_of(tmp_path):
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     bank = Bank.of(np.eye(2), times=[now, now + timedelta(hours=13)])
     with pytest.warns(NNNormWarning, match="queries has rows dated in the future, up to 2150-01-"):
         bank.add(np.eye(2), times=["2026-05-01", "2150-01-01"])

@@ -121,7 +121,7 @@ LAYERS = [
     "solvers",
     "copies",
     "signals bias",
-    "suspects bank roles foreign",
+    "suspects bank input_checks",
     "methods",
     "ranking augmentation",
     "corrector",

@@ -107,7 +107,8 @@ def test_clicks_beyond_the_room_of_the_rows_are_refused_and_can_be_given_room(sh
 
 def test_a_corrector_that_corrects_nothing_takes_no_clicks(shop):
     _, gallery, _ = shop
-    flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), own_rows=True, normalize=True)
+    known = {"allow_gallery_rows": True, "normalize": True}
+    flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), **known)
     for call in (flat.items, flat.with_room):
         arguments = (gallery,) if call == flat.items else ()
         with pytest.raises(NNNormError, match="has the weight 0"):

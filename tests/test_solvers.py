@@ -187,6 +187,14 @@ def test_the_error_of_a_sample_refers_to_the_references_that_were_given(problem,
     assert expected > 0.02
 
 
+def test_every_bias_of_shared_statistics_names_its_own_solver(problem):
+    statistics = Statistics.of_embeddings(*problem, solver="approximate", quality=4)
+    assert CSLS(10).make_bias(statistics).params["solver"] == "approximate"
+    statistics.prepare(one.needs for one in (CSLS(20), CSLS(30)))  # in one exact pass
+    found = [CSLS(k).make_bias(statistics).params["solver"] for k in (10, 20, 30)]
+    assert found == ["approximate", "exact", "exact"]
+
+
 def test_the_error_against_the_same_references_is_zero(problem, exact_means):
     assert measure_error(exact_means(20), Products(*problem), 20) == pytest.approx(0, abs=1e-5)
 

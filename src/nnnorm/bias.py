@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -46,7 +46,7 @@ _KINDS = {
 }
 _NUMBERS = (
     *("alpha", "weight", "beta", "beta_query", "beta_gallery", "tau", "iterations"),
-    *("reliability", "density", "error", "popularity_weight", "n_clicks", "bank_z"),
+    *("reliability", "density", "error", "popularity_weight", "n_clicks", "mismatch_z"),
 )
 _PARAM_KINDS = {
     "reference_k": int | None,
@@ -147,7 +147,7 @@ class Bias:
         if not self.version:
             object.__setattr__(self, "version", __version__)
         if not self.created:
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
             object.__setattr__(self, "created", now)
 
     def __len__(self) -> int:

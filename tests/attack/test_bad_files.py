@@ -315,7 +315,7 @@ def test_a_weight_times_a_bias_beyond_float32_is_refused():
 
 def test_a_weight_times_a_bias_beyond_float32_is_refused_wherever_queries_are_made():
     rows = np.random.default_rng(0).normal(size=(40, 4)) * 1e16
-    corrector = nnnorm.Corrector.fit(rows, rows[::-1], nnnorm.NNN(2, 1.0), own_rows=True)
+    corrector = nnnorm.Corrector.fit(rows, rows[::-1], nnnorm.NNN(2, 1.0), allow_gallery_rows=True)
     bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
     payloads = make_payloads("elasticsearch", "photos", np.eye(2), bias)
     for ask in (

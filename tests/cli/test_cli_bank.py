@@ -121,11 +121,11 @@ def test_fit_says_how_many_intents_there_are(files):
     assert f"60 items from 200 past queries ({n_intents} intents)" in words
 
 
-def test_own_rows_are_refused_unless_they_are_asked_for(files):
+def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     given = ("--gallery", "gallery.npy", "--references", "gallery.npy", "--normalize")
     done = run("fit", *given, "-o", "bias.safetensors")
-    assert_fails(done, "--own-rows")
-    assert run("fit", *given, "-o", "bias.safetensors", "--own-rows").exit_code == 0
+    assert_fails(done, "--allow-gallery-rows")
+    assert run("fit", *given, "-o", "bias.safetensors", "--allow-gallery-rows").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_rule_and_centring_are_those_of_the_method(files, small, options, method
 
 
 def test_fit_prints_how_the_biases_agree_with_the_density_of_the_gallery(files):
-    assert "agree with how close items are to each other" in fit().stdout
+    assert "agreement with how close items are" in fit().stdout
     assert "how close items are" not in fit("--rule", "first").stdout
 
 

@@ -240,7 +240,7 @@ def test_the_bank_counts_its_intents_and_copies(views, session):
     assert about["n_references"] == 2000
     assert about["n_intents"] + about["n_copies"] == 2000
     assert about["intents"][0]["count"] == max(session.used.counts)
-    assert about["foreign_z"] < about["foreign_limit"]
+    assert about["mismatch_z"] < about["mismatch_limit"]
     assert arrays["histogram"].sum() == about["n_intents"]
 
 

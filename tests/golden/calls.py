@@ -86,7 +86,7 @@ for _name in ("nnn_automatic", "nnn_numbers", "csls", "dn", "inverted_softmax", 
 def fit_automatic_on_shapes(_):
     data = shapes()
     bias = nnnorm.NNN().fit(data.gallery, data.references)
-    names = ("reference_k", "alpha", "reliability", "density", "coverage", "t")
+    names = ("reference_k", "alpha", "reliability", "density", "coverage", "spread", "match")
     return {"values": some(bias.values), **{name: bias.params[name] for name in names}}
 
 

@@ -175,10 +175,10 @@ def test_a_correction_that_does_harm_is_not_recommended(hubs, monkeypatch):
 
 
 def test_the_gallery_as_its_own_bank_is_refused_as_in_a_fit(hubs):
-    with pytest.raises(NNNormError, match="references seem to be rows of gallery"):
+    with pytest.raises(NNNormError, match="sampled references are rows of gallery"):
         check(hubs.gallery, hubs.gallery, **hubs.known)
-    found = check(hubs.gallery, hubs.gallery, **hubs.known, own_rows=True)
-    assert "own_rows=True" in found.next[0]
+    found = check(hubs.gallery, hubs.gallery, **hubs.known, allow_gallery_rows=True)
+    assert "allow_gallery_rows=True" in found.next[0]
 
 
 def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
@@ -207,11 +207,11 @@ def test_a_bank_that_says_nothing_about_the_items_promises_nothing(hubs):
 
 @pytest.mark.filterwarnings("ignore:the references seem to cover:nnnorm.NNNormWarning")
 def test_recent_queries_join_and_judge_the_bank_as_in_a_fit(hubs):
-    recent, foreign = hubs.references[::5], -hubs.references[1::2]
-    found = check(hubs.gallery, foreign, **hubs.known, recent=recent)
-    bias = Corrector.fit(hubs.gallery, foreign, recent=recent).bias
+    recent, mismatched = hubs.references[::5], -hubs.references[1::2]
+    found = check(hubs.gallery, mismatched, **hubs.known, recent=recent)
+    bias = Corrector.fit(hubs.gallery, mismatched, recent=recent).bias
     assert found.automatic.gain == gain_of(hubs.gallery, bias, **hubs.known)
-    assert found.z == bias.params["bank_z"] > 3
+    assert found.z == bias.params["mismatch_z"] > 3
     assert found.tuned is None
     with pytest.raises(NNNormError, match="recent queries judge a bank; give references too"):
         check(hubs.gallery, queries=hubs.queries, recent=recent)

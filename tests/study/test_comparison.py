@@ -186,7 +186,7 @@ def test_all_methods_are_those_that_the_banks_allow(task, validation, bank):
     assert [result.method for result in found.results] == expected
 
 
-@pytest.mark.filterwarnings("ignore:references seem to be rows of gallery")
+@pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
     task = Task(np.eye(60), np.eye(60), np.arange(60))
     (none, csls) = compare(

@@ -142,7 +142,7 @@ def test_copies_of_too_few_queries_are_refused(shapes, corrector):
 
 @pytest.mark.slow
 def test_queries_that_equal_items_can_be_judged(shapes):
-    corrector = Corrector.fit(shapes.gallery[:500], shapes.gallery[:500], own_rows=True)
+    corrector = Corrector.fit(shapes.gallery[:500], shapes.gallery[:500], allow_gallery_rows=True)
     assert measure_drift(corrector, shapes.gallery[:300]).z < 3
 
 

@@ -32,7 +32,7 @@ GRIDS = {
 
 # Made of few whole numbers, or of one row: items are repeated.
 REPEATED = pytest.mark.filterwarnings("ignore:gallery has .* different rows")
-OWN_ROWS = pytest.mark.filterwarnings("ignore:references seem to be rows of gallery")
+OWN_ROWS = pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 
 
 def make_problem(seed, draw, sizes=(24, 16, 45, 13), dim=5):

@@ -1,7 +1,7 @@
 """Queries as they arrive: an array or a log in parts, each checked and added to the leaders."""
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -189,7 +189,7 @@ def warn_of_future(added: Added, name: str) -> None:
     --------
     >>> warn_of_future(Added(1, "dates", 1.0, 1.0, latest=0.0), "queries")
     """
-    now = datetime.now(timezone.utc).timestamp()
+    now = datetime.now(UTC).timestamp()
     if added.clock == "dates" and added.latest > now + _CLOCKS_DIFFER:
         day = str(np.datetime64(int(added.latest), "s"))[:10]
         warn(

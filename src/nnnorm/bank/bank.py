@@ -9,7 +9,7 @@ at all. A call that fails changes nothing.
 
 import os
 from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -487,4 +487,4 @@ def _make_leaders(dim: int, half_life: float | None, most: int, seed: int) -> Le
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")

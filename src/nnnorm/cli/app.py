@@ -201,8 +201,8 @@ Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
 References = Annotated[
     Path, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
 ]
-OwnRows = Annotated[
-    bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
+AllowGalleryRows = Annotated[
+    bool, Option("--allow-gallery-rows", help="Allow references that are rows of the gallery.")
 ]
 BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]

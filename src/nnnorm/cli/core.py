@@ -12,6 +12,7 @@ from typer import Argument, Option
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
+    AllowGalleryRows,
     BiasFile,
     Budget,
     Debug,
@@ -19,7 +20,6 @@ from nnnorm.cli.app import (
     IdsFile,
     Inputs,
     Json,
-    OwnRows,
     Queries,
     References,
     Weight,
@@ -37,7 +37,7 @@ from nnnorm.cli.sheet import Sheet, draw_search
 from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
-from nnnorm.foreign import FOREIGN_Z
+from nnnorm.input_checks import describe_reliability
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -87,7 +87,7 @@ def fit(
             "keep every row, as the paper does (the default if you give numbers)."
         ),
     ] = None,
-    own_rows: OwnRows = False,
+    allow_gallery_rows: AllowGalleryRows = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
         str | None,
@@ -155,7 +155,7 @@ def fit(
     options: Any = {
         "gallery_references": gallery_references,
         "duplicates": duplicates,
-        "own_rows": own_rows,
+        "allow_gallery_rows": allow_gallery_rows,
         "solver": solver,
         "quality": quality,
         "memory_budget": memory_budget * 2**20,
@@ -300,17 +300,12 @@ def info(
 def _why_nothing(bias: Bias) -> str:
     if bias.method == "none":
         return "the method is none"
-    if bias.params.get("reliability") == 0 and _is_doubted(bias):
-        return (
-            "the references are not like the recent queries, whose biases do not agree with all "
-            "others, so the weight is 0; give more queries of your own"
-        )
     if bias.params.get("reliability") == 0:
         return (
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
             "noise, so the weight is 0; give more past queries"
         )
-    if bias.params.get("t", 0) < 0 and bias.weight == 0:
+    if bias.params.get("match") == 0:
         return (
             "the past queries don't resemble what this gallery is searched for, so the weight is "
             "0; give past queries of this very search"
@@ -333,19 +328,20 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
         "settings": describe_setting(bias.method, bias.params, between=", ", equals=" = ") or None,
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
-    if "bank" in bias.params:
-        facts["bank"] = _describe_choice(bias.params["bank"], bias.params["bank_z"])
+    if "past_queries" in bias.params:
+        facts["past queries"] = _describe_choice(
+            bias.params["past_queries"], bias.params["mismatch_z"]
+        )
     if "popularity_weight" in bias.params:
         facts["popularity"] = (
             f"{bias.params['popularity_weight']:g}·log(1 + clicks), of "
             f"{bias.params['n_clicks']:,} clicks"
         )
     if "reliability" in bias.params:
-        facts["reliability"] = f"{bias.params['reliability']:.2f} ({_describe_halves(bias)})"
+        n_queries = bias.params.get("n_intents", bias.n_references or 0)
+        facts["reliability"] = describe_reliability(bias.params["reliability"], n_queries)
     if "density" in bias.params:
-        facts["density"] = (
-            f"{bias.params['density']:.2f} (biases agree with how close items are to each other)"
-        )
+        facts["density"] = f"{bias.params['density']:.2f} (agreement with how close items are)"
     if "solver" in bias.params:
         facts["solver"] = _describe_solver(bias.params)
     if bias.gates:
@@ -368,25 +364,13 @@ def _describe_solver(params: Mapping[str, Any]) -> str:
     return words
 
 
-def _describe_choice(bank: str, z: float | None) -> str:
+def _describe_choice(used: str, z: float | None) -> str:
     if z is None:
-        return "the recent queries and the references; too few to tell whether they are alike"
+        return "the recent queries and the references; too few to compare them"
     shown = f"z = {z:.1f}".replace("-", "−")
-    if bank == "recent":
-        return f"the recent queries alone, as the references are not like them ({shown})"
-    are = "are not" if z > FOREIGN_Z else "are"
-    return f"the recent queries and the references, which {are} like them ({shown})"
-
-
-def _is_doubted(bias: Bias) -> bool:
-    """Whether the references are used although they are not like the recent queries."""
-    return bias.params.get("bank") == "both" and (bias.params["bank_z"] or 0) > FOREIGN_Z
-
-
-def _describe_halves(bias: Bias) -> str:
-    if _is_doubted(bias):
-        return "biases from half of the recent queries agree with those from all others"
-    return "biases from two halves of the bank agree"
+    if used == "recent":
+        return f"the recent queries alone: the references do not match them ({shown})"
+    return f"the recent queries and the references, which match them ({shown})"
 
 
 def _spread(values: Any) -> dict[str, Any]:

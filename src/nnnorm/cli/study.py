@@ -16,6 +16,7 @@ from nnnorm import study
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
     SOURCE,
+    AllowGalleryRows,
     BiasFile,
     Budget,
     Debug,
@@ -24,7 +25,6 @@ from nnnorm.cli.app import (
     IdsFile,
     Inputs,
     Json,
-    OwnRows,
     Queries,
     References,
     Report,
@@ -115,7 +115,7 @@ def check(
     ] = None,
     ids: IdsFile = None,
     duplicates: DuplicatesOption = "drop",
-    own_rows: OwnRows = False,
+    allow_gallery_rows: AllowGalleryRows = False,
     seed: Seed = 0,
     *,
     inputs: Inputs,
@@ -134,13 +134,13 @@ def check(
             recent=inputs.open(recent, "recent") if recent else None,
             ids=read_ids(ids),
             duplicates=duplicates,
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             seed=seed,
             memory_budget=memory_budget * 2**20,
             progress=progress,
         )
     files = {"gallery": gallery, "references": references, "recent": recent}
-    given = {"duplicates": duplicates, "own_rows": own_rows}
+    given = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     commands = _next_commands(found, files | given, queries, truth, inputs)
     if as_json:
         print_json(found.to_dict() | {"next": [" ".join(parts) for parts in commands]})
@@ -421,7 +421,7 @@ def _fit_tuned(
         bank,
         chosen,
         gallery_references=gallery_references,
-        own_rows=True,  # which was warned of
+        allow_gallery_rows=True,  # which was warned of
         **options,
     )
 

@@ -62,7 +62,7 @@ _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_intents", "intents_sampled", "bank", "bank_z")
+_OF_THE_BANK = ("n_intents", "intents_sampled", "past_queries", "mismatch_z")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,7 +151,7 @@ class Corrector:
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -169,13 +169,13 @@ class Corrector:
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen recent queries from your own traffic, without labels, if the references may
-            come from elsewhere. If both look like one source they are pooled; otherwise the recent
-            queries are used alone. The `params` of the bias have ``bank``, "both" or "recent", and
-            ``bank_z``, which is above 3 for two sources.
+            A few dozen queries from your own traffic, without labels, if the references may come
+            from elsewhere. If both seem to be of one source, both are used, otherwise the recent
+            queries alone. The `params` of the bias have ``past_queries``, "both" or "recent", and
+            ``mismatch_z``: above 3 the references are of another source.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
-        duplicates, own_rows : optional
+        duplicates, allow_gallery_rows : optional
             Whether copies in the bank count once, and whether references may be rows of the
             gallery, see `Method.fit`.
         solver, quality : optional
@@ -204,7 +204,9 @@ class Corrector:
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
         duplicates = method.duplicates_for(references, duplicates)
         chosen = choose_references(
+            items,
             references,
+            allow_gallery_rows=allow_gallery_rows,
             recent=recent,
             duplicates=duplicates,
             normalize=normalize,
@@ -219,7 +221,8 @@ class Corrector:
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
             duplicates="keep",  # what is left of them
-            own_rows=own_rows,
+            # With recent queries, the references have been checked.
+            allow_gallery_rows=allow_gallery_rows or recent is not None,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -257,7 +260,7 @@ class Corrector:
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
@@ -273,7 +276,8 @@ class Corrector:
             The newer bank.
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
-        recent, gallery_references, duplicates, own_rows, solver, memory_budget, progress : optional
+        recent, gallery_references, duplicates, allow_gallery_rows, solver, memory_budget : optional
+        progress : callable, optional
             As in `fit`; the second bank and `duplicates` stay as they are if none is given.
 
         Returns
@@ -291,7 +295,7 @@ class Corrector:
         (True, 40)
         """
         items = self.open(gallery, "gallery")
-        if recent is None and "bank" in self.bias.params:
+        if recent is None and "past_queries" in self.bias.params:
             warn(
                 "this corrector was fitted with recent queries that decided whether the bank is "
                 "used, and the refit has none, so the new bank is used whatever it is like; pass "
@@ -307,7 +311,7 @@ class Corrector:
             ),
             # A bank has no copies to keep.
             duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             # A bank that is normalised suits unit rows too, which False would refuse.
             normalize=True if self.normalize else None if self.unit else False,
@@ -629,10 +633,9 @@ class Corrector:
             )
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
+        options["solver"] = "exact"  # the value of an item must not depend on the others
         if self.center is not None:
             options["known"] = {"center": self.center}
-        # "auto" would decide by the clock, and values of several calls must fit together.
-        options["solver"] = "exact"
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 

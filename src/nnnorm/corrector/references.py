@@ -21,7 +21,7 @@ from nnnorm.copies import (
     without_copies,
 )
 from nnnorm.corrector.norms import check_norms
-from nnnorm.foreign import FOREIGN_Z, foreign_z
+from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -50,20 +50,23 @@ class Chosen(NamedTuple):
 
 
 def choose_references(
+    gallery: Embeddings,
     references: Source | Bank,
     *,
     recent: Source | None = None,
     duplicates: Duplicates = "drop",
     normalize: bool | None = None,
+    allow_gallery_rows: bool = False,
     progress: Progress | None = None,
 ) -> Chosen:
     """Choose what a corrector is fitted on: the bank, with recent queries where there are some.
 
     Parameters
     ----------
+    gallery : Embeddings, shape (n_gallery, dim)
     references : Bank, array or path, shape (n_references, dim)
     recent : array or path, shape (n_recent, dim), optional
-    duplicates, normalize, progress : optional
+    duplicates, normalize, allow_gallery_rows, progress : optional
         As in `Corrector.fit`.
 
     Returns
@@ -73,8 +76,8 @@ def choose_references(
     Examples
     --------
     >>> bank, recent = np.eye(8)[:5], np.eye(8)[4:]
-    >>> chosen = choose_references(bank, recent=recent)
-    >>> len(chosen.references), chosen.n_given, chosen.params["bank"]
+    >>> chosen = choose_references(open_embeddings(np.eye(8)), bank, recent=recent)
+    >>> len(chosen.references), chosen.n_given, chosen.params["past_queries"]
     (8, 9, 'both')
     """
     past = open_references(references, normalize=normalize)
@@ -83,20 +86,23 @@ def choose_references(
         return Chosen(used_rows(used), count_references(used), count_params(used))
     own = open_embeddings(recent, name="recent", normalize=normalize)
     check_norms(own, past.norm_range, "references")
+    if not allow_gallery_rows:
+        check_inputs(gallery, past, compare=False, repeats=False)
+        warn_of_items(past, gallery, own)
     return _join_recent(used, own, duplicates)
 
 
 def _join_recent(used: References, recent: Embeddings, duplicates: Duplicates) -> Chosen:
-    """The recent queries alone if the bank comes from another source, otherwise both."""
+    """The recent queries alone if the bank doesn't match them, otherwise with the bank."""
     bank = used_rows(used)
-    z = foreign_z(bank, recent)
-    if z > FOREIGN_Z:
+    z = mismatch_z(bank, recent)
+    if z > MISMATCH_Z:
         alone = without_copies(recent, duplicates)
-        params = {**count_params(alone), "bank": "recent", "bank_z": z}
+        params = {**count_params(alone), "past_queries": "recent", "mismatch_z": z}
         return Chosen(used_rows(alone), len(recent), params)
     both = without_copies(recent.joined(bank), duplicates)
     sampled = {"intents_sampled": True} if is_sample(used) else {}
-    chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    chosen = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
     params = {**count_params(both), **sampled, **chosen}
     return Chosen(used_rows(both), count_references(used) + len(recent), params)
 

@@ -23,6 +23,7 @@ from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
 from nnnorm.index import open_index, show_url
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import (
     TABLE_SUFFIXES,
     Embeddings,
@@ -32,8 +33,7 @@ from nnnorm.io import (
     read_json,
     read_jsonl,
 )
-from nnnorm.roles import check_roles
-from nnnorm.study import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
+from nnnorm.study import Truth, open_truth, read_truth, warn_of_mismatched_bank, warn_of_overlap
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.
@@ -245,9 +245,9 @@ def open_material(
         right = None
         if truth is not None:
             right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
-        check_roles(items, past, own_rows=None)
+        check_inputs(items, past, allow_gallery_rows=None, compare=False)
         warn_of_overlap(past, asked)
-        warn_of_foreign_bank(past, asked, items, right)
+        warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
         latest = asked

@@ -156,7 +156,7 @@ class _Answers:
         return self._views.items(map(int, items.split(",")))
 
     def bank(self) -> Any:
-        """The intents of the bank, its foreignness, and any drift."""
+        """The intents of the bank, how well it matches the queries, and any drift."""
         with self._working:
             return _packed(*self._views.bank())
 

@@ -17,7 +17,7 @@ from nnnorm.copies import SAME_INTENT, Intents, as_units, describe_size, find_in
 from nnnorm.errors import NNNormError
 from nnnorm.explore.served import Served
 from nnnorm.explore.session import Session
-from nnnorm.foreign import FOREIGN_Z, foreign_z
+from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.io import ScoreMatrix
 from nnnorm.methods import Method, describe_setting
 from nnnorm.ranking import Ranking, search
@@ -661,7 +661,7 @@ def _describe_bank(session: Session) -> View:
     asked = session.queries
     if session.truth is not None:  # captions of one item are closer to each other than to the bank
         asked = asked.subset(np.unique(clusters_of(session.truth), return_index=True)[1])
-    z = foreign_z(material.references, asked)
+    z = mismatch_z(material.references, asked)
     drift = None
     if material.corrector is not None and material.recent is not None:
         try:
@@ -676,8 +676,8 @@ def _describe_bank(session: Session) -> View:
         "size": describe_size(n_rows, len(used), isinstance(used, Intents) and used.is_sample),
         "same_intent": SAME_INTENT,
         "n_copies": int((counts - 1).sum()),
-        "foreign_z": None if np.isnan(z) else float(z),
-        "foreign_limit": FOREIGN_Z,
+        "mismatch_z": None if np.isnan(z) else float(z),
+        "mismatch_limit": MISMATCH_Z,
         "drift": drift,
         "intents": [
             {

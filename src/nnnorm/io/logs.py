@@ -7,7 +7,7 @@ offset; also 20260501, as a text or a number), and never both. Errors name the f
 
 import os
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -223,7 +223,7 @@ def _read_days(numbers: DoubleArray) -> DoubleArray | None:
 
 
 def _seconds(moment: datetime) -> float:
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return aware.timestamp()
 
 

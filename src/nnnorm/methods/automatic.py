@@ -1,69 +1,78 @@
 """k and alpha without labels: what `NNN()` uses when it is given no numbers.
 
     k      max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2     (n unique past queries, |G| items)
-    alpha  ½ · √reliability · n/(n + 8) · clip((t + 0.4)/0.2, 0, 1)
+    alpha  0.6 · √reliability · n/(n + 8) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
     t      c + ¼·ln(coverage)
 
 - *Reliability*: how well one half of the past queries predicts the biases from the other half.
   m_k is a noisy measurement, and the weight of a noisy measurement shrinks with its reliability.
-- *c*: correlation over items between m_k and the density of the gallery around the item (m_k with
-  the other items as references). If the queries are spread like the items, crowded items score
-  high with them too.
-- *Coverage*: exp(entropy) of the items that the past queries find first, divided by the largest
-  value it can have. Mismatched queries find the same few items.
+- *c*: correlation over items between m_k and the density of the gallery around the item (the mean
+  of its 10 best scores with other items). If queries are spread like the items, crowded items
+  score high with them too.
+- *Coverage*: exp(entropy) of the items that groups of 64 past queries find first, relative to the
+  largest value it can have. Mismatched queries find the same few items.
+- *Spread*: how much m_k varies between items, compared with how much the density does. Queries from
+  one part of what is asked tilt m_k along their mean, and it varies more.
 - The gallery's mean is subtracted from its rows before they are scored (centering).
 
 `docs/automatic-rule.md` has the measurements behind each constant.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_k
 
-LARGEST_ALPHA = 0.5
-# Below this t, alpha shrinks; `fit` warns.
-LOW_T = -0.2
-_CLOSED_T = -0.4
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+LARGEST_ALPHA = 0.6
 _CAUTION = 8
+_USUAL_SPREAD = 1.25
+_CLOSED_T, _OPEN_T = -0.1, 0.1
 _N_ITEMS = 512
 _N_SPLITS = 8
 _N_NEIGHBORS = 10
-# Samples for density and coverage: more rows hardly change either.
 _N_CANDIDATES = 16_384
-_N_QUERIES = 2048
+_GROUP, _N_GROUPS = 64, 16
 
 
 class Evidence(NamedTuple):
-    """What a bank and a gallery show about the settings; see the module.
+    """What past queries and a gallery show about the settings; see the module.
 
-    Attributes
-    ----------
-    reliability : float
-        Between 0 and 1.
-    density, coverage : float or None
-        c, between -1 and 1, and the coverage, between 0 and 1; None for ready scores, which do
-        not show how close items are to each other.
+    `density` is c. It, `coverage` and `spread` are None for ready scores, which do not show how
+    close items are to each other.
     """
 
     reliability: float
     density: float | None = None
     coverage: float | None = None
+    spread: float | None = None
 
     @property
     def t(self) -> float | None:
-        """``c + ¼·ln(coverage)``: how well the past queries match the gallery."""
+        """``c + ¼·ln(coverage)``."""
         if self.density is None or self.coverage is None:
             return None
         return self.density + math.log(self.coverage) / 4
 
+    @property
+    def match(self) -> float:
+        """How well the past queries match the gallery: the last two factors of alpha, 0 to 1."""
+        if self.t is None or self.spread is None:
+            return 1.0
+        gate = min(1.0, max(0.0, (self.t - _CLOSED_T) / (_OPEN_T - _CLOSED_T)))
+        return gate * min(1.0, _USUAL_SPREAD / self.spread) ** 3
+
     def to_params(self) -> dict[str, float]:
         """The measurements for the `params` of a bias."""
-        found = {**self._asdict(), "t": self.t}
-        return {name: value for name, value in found.items() if value is not None}
+        if self.t is None:
+            return {"reliability": self.reliability}
+        return {**self._asdict(), "match": self.match}
 
 
 def choose_reference_k(n_references: int, n_gallery: int) -> int:
@@ -83,25 +92,25 @@ def choose_alpha(evidence: Evidence, n_references: int) -> float:
 
     Examples
     --------
-    >>> [choose_alpha(Evidence(1.0, density=t, coverage=1.0), 24) for t in (0.5, -0.3, -0.5)]
-    [0.375, 0.188, 0.0]
+    >>> [choose_alpha(Evidence(1.0, density=t, coverage=1.0, spread=1.0), 24) for t in (0.5, 0.0)]
+    [0.45, 0.225]
     """
     alpha = LARGEST_ALPHA * math.sqrt(evidence.reliability)
-    alpha *= n_references / (n_references + _CAUTION)
-    if evidence.t is not None:
-        alpha *= min(1.0, max(0.0, (evidence.t - _CLOSED_T) / (LOW_T - _CLOSED_T)))
+    alpha *= n_references / (n_references + _CAUTION) * evidence.match
     return round(alpha, 3)  # so that the printed setting is the one that was used
 
 
-def is_mismatched(t: float | None, reliability: float, n_gallery: int) -> bool:
-    """Whether t is low, and few items or noise are not the reason.
+def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
+    """Whether past queries don't match the gallery, and too few of either are not the reason.
 
     Examples
     --------
-    >>> is_mismatched(-0.3, 0.9, 1000), is_mismatched(-0.3, 0.9, 50), is_mismatched(0.2, 0.9, 1000)
-    (True, False, False)
+    >>> params = {"match": 0.3, "reliability": 0.9}
+    >>> is_mismatched(params, 100, 1000), is_mismatched(params, 5, 1000)
+    (True, False)
     """
-    return t is not None and t < LOW_T and reliability >= 0.5 and n_gallery >= 100
+    is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
+    return is_clear and params.get("match", 1) < 0.5
 
 
 def measure(
@@ -109,10 +118,9 @@ def measure(
     raw: Scores,
     reference_k: int,
     *,
-    seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> Evidence:
-    """Measure reliability, density and coverage on samples.
+    """Measure on samples what the settings depend on.
 
     Parameters
     ----------
@@ -121,42 +129,45 @@ def measure(
     raw : Products or Matrix, shape (n_gallery, n_references)
         Those that a search ranks by.
     reference_k : int
-    seed : int
-        For the random halves.
     memory_budget : int
         Bytes beyond the inputs.
     """
     n_gallery, n_references = scores.shape
     if n_references < 2 or n_gallery < 3:
         return Evidence(0.0)
-    items = _spread(n_gallery, _N_ITEMS)
+    items = _draw(n_gallery, _N_ITEMS)
     some = scores.some_rows(items)
     # The best of each half are among the best of the whole: twice as many, and a margin.
-    n_best = min(n_references, 2 * reference_k + 32)
+    n_best = min(n_references, 2 * reference_k + 64)
     best, indices = top_k(some, n_best, memory_budget=memory_budget)
-    reliability = _split_half_reliability(best, indices, n_references, reference_k, seed)
+    reliability = _split_half_reliability(best, indices, n_references, reference_k)
     if not isinstance(some, Products) or not isinstance(raw, Products):
         return Evidence(reliability)
-    candidates = np.union1d(items, _spread(n_gallery, _N_CANDIDATES))
-    near = Products(some.rows, raw.rows.subset(candidates), memory_budget=memory_budget)
-    density = _density_correlation(best[:, :reference_k], near, candidates, items, memory_budget)
-    queries = raw.columns.subset(_spread(n_references, _N_QUERIES))
-    found = top_k(
-        Products(queries, near.columns, memory_budget=memory_budget), 1, memory_budget=memory_budget
+    rows = some.rows.rows(0, len(items))
+    candidates = np.union1d(items, _draw(n_gallery, _N_CANDIDATES))
+    others = raw.rows.take(candidates)
+    near = rows @ others.T
+    of_items = float(near.std())
+    near[np.arange(len(items)), np.searchsorted(candidates, items)] = -np.inf
+    n_near = min(_N_NEIGHBORS, len(candidates) - 1)
+    density = np.partition(near, -n_near, axis=1)[:, -n_near:].mean(axis=1, dtype=np.float64)
+    means = best[:, :reference_k].mean(axis=1, dtype=np.float64)
+    shuffled = np.random.default_rng(0).permutation(n_references)[: _GROUP * _N_GROUPS]
+    queries = raw.columns.take(shuffled)
+    return Evidence(
+        reliability,
+        _correlation(means, density),
+        _coverage((queries @ others.T).argmax(axis=1), len(candidates)),
+        _spread(means, float((rows @ queries.T).std()), density, of_items),
     )
-    return Evidence(reliability, density, _coverage(found.indices[:, 0], len(candidates)))
 
 
 def _split_half_reliability(
-    best: npt.NDArray[np.float32],
-    indices: npt.NDArray[np.int64],
-    n_references: int,
-    reference_k: int,
-    seed: int,
+    best: npt.NDArray[np.float32], indices: IntArray, n_references: int, reference_k: int
 ) -> float:
     """Correlation of the m_{k/2} of random halves, stepped up by Spearman-Brown ``2r/(1+r)``."""
     half_k = max(1, reference_k // 2)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     correlations = []
     for _ in range(_N_SPLITS):
         in_first = np.zeros(n_references, dtype=bool)
@@ -168,34 +179,31 @@ def _split_half_reliability(
     return 2 * r / (1 + r) if r > 0 else 0.0
 
 
-def _density_correlation(
-    best: npt.NDArray[np.float32],
-    near: Products,
-    candidates: npt.NDArray[np.int64],
-    items: npt.NDArray[np.int64],
-    memory_budget: int,
-) -> float:
-    """Correlation of m_k with the mean of the 10 best scores with other items."""
-    n_near = min(_N_NEIGHBORS, len(candidates) - 1)
-    # An item may not be its own nearest if norms vary: it is left out by its place.
-    scores, indices = top_k(near, n_near + 1, memory_budget=memory_budget)
-    density = _mean_of_first(scores, candidates[indices] != items[:, None], n_near)
-    return _correlation(best.mean(axis=1, dtype=np.float64), density)
+def _coverage(first: IntArray, n_items: int) -> float:
+    """Mean over groups of queries of exp(entropy) of what they find first, over its maximum."""
+    found = []
+    for start in range(0, max(1, len(first) - _GROUP + 1), _GROUP):
+        group = first[start : start + _GROUP]
+        shares = np.unique(group, return_counts=True)[1] / len(group)
+        found.append(np.exp(-(shares * np.log(shares)).sum()) / min(len(group), n_items))
+    return float(np.mean(found))
 
 
-def _coverage(first: npt.NDArray[np.int64], n_items: int) -> float:
-    """exp(entropy) of the items that queries find first, relative to its largest value."""
-    shares = np.bincount(first) / len(first)
-    shares = shares[shares > 0]
-    return float(np.exp(-(shares * np.log(shares)).sum()) / min(len(first), n_items))
+def _spread(means: FloatArray, of_scores: float, density: FloatArray, of_items: float) -> float:
+    """How much m_k varies relative to all scores, over the same for the density."""
+    if min(of_scores, of_items, means.std(), density.std()) <= 0:
+        return 1.0
+    return float((means.std() / of_scores) / (density.std() / of_items))
 
 
-def _spread(n_rows: int, most: int) -> npt.NDArray[np.int64]:
-    """At most so many row numbers, evenly spaced."""
-    return np.linspace(0, n_rows - 1, min(n_rows, most)).astype(np.int64)
+def _draw(n_rows: int, most: int) -> IntArray:
+    """At most so many random row numbers, in order."""
+    if n_rows <= most:
+        return np.arange(n_rows)
+    return np.sort(np.random.default_rng(0).choice(n_rows, most, replace=False))
 
 
-def _correlation(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> float:
+def _correlation(first: FloatArray, second: FloatArray) -> float:
     if first.std() > 0 and second.std() > 0:
         return float(np.corrcoef(first, second)[0, 1])
     return 0.0

@@ -24,10 +24,10 @@ from nnnorm.bank import (
 from nnnorm.bias import Bias, Gate
 from nnnorm.copies import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.methods.automatic import LOW_T, is_mismatched
+from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Needs, Statistics
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.solvers import Solver, check_solver
 
@@ -202,7 +202,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -224,7 +224,7 @@ class Method(ABC):
             queries count once; the `params` of the bias have ``n_intents``. "keep" uses every row,
             as the paper does. The default is "drop" for automatic settings and "keep" if all
             numbers are given.
-        own_rows : bool
+        allow_gallery_rows : bool
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
         solver : str
@@ -261,7 +261,7 @@ class Method(ABC):
             references,
             gallery_references=gallery_references,
             duplicates=duplicates,
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -269,7 +269,7 @@ class Method(ABC):
             progress=progress,
         )
         bias = self.make_bias(statistics)
-        warn_of_mismatch(bias.params, len(bias))
+        warn_of_mismatch(bias.params, bias.n_references or 0, len(bias))
         return bias
 
     def open(
@@ -279,7 +279,7 @@ class Method(ABC):
         *,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -300,7 +300,7 @@ class Method(ABC):
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
-        check_roles(items, past, own_rows=own_rows)
+        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         return Statistics.of_embeddings(
             items,
             use_references(references, past, self.duplicates_for(references, duplicates), progress),
@@ -454,13 +454,13 @@ class Method(ABC):
             )
 
 
-def warn_of_mismatch(params: Mapping[str, Any], n_gallery: int) -> None:
+def warn_of_mismatch(params: Mapping[str, Any], n_references: int, n_gallery: int) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
-    if is_mismatched(params.get("t"), params.get("reliability", 0.0), n_gallery):
+    if is_mismatched(params, n_references, n_gallery):
         warn(
-            "the past queries don't resemble what this gallery is searched for (t = "
-            f"{params['t']:.2f}, usually above {LOW_T:g}), so the correction is reduced; give past "
-            "queries of this very search, or a few dozen recent ones (recent=)"
+            "the past queries don't resemble what this gallery is searched for, so the correction "
+            f"is reduced to {params['match']:.0%}; give past queries of this very search, or a "
+            "few dozen recent ones (recent=)"
         )
 
 

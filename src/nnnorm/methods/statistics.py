@@ -90,7 +90,7 @@ class Statistics:
     Attributes
     ----------
     about : dict
-        The solver that computed m_k, and its quality and error if it is not exact.
+        The solver of the m_k that was last asked for, and its quality and error if it is not exact.
     kept : dict
         What has been computed so far.
     """
@@ -118,7 +118,8 @@ class Statistics:
         self.reference_norms = reference_norms
         self.n_given = n_given
         self.counted = dict(counted or {})
-        self.about: dict[str, Any] = {"solver": "exact"}
+        self.about: dict[str, Any] = {}
+        self._abouts: dict[Hashable, dict[str, Any]] = {}
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
         self._quality = quality
@@ -226,19 +227,24 @@ class Statistics:
     def mean_of_best(self, reference_k: int, *, is_centred: bool = False) -> FloatArray:
         """``m_k``, shape ``(n_gallery,)``."""
         self.check_reference_k(reference_k)
+        k = int(reference_k)
+        key = "mean", k, is_centred
 
         def compute() -> FloatArray:
-            k, scores = int(reference_k), self.scores_for_means(is_centred)
-            values, self.about = compute_means(
+            scores = self.scores_for_means(is_centred)
+            values, about = compute_means(
                 self._solver, scores, k, quality=self._quality, **self.options
             )
             if self._given is not None:
                 given = self._given.centred(self.center) if is_centred else self._given
                 budget = self.options["memory_budget"]
-                self.about["error"] = measure_error(values, given, k, memory_budget=budget)
+                about["error"] = measure_error(values, given, k, memory_budget=budget)
+            self._abouts[key] = about
             return values
 
-        return self.keep(("mean", int(reference_k), is_centred), compute)
+        values = self.keep(key, compute)
+        self.about = self._abouts.get(key, {"solver": "exact"})
+        return values
 
     def check_reference_k(self, reference_k: int) -> None:
         """Raise where k is larger than the bank."""

@@ -63,7 +63,7 @@ from nnnorm.study.intervals import (
 from nnnorm.study.quarantine import scan
 from nnnorm.study.splits import (
     count_overlap,
-    warn_of_foreign_bank,
+    warn_of_mismatched_bank,
     warn_of_overlap,
 )
 from nnnorm.study.truth import Truth, clusters_of, open_truth, read_truth

@@ -8,7 +8,6 @@ setting is cross-fitted. The gains are those of `evaluate`, `tune` and `compare`
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -20,8 +19,14 @@ from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.copies import Duplicates, References
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, quiet
-from nnnorm.foreign import FOREIGN_WARNING_Z, foreign_z
+from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.input_checks import (
+    FEW_QUERIES,
+    LIKE_ITEMS,
+    MISMATCH_WARNING_Z,
+    mismatch_z,
+    warn_of_items,
+)
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, MethodName, is_mismatched, make_method
 from nnnorm.ranking import search
@@ -182,7 +187,7 @@ def check(
     recent: Source | None = None,
     ids: Sequence[Any] | None = None,
     duplicates: Duplicates = "drop",
-    own_rows: bool = False,
+    allow_gallery_rows: bool = False,
     seed: int = 0,
     normalize: bool | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
@@ -204,7 +209,7 @@ def check(
     ids : sequence, optional
         Id of every item, shown instead of its row number; by default the ids of the gallery if it
         has any.
-    duplicates, own_rows : optional
+    duplicates, allow_gallery_rows : optional
         Whether copies in the bank count once, and whether references may be rows of the gallery,
         see `Method.fit`.
     seed : int
@@ -252,12 +257,15 @@ def check(
         if truth is not None:  # without labels nothing is measured on them
             warn_of_overlap(recent, asked)
     given = references if isinstance(references, Bank) else bank
-    fit: dict[str, Any] = {"duplicates": duplicates, "own_rows": own_rows}
+    fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
     bias = _fit(items, given, recent, fit | run)
     about["n_references"] = bias.n_references
-    z = bias.params.get("bank_z") if recent is not None else tried.foreign_z(bank)
+    z = bias.params.get("mismatch_z") if recent is not None else tried.mismatch_z(bank)
     automatic = tried.measure(bias)
-    expected = _expect(bias, automatic.moved, z, is_judged=recent is not None)
+    with_items = recent is None and not allow_gallery_rows and tried.warn_of_items(bank)
+    expected = _expect(
+        bias, automatic.moved, z, is_judged=recent is not None, with_items=with_items
+    )
     tuned = better = None
     if truth is not None and recent is None:
         with quiet():  # of what was warned of above
@@ -267,7 +275,7 @@ def check(
     options = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
     options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
-    options |= {"own_rows": True} if own_rows else {}
+    options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
     return Check(
         verdict=verdict,
         expectation=expected[0],
@@ -312,13 +320,17 @@ class _Search:
             about = {"queries": self._queries, "seed": self._seed}
         return judge_hubs(hits, len(self._gallery), **about)
 
-    def foreign_z(self, references: Embeddings) -> float | None:
+    def mismatch_z(self, references: Embeddings) -> float | None:
         """Z between the references and the queries; None where there are too few to tell."""
         queries = self._queries
         if self._truth is not None:
             queries = one_per_cluster(queries, self._truth)
-        z = foreign_z(references, queries)
+        z = mismatch_z(references, queries)
         return None if math.isnan(z) else z
+
+    def warn_of_items(self, references: Embeddings) -> bool:
+        """Whether the references are items, judged by the queries."""
+        return warn_of_items(references, self._gallery, self._queries)
 
     def measure(self, bias: Bias) -> "_Tried":
         """One correction, beside no correction."""
@@ -363,25 +375,29 @@ def _fit(
     gallery: Embeddings, references: Embeddings | Bank, recent: Source | None, how: dict[str, Any]
 ) -> Bias:
     """What the command `fit` makes of the same inputs."""
-    with warnings.catch_warnings():
-        # The verdict says what this means.
-        warnings.filterwarnings("ignore", "the past queries don't resemble", NNNormWarning)
+    # The verdict says what these mean.
+    with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
         if recent is None:
             return NNN().fit(gallery, references, **how)
         return Corrector.fit(gallery, references, NNN(), recent=recent, **how).bias
 
 
 def _expect(
-    bias: Bias, moved: float, z: float | None, *, is_judged: bool
+    bias: Bias, moved: float, z: float | None, *, is_judged: bool, with_items: bool
 ) -> tuple[Expectation, tuple[str, ...]]:
     """What a bank promises without labels, and why no more."""
-    reliability, t = bias.params.get("reliability", 0.0), bias.params.get("t")
+    reliability = bias.params.get("reliability", 0.0)
     reasons = []
-    if z is not None and z > FOREIGN_WARNING_Z and not is_judged:
+    if with_items:
+        reasons.append("the references are items, not queries, which does harm")
+    elif z is not None and z > MISMATCH_WARNING_Z and not is_judged:
         reasons.append("the references are not like the queries, which may do harm")
-    if is_mismatched(t, reliability, len(bias)):
+    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         reasons.append("the past queries don't resemble what this gallery is searched for")
-    if reliability < _LEAST_RELIABLE:
+    n_queries = bias.params.get("n_intents", bias.n_references or 0)
+    if n_queries < FEW_QUERIES:
+        reasons.append(f"{n_queries} past queries are too few to judge by")
+    elif reliability < _LEAST_RELIABLE:
         reasons.append("the references do not tell hubs from noise")
     if moved < _LEAST_MOVED:
         return "little", (*reasons, "the correction changes next to nothing")

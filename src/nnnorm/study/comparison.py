@@ -24,15 +24,15 @@ from nnnorm.copies import (
     without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Evaluation, evaluate, measure_gain
 from nnnorm.study.grid import Grid, check_grids, prepare
 from nnnorm.study.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.study.intervals import Interval, binomial_half_width
-from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
+from nnnorm.study.splits import warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.study.tuning import Select, Trial, check_methods, check_select, try_settings
 
 
@@ -277,7 +277,7 @@ def compare(
     check_grids(grids, [NO_CORRECTION, *names])
     test, held = _open_tasks(Task(queries, gallery, truth), validation, normalize)
     _warn_of_overlap(bank, test, held)
-    check_roles(test.gallery, bank, own_rows=None)
+    check_inputs(test.gallery, bank, allow_gallery_rows=None, compare=False)
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     used = use_references(references, bank, duplicates, progress)
     on = held or test
@@ -285,7 +285,7 @@ def compare(
         names, on.gallery, used, gallery_bank, on.queries, on.truth, grids=grids, **options
     )
     chosen = [trial.settings[trial.choose(select, name)] for name in names]
-    warn_of_foreign_bank(bank, *test)
+    warn_of_mismatched_bank(bank, *test)
     reporter = _Reporter(test, seed, memory_budget)
     if held is None:
         evaluations = [trial.cross_fit(select, name, seed=seed) for name in names]
@@ -383,11 +383,11 @@ def ablate(
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     for bank in opened.values():
         _warn_of_overlap(bank, test, held)
-        check_roles(test.gallery, bank, own_rows=None)
+        check_inputs(test.gallery, bank, allow_gallery_rows=None, compare=False)
     reporter = _Reporter(test, seed, memory_budget)
     rows = []
     for name, whole in opened.items():
-        warn_of_foreign_bank(whole, *test)
+        warn_of_mismatched_bank(whole, *test)
         order = np.random.default_rng(seed).permutation(len(whole))
         for share in shares:
             size = max(1, round(share * len(whole)))

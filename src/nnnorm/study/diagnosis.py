@@ -14,7 +14,8 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.copies import Duplicates
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.input_checks import LIKE_ITEMS
 from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
@@ -29,7 +30,7 @@ from nnnorm.study.hubness import (
     list_hubs,
     measure_hubness,
 )
-from nnnorm.study.splits import warn_of_foreign_bank, warn_of_overlap
+from nnnorm.study.splits import warn_of_mismatched_bank, warn_of_overlap
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
@@ -178,8 +179,9 @@ def diagnose(
         bank = open_references(references, normalize=normalize)
         warn_of_overlap(bank, asked)
         given = references if isinstance(references, Bank) else bank
-        bias = NNN().fit(items, given, duplicates=duplicates, **run)
-        warn_of_foreign_bank(bank, asked, items, truth)
+        with quiet(LIKE_ITEMS):  # the queries below tell for certain
+            bias = NNN().fit(items, given, duplicates=duplicates, **run)
+        warn_of_mismatched_bank(bank, asked, items, truth)
     ranking = search(asked, items, k=k, **run)
     counts = count_occurrences(ranking, len(items))
     hubs = list_hubs(ranking, len(items), truth=truth, bias=bias, most=most)

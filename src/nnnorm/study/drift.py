@@ -1,9 +1,9 @@
 """Drift: whether the bank of a corrector is still like the queries of today.
 
 Three things are measured. *z*: how far bank and queries are from mixing as one source does
-(`foreign`). *Agreement*: the correlation of the values that the bank gives with those that today's
-queries give, over what it would be without the noise of a few queries. *Hubs*: the share of hits
-that go to hubs, uncorrected, corrected, and corrected after a refit. The first two make the
+(`mismatch_z`). *Agreement*: the correlation of the values that the bank gives with those that
+today's queries give, over what it would be without the noise of a few queries. *Hubs*: the share of
+hits that go to hubs, uncorrected, corrected, and corrected after a refit. The first two make the
 verdict.
 """
 
@@ -19,7 +19,7 @@ from nnnorm.bias import Bias
 from nnnorm.copies import SAME_INTENT, used_rows, without_copies
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
-from nnnorm.foreign import FOREIGN_Z, choose_references, foreign_z
+from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
@@ -31,15 +31,15 @@ Hits: TypeAlias = npt.NDArray[np.int64]
 # For a cron job: 1 and 2 are taken by errors and wrong usage.
 EXIT_CODES: dict[Verdict, int] = {"fine": 0, "refit soon": 3, "refit now": 4}
 # Own queries stayed below 1.1 (95 % of the draws, 64 and more queries, five real sets), queries of
-# which half came from elsewhere had a median of 1.0 to 2.4. Above FOREIGN_Z the bank counts as
-# foreign, and so do queries of which three quarters do.
+# which half came from elsewhere had a median of 1.0 to 2.4. Above MISMATCH_Z the bank counts as
+# mismatched, and so do queries of which three quarters do.
 _SOON_Z = 1.5
 # Own queries agreed to 0.7 at least, and Flickr8k's mixed half with COCO's to 0.5 to 0.7; at three
 # quarters, 0.25 to 0.45, the correction no longer removes hubs.
 _SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
 # The agreement of fewer queries, or of values this unreliable, is noise.
 _LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
-# With 16 queries z misses a quarter of all foreign banks, with 32 one in twenty.
+# With 16 queries z misses a quarter of all mismatched banks, with 32 one in twenty.
 _FEW_QUERIES = 32
 # Of a longer log so many queries are used, evenly spaced: more would not change a verdict.
 _MOST_QUERIES = 4096
@@ -179,7 +179,7 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
         )
     if agrees < _SOON_AGREEMENT:
         reasons.append(f"their biases agree with those of the bank to {agrees:.2f} only")
-    if z > FOREIGN_Z or agrees < _NOW_AGREEMENT:
+    if z > MISMATCH_Z or agrees < _NOW_AGREEMENT:
         return "refit now", tuple(reasons)
     return ("refit soon" if reasons else "fine"), tuple(reasons)
 
@@ -187,7 +187,7 @@ def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]
 def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
     """z, or an error where it can't be measured: no verdict would be "fine" without it."""
     bank = corrector.bank
-    z = foreign_z(bank, queries, seed=seed)
+    z = mismatch_z(bank, queries, seed=seed)
     counts = []
     for rows in (queries, bank):
         with quiet():
@@ -217,8 +217,8 @@ def _agreement(
         return None
     with quiet():
         if corrector.asked != NNN():
-            old = NNN().fit(items, corrector.bank, duplicates="keep", own_rows=True)
-        new = NNN().fit(items, queries, duplicates=corrector.duplicates, own_rows=True)
+            old = NNN().fit(items, corrector.bank, duplicates="keep", allow_gallery_rows=True)
+        new = NNN().fit(items, queries, duplicates=corrector.duplicates, allow_gallery_rows=True)
     reliability = float(new.params["reliability"])
     if reliability < _LEAST_RELIABLE or old.values.std() == 0:
         return None
@@ -239,7 +239,9 @@ def _hits_refitted(
     hits = np.empty((len(queries), min(_PLACES, len(items))), dtype=np.int64)
     halves = np.array_split(np.random.default_rng(seed).permutation(len(queries)), 2)
     for known, asked in (halves, halves[::-1]):
-        bank = choose_references(corrector.bank, queries.subset(known))
+        bank = queries.subset(known)
+        if not mismatch_z(corrector.bank, bank) > MISMATCH_Z:
+            bank = bank.joined(corrector.bank)
         with quiet():
             bias = _refit(corrector, bank, items)
         hits[asked] = _hits(queries.subset(asked), items, bias)
@@ -252,7 +254,11 @@ def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "refused" else None
     return method.fit(
-        items, used_rows(used), gallery_references=second, duplicates="keep", own_rows=True
+        items,
+        used_rows(used),
+        gallery_references=second,
+        duplicates="keep",
+        allow_gallery_rows=True,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, NNNormWarning
-from nnnorm.foreign import warn_of_foreign
+from nnnorm.input_checks import warn_of_mismatch
 from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
@@ -98,7 +98,7 @@ def warn_of_overlap(
         )
 
 
-def warn_of_foreign_bank(
+def warn_of_mismatched_bank(
     references: Embeddings, queries: Embeddings, gallery: Embeddings, truth: Any = None
 ) -> None:
     """Warn where references and queries do not seem to come from the same source.
@@ -111,12 +111,12 @@ def warn_of_foreign_bank(
     >>> import numpy as np
     >>> from nnnorm import open_embeddings
     >>> rows = open_embeddings(np.eye(3))
-    >>> warn_of_foreign_bank(rows, rows, open_embeddings(-np.eye(3)), [0, 0, 1])
+    >>> warn_of_mismatched_bank(rows, rows, open_embeddings(-np.eye(3)), [0, 0, 1])
     """
     if truth is not None:
         right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
         queries = one_per_cluster(queries, right)
-    warn_of_foreign(references, queries, gallery)
+    warn_of_mismatch(references, queries, gallery)
 
 
 def one_per_cluster(queries: Embeddings, truth: Truth) -> Embeddings:

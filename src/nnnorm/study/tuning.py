@@ -21,6 +21,7 @@ from nnnorm.bank import Bank, open_gallery_references, open_references, use_refe
 from nnnorm.bias import Bias
 from nnnorm.copies import Duplicates, References, count_intents, count_references, is_sample
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
@@ -30,14 +31,13 @@ from nnnorm.methods import (
     describe_setting,
     find_method,
 )
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Counter, Evaluation, evaluate, join_folds, measure_gain
 from nnnorm.study.gated import GateWatch
 from nnnorm.study.grid import Grid, Setting, make_settings
 from nnnorm.study.intervals import Interval, interval_of_difference, is_near
 from nnnorm.study.popular import PopularityChoice, check_clicks, choose_popularity
-from nnnorm.study.splits import split_folds, warn_of_foreign_bank, warn_of_overlap
+from nnnorm.study.splits import split_folds, warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.study.sweep import sweep_hits
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
@@ -325,12 +325,12 @@ def tune(
     if clicks is not None:
         names = check_clicks(clicks, len(items), names, is_all=methods == "all")
     warn_of_overlap(bank, asked)
-    check_roles(items, bank, own_rows=None)
+    check_inputs(items, bank, allow_gallery_rows=None, compare=False)
     used = use_references(references, bank, duplicates, progress)
     trial = try_settings(
         names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
     )
-    warn_of_foreign_bank(bank, asked, items, trial.raw.truth)
+    warn_of_mismatched_bank(bank, asked, items, trial.raw.truth)
     by_rule, by_maximum = (trial.choose(rule) for rule in ("one-standard-error", "max"))
     chosen = by_rule if select == "one-standard-error" else by_maximum
     bias, measured = trial.bias(chosen), trial.evaluation(chosen)
