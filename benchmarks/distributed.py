@@ -79,6 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     work: dict[str, list[float]] = {name: [] for name in ways}
     quiet: Any = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     os.environ.pop("OMP_NUM_THREADS", None)  # one process takes both cores
+    os.environ["RAY_worker_niceness"] = "0"  # by default other programs go before its workers
     ray.init("local", num_cpus=CORES, **quiet)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
