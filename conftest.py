@@ -62,8 +62,7 @@ SLOW_DOCTESTS = (
     "src/nnnorm/report/audits.py",
     "src/nnnorm/report/figure.py",
     "src/nnnorm/report/plots.py",
-    "src/nnnorm/reproduce/run.py",
-    "src/nnnorm/reproduce/sheets.py",
+    "src/nnnorm/report/hits.py",
     "src/nnnorm/study/checkup.py",
     "src/nnnorm/study/drift.py",
 )

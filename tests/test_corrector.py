@@ -143,7 +143,7 @@ def test_every_intent_of_the_references_counts_once_as_in_a_fit(made):
     assert corrector.fingerprint == once.fingerprint
     fitted = NNN().fit(made.gallery, log)
     np.testing.assert_allclose(corrector.bias.values, fitted.values, atol=1e-3)
-    assert corrector.bias.params["n_intents"] == len(corrector.references) < len(log)
+    assert corrector.bias.params["n_unique"] == len(corrector.references) < len(log)
     assert corrector.bias.n_references == len(log)
     assert len(Corrector.fit(made.gallery, log, duplicates="keep").references) == len(log)
 

@@ -42,12 +42,10 @@ def benchmark(monkeypatch):
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
         ("bank", "banks.md"),
-        ("blip", "encoders.md"),
         ("calls", "speed.md"),
         ("choosing", "choosing.md"),
         ("distributed", "many-machines.md"),
         ("drift", "corrector.md"),
-        ("encode", "encoders.md"),
         ("engines", "engines/README.md"),
         ("explore", "explore.md"),
         ("evidence", "evidence.md"),
@@ -62,7 +60,6 @@ def benchmark(monkeypatch):
         ("popular_logs", "logs.md"),
         ("popularity", "corrector.md"),
         ("sweep", "speed.md"),
-        ("reproduce", "reproduce.md"),
     ],
 )
 def test_the_tables_of_a_page_are_those_of_its_results(benchmark, name, page):

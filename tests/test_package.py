@@ -108,7 +108,7 @@ def test_every_command_is_in_the_table_with_its_module_and_a_line_that_fits():
         for group in app.registered_groups
     }
     assert found == {name: f"nnnorm.cli.{module}" for name, (module, _) in COMMANDS.items()}
-    assert max(len(line) for _, line in COMMANDS.values()) <= 80 - len("  reproduce  ")
+    assert max(len(line) for _, line in COMMANDS.values()) <= 80 - len("  diagnose  ")
 
 
 # Imports go up this list only: a line may import the lines above it.
@@ -119,7 +119,7 @@ LAYERS = [
     "scoring",
     "approximate popularity",
     "solvers",
-    "copies",
+    "dedup",
     "signals bias",
     "suspects bank input_checks",
     "methods",
@@ -127,7 +127,7 @@ LAYERS = [
     "corrector",
     "study datasets encoders integrations",
     "report index distributed",
-    "reproduce demo explore",
+    "demo explore",
     "cli",
     "__main__ __init__",
 ]

@@ -50,7 +50,7 @@ _NUMBERS = (
 )
 _PARAM_KINDS = {
     "reference_k": int | None,
-    "n_intents": int | None,
+    "n_unique": int | None,
     **dict.fromkeys(_NUMBERS, float | None),
 }
 

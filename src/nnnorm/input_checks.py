@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import SAME_INTENT, as_units
+from nnnorm.dedup import NEAR_COPY, as_units
 from nnnorm.errors import NNNormError, warn
 from nnnorm.io import Embeddings, check_same_dim
 
@@ -432,7 +432,7 @@ def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embed
 def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
     """Some unit rows in random order, none of them nearly a copy of another."""
     drawn = as_units(rows.take(rng.permutation(len(rows))[: 4 * _LARGEST_DRAW]))
-    is_copy = np.tril(drawn @ drawn.T > SAME_INTENT, -1).any(axis=1)
+    is_copy = np.tril(drawn @ drawn.T > NEAR_COPY, -1).any(axis=1)
     return np.asarray(drawn[~is_copy][:_LARGEST_DRAW])
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import as_units
+from nnnorm.dedup import as_units
 from nnnorm.errors import NNNormError
 from nnnorm.io import Done, Embeddings, Progress, check_same_dim, open_embeddings
 from nnnorm.scoring import (

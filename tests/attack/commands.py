@@ -41,9 +41,6 @@ LINES = {
         "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.json --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",
-        f"{_TASK} --bias bias.safetensors -k 3 --truth truth.npy --sheet out.png "
-        "--images item-pictures --query-captions query-captions.txt --json",
-        f"{_TASK} -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "info": [
         "gallery.npy --json", "gallery.npz --json", "gallery.parquet --json", "shards --json",
@@ -184,22 +181,12 @@ LINES = {
         f"{_TASK} --groups groups.tsv -k 3 --bias bias.safetensors --json",
         f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 --json",
         f"{_LEARN} --groups groups.parquet -k 3 --difference a,b --json",
-        "--gallery people.npy --queries jobs.npy --visogender people.tsv --json",
-        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --images item-pictures "
-        "--query-captions query-captions.txt --json",
-        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "dataset": [
         "karpathy dataset_small.json --images pictures -o out --json",
         "coco captions_val2017.json --images pictures --decode -o out --json",
         "table pairs.csv --images pictures --skip-broken -o out --json",
-        "visogender visogender.tsv --images pictures -o out --json",
         "clip-retrieval clip -o out --json",
-    ],
-    "reproduce": [
-        "--table image-retrieval --embeddings paper --json",
-        "--embeddings paper --json",
-        "--table gender --embeddings paper --latex out.tex",
     ],
 }  # fmt: skip
 
@@ -209,28 +196,26 @@ FILES = {
     "gallery_references": "others.npy", "recent": "others.npy", "items": "new.npy",
     "bias": "bias.safetensors", "bank": "bank.safetensors", "corrector": "corrector.safetensors",
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
-    "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
+    "groups": "groups.csv", "query_table": "asked.csv",
     "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv",
     "images": "pictures",
     "captions": "item-captions.txt", "query_captions": "query-captions.txt",
     "reference_captions": "captions.txt", "texts": "captions.txt",
-    "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
+    "audio": "sounds",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
-    "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "sheet": "out.png",
-    "results": "out-results", "export": "out",
+    "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots",
+    "save_corrector": "out-corrector.safetensors", "to": "faiss:out",
+    "export": "out",
 }  # fmt: skip
-_ONLY_WITH_CHECKPOINTS = "tokenizer"
-# One needs an index of this corrector, and the indexes at hand are built with a bias; the other a
-# BLIP, whose lists are read as those of --texts and --images are.
-NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
+# It needs an index of this corrector, and the indexes at hand are built with a bias.
+NOT_AT_HAND = {("index verify", "corrector")}
 # They change the index, so what it answers afterwards is a part of their answer.
 CHANGING = ("index add", "index adopt", "index delete", "index refresh", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
-SLOW = ("demo", "encode", "explore", "reproduce")
+SLOW = ("demo", "encode", "explore")
 
 
 @dataclass(frozen=True)
@@ -271,7 +256,7 @@ def _make(name, function):
     options = tuple(_option(one) for one in parameters if one.name != "debug")
     lines = [shlex.split(line) for line in LINES.get(name) or [_derive(options)]]
     for option in options:
-        is_input = option.flag and option.name in FILES and option.name != _ONLY_WITH_CHECKPOINTS
+        is_input = option.flag and option.name in FILES
         is_input = is_input and (name, option.name) not in NOT_AT_HAND
         if is_input and not any(option.flag in line for line in lines):
             lines.append([*lines[0], option.flag, FILES[option.name]])

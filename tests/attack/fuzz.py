@@ -165,8 +165,6 @@ class Fuzzer:
             box.call(module, "make_application", root)
         if "encode" in self.names:
             box.call(module, "make_model", root)
-        if "reproduce" in self.names:
-            box.call(module, "make_paper", root)
         broken = []
         for name in self.names:
             for line in self._lines(name):
@@ -312,7 +310,7 @@ class Fuzzer:
         value = rng.choice(mutations.OUTPUTS)
         is_place = value in ("", ".", "..", "/") or value.startswith("/dev")
         if rng.random() < 0.4 and not is_place:
-            value += {"markdown": ".md", "latex": ".tex"}.get(option.name, ".safetensors")
+            value += {"markdown": ".md"}.get(option.name, ".safetensors")
         for flag in (option.flag, "-o" if option.name == "output" else option.flag):
             if flag in attack.arguments:
                 attack.arguments[attack.arguments.index(flag) + 1] = value

@@ -100,20 +100,19 @@ def make_tables(root):
 def make_data_sets(root):
     """Pictures, sounds, the files of published data sets, and clip-retrieval's folder."""
     import pyarrow
+    from PIL import Image
     from pyarrow import parquet
-
-    from nnnorm.io import write_png
 
     pixels = np.random.default_rng(17).integers(0, 255, size=(4, 12, 10, 3)).astype(np.uint8)
     (root / "pictures").mkdir()
     for number, one in enumerate(pixels):
-        write_png(root / f"pictures/p{number}.png", one)
+        Image.fromarray(one).save(root / f"pictures/p{number}.png")
     images = [f"p{number}.png" for number in range(4)]
     (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
     (root / "captions.txt").write_text("a red circle\na blue square\n")
     (root / "item-pictures").mkdir()
     for number in range(N_GALLERY):
-        write_png(root / f"item-pictures/{number:03d}.png", pixels[number % 4])
+        Image.fromarray(pixels[number % 4]).save(root / f"item-pictures/{number:03d}.png")
     for name, n_lines in (("item", N_GALLERY), ("query", N_QUERIES)):
         lines = [f"{name} {number}\n" for number in range(n_lines)]
         (root / f"{name}-captions.txt").write_text("".join(lines))
@@ -135,9 +134,6 @@ def make_data_sets(root):
     (root / "captions_val2017.json").write_text(json.dumps(coco))
     rows = [f"{name},a picture of {n},{split[n]}" for n, name in enumerate(images)]
     (root / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
-    header = "IDX\tOccupation\tObject\tOccupation_perceived_gender\n"
-    people = [f"p{n}\tjob {n // 2}\tdesk\t{('masculine', 'feminine')[n % 2]}\n" for n in range(4)]
-    (root / "visogender.tsv").write_text(header + "".join(people))
     folder = root / "clip"
     for part in ("img_emb", "text_emb", "metadata"):
         (folder / part).mkdir(parents=True)
@@ -152,20 +148,6 @@ def make_data_sets(root):
             }
         )
         parquet.write_table(table, folder / f"metadata/metadata_{number}.parquet")
-    make_viso(root)
-
-
-def make_viso(root):
-    """A table of VisoGender's whole size, with embeddings, for its protocol."""
-    from tests.made import make_visogender
-
-    made = make_visogender()
-    rows = zip(made.occupations, made.genders, strict=True)
-    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
-    lines += [f"OO_{n}\t{job}\tdesk\t{gender}" for n, (job, gender) in enumerate(rows)]
-    (root / "people.tsv").write_text("\n".join(lines) + "\n")
-    np.save(root / "people.npy", made.gallery)
-    np.save(root / "jobs.npy", made.queries)
 
 
 def make_records(root):
@@ -272,14 +254,6 @@ def make_model(folder):
     tiny.build("clip", root / "model")
     tiny.build("clap", root / "model-sounds")
     tiny.write_sounds(root / "sounds", n=2)
-
-
-def make_paper(folder):
-    """A folder of embeddings as `nnnorm reproduce` takes it."""
-    from tests.made import make_paper_folder
-
-    (Path(folder) / "paper").mkdir()
-    make_paper_folder(Path(folder) / "paper", n_train=60)
 
 
 def png_of_size(width, height):

@@ -78,7 +78,7 @@ def test_unfinished_embeddings_are_no_gallery(tmp_path, suffix):
     folder = tmp_path / f"img_emb{suffix}"
     folder.mkdir()
     np.save(folder / "img_emb_00000.npy", np.eye(2))
-    with pytest.raises(NNNormError, match=r"unfinished embeddings.*--resume"):
+    with pytest.raises(NNNormError, match=r"unfinished embeddings; run the same nnnorm encode"):
         open_embeddings(folder)
 
 

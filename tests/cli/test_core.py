@@ -389,14 +389,14 @@ def test_names_beyond_what_a_file_system_takes_are_one_sentence(files):
     assert_fails(run("info", "x" * 300 + ".npz"), "xxx")
 
 
-def test_json_markdown_and_latex_take_the_same_kind_of_value_on_every_command():
-    kinds = {"--json": "boolean", "--markdown": "path", "--latex": "path", "--plots": "path"}
+def test_json_and_markdown_take_the_same_kind_of_value_on_every_command():
+    kinds = {"--json": "boolean", "--markdown": "path", "--plots": "path"}
     for command in walk_commands().values():
         found = {option.flag: option.kind for option in command.options if option.flag in kinds}
         assert found == {flag: kinds[flag] for flag in found}, command.name
         assert "--json" in found, command.name
         # What has tables has them in every form.
-        assert ("--markdown" in found) == ("--latex" in found) == ("--plots" in found)
+        assert ("--markdown" in found) == ("--plots" in found)
 
 
 def test_help_is_plain_ascii_for_old_terminals():
@@ -411,7 +411,6 @@ def test_help_is_plain_ascii_for_old_terminals():
         "compare",
         "audit",
         "dataset",
-        "reproduce",
     ):
         assert run(name, "--help").stdout.isascii(), name
 

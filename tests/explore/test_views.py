@@ -238,10 +238,10 @@ def test_the_null_is_what_random_choices_give():
 def test_the_bank_counts_its_intents_and_copies(views, session):
     about, arrays = views.bank()
     assert about["n_references"] == 2000
-    assert about["n_intents"] + about["n_copies"] == 2000
+    assert about["n_unique"] + about["n_copies"] == 2000
     assert about["intents"][0]["count"] == max(session.used.counts)
     assert about["mismatch_z"] < about["mismatch_limit"]
-    assert arrays["histogram"].sum() == about["n_intents"]
+    assert arrays["histogram"].sum() == about["n_unique"]
 
 
 @pytest.mark.slow

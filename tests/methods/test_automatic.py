@@ -109,7 +109,7 @@ def test_explicit_numbers_are_the_paper_on_a_bank_with_copies(rng, method):
     np.testing.assert_allclose(bias.values, expected, atol=2e-6)
     assert bias.weight == 0.75
     assert "center" not in bias.params
-    assert "n_intents" not in bias.params
+    assert "n_unique" not in bias.params
 
 
 def test_automatic_settings_count_copies_once(rng):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, Bias, NNNormError, search
-from nnnorm.study.audits import audit, audit_visogender
+from nnnorm.study import audit
 from tests.made import make_visogender
 
 
@@ -16,13 +16,16 @@ def visogender():
 
 
 def run(made, bias=None):
-    return audit_visogender(
+    return audit(
         made.queries,
         made.gallery,
-        genders=made.genders,
-        occupations=made.occupations,
-        asked_occupations=made.asked,
-        bias=bias,
+        bias,
+        groups=made.genders,
+        ks=(6, 10),
+        difference=("masculine", "feminine"),
+        target="equal",
+        labels=made.occupations,
+        query_labels=made.asked,
     )
 
 
@@ -147,17 +150,6 @@ def test_input_that_does_not_fit_is_refused(rng, change, words):
 def test_too_many_groups_are_probably_the_wrong_column(rng):
     with pytest.raises(NNNormError, match="60 different values, more than 50; is it the right co"):
         audit(np.eye(60), np.eye(60), groups=[f"file {n}" for n in range(60)])
-
-
-def test_visogender_knows_two_perceived_genders(visogender):
-    with pytest.raises(NNNormError, match="must be masculine or feminine, as perceived; got 'man'"):
-        audit_visogender(
-            visogender.queries,
-            visogender.gallery,
-            genders=["man"] * 230,
-            occupations=visogender.occupations,
-            asked_occupations=visogender.asked,
-        )
 
 
 def test_an_unknown_figure_is_named(visogender):

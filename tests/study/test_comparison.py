@@ -299,7 +299,7 @@ def test_the_figures_of_a_row_are_those_of_its_bank(monkeypatch, task, validatio
         check_result(row.tuned, task, bias, seed=2)
         automatic = NNN().fit(task.gallery, part)
         assert (row.automatic.method, row.automatic.params) == ("nnn", automatic.params)
-        assert row.n_intents == len(part) == automatic.params["n_intents"]
+        assert row.n_unique == len(part) == automatic.params["n_unique"]
         check_result(row.automatic, task, automatic, seed=2)
 
 

@@ -73,7 +73,7 @@ COMMANDS = {
     "search": ("core", "Search a gallery exactly, corrected by a bias."),
     "explore": ("explore", "Look at hubs, results and settings on a local page."),
     "index": ("index", "Run the corrected search inside an existing engine."),
-    "bank": ("bank", "Keep a bank of past queries: every intent once."),
+    "bank": ("bank", "Keep a bank of past queries: every unique query once."),
     "extend": ("corrector", "Compute the bias of new items."),
     "drift": ("corrector", "Tell whether the bank is still like today's queries."),
     "scan": ("scan", "Find items that look planted or broken."),
@@ -84,8 +84,7 @@ COMMANDS = {
     "ablate": ("study", "Measure NNN with smaller and other banks."),
     "audit": ("audit", "Count how often each group of items is retrieved."),
     "encode": ("encode", "Turn images, texts or sounds into embeddings."),
-    "dataset": ("reproduce", "Write a data set's captions, pairs and splits as lists."),
-    "reproduce": ("reproduce", "Measure the paper's tables again."),
+    "dataset": ("dataset", "Write a data set's captions, pairs and splits as lists."),
     "info": ("core", "Show versions and the active BLAS, or what a file holds."),
 }
 
@@ -261,14 +260,11 @@ class Inputs:
 class Report:
     """The options that decide where the tables and plots of a study go.
 
-    On every command `--json` prints to stdout in place of the table, and `--markdown`, `--latex`
-    and `--plots` name what is written besides.
+    On every command `--json` prints to stdout in place of the table, and `--markdown` and
+    `--plots` name what is written besides.
     """
 
     markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
-    latex: Annotated[
-        Path | None, Option(help="Write the table to this LaTeX file, a document of its own.")
-    ] = None
     plots: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write plots there (made if needed).")
     ] = None
@@ -279,34 +275,24 @@ class Report:
         """Check before the work that its results can be written."""
         from nnnorm.io import check_writable, make_folder
 
-        for path in (self.markdown, self.latex):
-            if path is not None:
-                check_writable(path)
+        if self.markdown is not None:
+            check_writable(self.markdown)
         if self.plots is not None:
             require("matplotlib", "plots")
             make_folder(self.plots)
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
-        """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
-        from nnnorm.io import write_png, write_whole
+        """Write Markdown and plots where asked, then print the tables, or JSON."""
+        from nnnorm.io import write_whole
 
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
             write_whole(self.markdown, lambda file: file.write(text.encode()))
-        if self.latex is not None:
-            from nnnorm.report import make_document
-
-            document = make_document(tables)
-            write_whole(self.latex, lambda file: file.write(document.encode()))
         if self.plots is not None:
             from nnnorm.report import plots as drawing
 
             for name, draw in (figures or {}).items():
-                made = draw(drawing)
-                if hasattr(made, "savefig"):
-                    drawing.save_figure(made, self.plots / name)
-                else:  # a contact sheet
-                    write_png(self.plots / name, made)
+                drawing.save_figure(draw(drawing), self.plots / name)
                 typer.echo(f"Plot: {self.plots / name}", err=True)
         if self.as_json:
             print_json(result)

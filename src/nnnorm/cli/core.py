@@ -33,10 +33,8 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.cli.bank import describe_bank
-from nnnorm.cli.sheet import Sheet, draw_search
-from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError
+from nnnorm.dedup import Duplicates, describe_size, describe_unique
 from nnnorm.input_checks import describe_reliability
 from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.methods import (
@@ -50,7 +48,6 @@ from nnnorm.methods import (
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
-from nnnorm.study import read_truth
 from nnnorm.version import __version__
 
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
@@ -224,11 +221,6 @@ def search(
         Path | None, Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
     *,
-    drawing: Sheet,
-    truth: Annotated[
-        Path | None,
-        Option(help="For --sheet: right items; shown are queries that a hub had answered."),
-    ] = None,
     inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -239,22 +231,13 @@ def search(
 
     if output is not None:
         check_output(output, ".npz", [gallery, queries, bias, ids])
-    drawing.check([gallery, queries, bias, ids, output, truth])
-    if truth is not None and drawing.sheet is None:
-        raise NNNormError("--truth is for a sheet; give --sheet FILE, or use nnnorm evaluate")
     loaded = nnnorm.Bias.load(bias) if bias else None
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     named = read_ids(ids)
-    sheet = None
-    if drawing.sheet is not None:
-        sheet = drawing.open(len(items), len(asked), items.ids if named is None else named)
     with show_progress("Searching") as progress:
         options: Any = {"memory_budget": memory_budget * 2**20, "progress": progress}
         ranking = nnnorm.search(asked, items, loaded, k=k, weight=weight, ids=named, **options)
-        if sheet is not None:
-            drawn = loaded if loaded is None or weight is None else replace(loaded, weight=weight)
-            draw_search(sheet, asked, items, drawn, truth and read_truth(truth), options)
     if output is not None:
         ranking.save(output)
     if as_json:
@@ -318,10 +301,10 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
-        n_intents = bias.params.get("n_intents", bias.n_references)
-        if n_intents != bias.n_references:
-            sampled = bias.params.get("intents_sampled", False)
-            title += f" ({describe_intents(n_intents, sampled)})"
+        n_unique = bias.params.get("n_unique", bias.n_references)
+        if n_unique != bias.n_references:
+            sampled = bias.params.get("references_sampled", False)
+            title += f" ({describe_unique(n_unique, sampled)})"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": find_method(bias.method)[1].label,
@@ -338,7 +321,7 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
             f"{bias.params['n_clicks']:,} clicks"
         )
     if "reliability" in bias.params:
-        n_queries = bias.params.get("n_intents", bias.n_references or 0)
+        n_queries = bias.params.get("n_unique", bias.n_references or 0)
         facts["reliability"] = describe_reliability(bias.params["reliability"], n_queries)
     if "density" in bias.params:
         facts["density"] = f"{bias.params['density']:.2f} (agreement with how close items are)"
@@ -477,7 +460,7 @@ def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     size = describe_size(
         bias.n_references or len(corrector.references),
         len(corrector.references),
-        bias.params.get("intents_sampled", False),
+        bias.params.get("references_sampled", False),
     )
     title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"

@@ -24,7 +24,6 @@ import numpy.typing as npt
 from nnnorm.augmentation import Augmentation
 from nnnorm.bank import Bank, open_gallery_references
 from nnnorm.bias import Bias, check_correction, check_weight
-from nnnorm.copies import Duplicates
 from nnnorm.corrector.bounds import (
     bound_augmentation,
     check_room,
@@ -42,6 +41,7 @@ from nnnorm.corrector.references import (
     open_kept,
     round_to_half,
 )
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
@@ -62,7 +62,7 @@ _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_intents", "intents_sampled", "past_queries", "mismatch_z")
+_OF_THE_BANK = ("n_unique", "references_sampled", "past_queries", "mismatch_z")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.copies import (
+from nnnorm.corrector.norms import check_norms
+from nnnorm.dedup import (
     Duplicates,
     References,
     count_params,
     count_references,
+    drop_copies,
     is_sample,
     used_rows,
-    without_copies,
 )
-from nnnorm.corrector.norms import check_norms
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
 
@@ -97,11 +97,11 @@ def _join_recent(used: References, recent: Embeddings, duplicates: Duplicates) -
     bank = used_rows(used)
     z = mismatch_z(bank, recent)
     if z > MISMATCH_Z:
-        alone = without_copies(recent, duplicates)
+        alone = drop_copies(recent, duplicates)
         params = {**count_params(alone), "past_queries": "recent", "mismatch_z": z}
         return Chosen(used_rows(alone), len(recent), params)
-    both = without_copies(recent.joined(bank), duplicates)
-    sampled = {"intents_sampled": True} if is_sample(used) else {}
+    both = drop_copies(recent.joined(bank), duplicates)
+    sampled = {"references_sampled": True} if is_sample(used) else {}
     chosen = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
     params = {**count_params(both), **sampled, **chosen}
     return Chosen(used_rows(both), count_references(used) + len(recent), params)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.copies import SAME_INTENT, Intents, as_units, describe_size, find_intents
+from nnnorm.dedup import NEAR_COPY, UniqueRows, as_units, describe_size, unique_rows
 from nnnorm.errors import NNNormError
 from nnnorm.explore.served import Served
 from nnnorm.explore.session import Session
@@ -79,14 +79,14 @@ class Views:
         """Describe the data, the methods with their controls, and the filters."""
         session = self.session
         material = session.material
-        intents = session.used if isinstance(session.used, Intents) else None
+        intents = session.used if isinstance(session.used, UniqueRows) else None
         return {
             "version": __version__,
             "n_gallery": len(material.gallery),
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
             "n_references": len(material.references) if intents is None else intents.n_rows,
-            "n_intents": len(session.used),
+            "n_unique": len(session.used),
             "dim": material.gallery.dim,
             "has_truth": material.truth is not None,
             "has_pictures": material.pictures is not None,
@@ -562,7 +562,7 @@ def _group(session: Session, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np
     if len(rows) == 0:
         return []
     asked = session.queries.subset(rows)
-    leaders = find_intents(asked).embeddings
+    leaders = unique_rows(asked).embeddings
     scores = as_units(asked.rows(0, len(asked))) @ as_units(leaders.rows(0, len(leaders))).T
     nearest = scores.argmax(axis=1)
     groups = [rows[nearest == leader] for leader in range(len(leaders))]
@@ -654,8 +654,8 @@ def _measure_quality(session: Session, method: Method) -> dict[str, Any]:
 
 def _describe_bank(session: Session) -> View:
     material, used = session.material, session.used
-    counts = used.counts if isinstance(used, Intents) else np.ones(len(used), dtype=np.int64)
-    rows = used.rows if isinstance(used, Intents) else np.arange(len(used))
+    counts = used.counts if isinstance(used, UniqueRows) else np.ones(len(used), dtype=np.int64)
+    rows = used.rows if isinstance(used, UniqueRows) else np.arange(len(used))
     order = np.argsort(-counts, kind="stable")[:20]
     texts = material.reference_captions
     asked = session.queries
@@ -668,13 +668,13 @@ def _describe_bank(session: Session) -> View:
             drift = measure_drift(material.corrector, material.recent).to_dict()
         except NNNormError as error:  # the rest of the view does not need it
             drift = {"error": str(error)}
-    n_rows = used.n_rows if isinstance(used, Intents) else len(used)
+    n_rows = used.n_rows if isinstance(used, UniqueRows) else len(used)
     about = {
         "n_references": n_rows,
-        "n_intents": len(used),
-        "is_sample": isinstance(used, Intents) and used.is_sample,
-        "size": describe_size(n_rows, len(used), isinstance(used, Intents) and used.is_sample),
-        "same_intent": SAME_INTENT,
+        "n_unique": len(used),
+        "is_sample": isinstance(used, UniqueRows) and used.is_sample,
+        "size": describe_size(n_rows, len(used), isinstance(used, UniqueRows) and used.is_sample),
+        "near_copy": NEAR_COPY,
         "n_copies": int((counts - 1).sum()),
         "mismatch_z": None if np.isnan(z) else float(z),
         "mismatch_limit": MISMATCH_Z,

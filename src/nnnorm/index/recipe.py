@@ -521,7 +521,7 @@ def origin_of(bias: Bias) -> str | None:
     if about.get("center") is True and "corrector" not in prints:
         # Its mean was taken off; a bias that does not name its gallery has a centre of its own.
         prints["center"] = bias.fingerprints.get("gallery") or bias.created
-    about |= {"duplicates": "drop" if "n_intents" in bias.params else "keep"}
+    about |= {"duplicates": "drop" if "n_unique" in bias.params else "keep"}
     text = json.dumps([bias.method, about, prints], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

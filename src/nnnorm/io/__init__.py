@@ -14,7 +14,6 @@ logs           query logs: embeddings, times and counts, read in parts
 files          files written whole or not at all
 records        arrays and a description in one file
 urls           URLs in messages, without passwords
-png            pictures written as PNG
 progress       how far long work has come
 """
 
@@ -31,7 +30,6 @@ from nnnorm.io.embeddings import (
 from nnnorm.io.files import check_regular, check_writable, make_folder, safe_name, write_whole
 from nnnorm.io.ids import check_ids
 from nnnorm.io.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
-from nnnorm.io.png import encode_png, write_png
 from nnnorm.io.progress import Done, Progress
 from nnnorm.io.ready_scores import ScoreMatrix, open_matrix
 from nnnorm.io.records import (

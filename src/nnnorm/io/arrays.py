@@ -260,8 +260,8 @@ def find_shards(folder: Path, name: str) -> list[Path]:
     """List the shards of a folder by their numbers: ``img_emb_2`` before ``img_emb_10``."""
     if folder.suffix in _UNFINISHED:
         raise NNNormError(
-            f"{name} is a folder of unfinished embeddings; finish it with nnnorm encode --resume, "
-            f"which then names it {folder.stem}"
+            f"{name} is a folder of unfinished embeddings; run the same nnnorm encode command "
+            f"again, which finishes it and names it {folder.stem}"
         )
     shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
     if not shards:

@@ -22,7 +22,7 @@ from nnnorm.bank import (
     use_references,
 )
 from nnnorm.bias import Bias, Gate
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
@@ -221,7 +221,7 @@ class Method(ABC):
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
         duplicates : {"drop", "keep"}, optional
             "drop" leaves out near copies of earlier references (cosine above 0.88), so that popular
-            queries count once; the `params` of the bias have ``n_intents``. "keep" uses every row,
+            queries count once; the `params` of the bias have ``n_unique``. "keep" uses every row,
             as the paper does. The default is "drop" for automatic settings and "keep" if all
             numbers are given.
         allow_gallery_rows : bool

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import References, count_params, count_references, describe_size, used_rows
+from nnnorm.dedup import References, count_params, count_references, describe_size, used_rows
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
 from nnnorm.scoring import (
@@ -73,9 +73,9 @@ class Statistics:
     reference_norms : (float, float), optional
         Smallest and largest norm of the references.
     n_given : int, optional
-        Number of references that were given, where only one row per intent is used.
+        Number of references that were given, if only unique ones are used.
     counted : mapping, optional
-        What the `params` of a bias say of the intents.
+        What the `params` of a bias say about unique queries.
     known : mapping, optional
         What is known of a larger gallery that these items belong to, such as its ``"center"``; see
         `Method.recall`.

@@ -5,7 +5,7 @@ Recalls are shown in per cent, differences in points, with the interval in brack
 
 from collections.abc import Sequence
 
-from nnnorm.copies import MOST_INTENTS, describe_size
+from nnnorm.dedup import describe_size
 from nnnorm.methods import NO_CORRECTION, describe_setting
 from nnnorm.report.table import Table
 from nnnorm.study import Ablation, Cell, Comparison, Diagnosis, Drift, Interval, Result, Tuning
@@ -49,10 +49,10 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     >>> tabulate_comparison(Comparison((), "max", 5000, 1000, 30455, 5000)).title
     'Methods on 5,000 test queries, 1,000 items, 30,455 references'
     """
-    intents = comparison.n_intents, comparison.intents_sampled
+    unique = comparison.n_unique, comparison.references_sampled
     title = (
         f"Methods on {comparison.n_queries:,} test queries, {comparison.n_gallery:,} items, "
-        f"{describe_size(comparison.n_references, *intents)}"
+        f"{describe_size(comparison.n_references, *unique)}"
     )
     notes = [
         f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
@@ -89,7 +89,7 @@ def tabulate_ablation(ablation: Ablation) -> Table:
             (
                 f"{row.bank} {100 * row.share:.3g} %",
                 f"{row.n_references:,}",
-                f"{row.n_references if row.n_intents is None else row.n_intents:,}",
+                f"{row.n_references if row.n_unique is None else row.n_unique:,}",
                 describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),
                 show_gain(row.tuned.gain),
@@ -101,10 +101,10 @@ def tabulate_ablation(ablation: Ablation) -> Table:
         f"{_tuned_on('NNN', ablation)}; automatic uses no labels. R@1 in %, gains in points "
         "over no correction with 95 % paired intervals."
     )
-    if any(row.n_intents not in (None, row.n_references) for row in ablation.rows):
-        note += " Used: references that are no copies of another"
-        has_samples = any(row.intents_sampled for row in ablation.rows)
-        note += f", of more than {MOST_INTENTS:,} a random part." if has_samples else "."
+    if any(row.n_unique not in (None, row.n_references) for row in ablation.rows):
+        note += " Used: unique references"
+        has_samples = any(row.references_sampled for row in ablation.rows)
+        note += ", or a random sample of them." if has_samples else "."
     doubtful = [
         f"{row.bank} {100 * row.share:.3g} % ({kind})"
         for row in ablation.rows
@@ -143,7 +143,7 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
     rows += [_cell_row(cell, "", tuning.uncorrected) for cell in others[:most]]
     title = (
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
-        f"{describe_size(tuning.n_references, tuning.n_intents, tuning.intents_sampled)}"
+        f"{describe_size(tuning.n_references, tuning.n_unique, tuning.references_sampled)}"
     )
     notes = [f"Chosen by {_select_words(tuning.select)}: {_tell_choice(tuning)}"]
     if tuning.popularity is not None:

@@ -19,7 +19,7 @@ groups       counts of groups of items in a ranking
 audits       how often groups of items are retrieved, before and after a correction
 """
 
-from nnnorm.study.audits import Audit, audit, audit_visogender
+from nnnorm.study.audits import Audit, audit
 from nnnorm.study.chance import Hubs, Severity, judge_hubs
 from nnnorm.study.checkup import Check, Measured, check
 from nnnorm.study.comparison import (

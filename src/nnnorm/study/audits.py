@@ -2,8 +2,7 @@
 
 Every item belongs to a group; `groups` counts them among the first items of each query. Here the
 counts of an uncorrected and a corrected search stand side by side, as means with intervals over the
-queries. VisoGender's protocol is one such audit: groups are perceived genders, labels are
-occupations, and there is one query per occupation.
+queries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,6 @@ from nnnorm.study.intervals import Interval, interval_of_difference, interval_of
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 # Shares that are fair: as in the gallery, the same for all, or given.
 Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
-
-VISOGENDER_GENDERS = ("masculine", "feminine")
 
 
 @dataclass(frozen=True)
@@ -208,75 +205,6 @@ def audit(
             changed = interval_of_difference(after[metric], values, seed=seed)
             lines.append(Line(metric, mean, interval_of_mean(after[metric], seed=seed), changed))
     return Audit(kinds, shares, pair, called, before, after, tuple(lines), len(items))
-
-
-@explain_arguments
-def audit_visogender(
-    queries: Source,
-    gallery: Source,
-    bias: Bias | None = None,
-    *,
-    genders: Sequence[str],
-    occupations: Sequence[str],
-    asked_occupations: Sequence[str],
-    seed: int = 0,
-    normalize: bool | None = None,
-) -> Audit:
-    """Audit by VisoGender's protocol: bias@6, bias@10, P@1 and P@5 over all pictures.
-
-    Parameters
-    ----------
-    queries : array or path, shape (n_occupations, dim)
-        "The {occupation} and their {object}".
-    gallery : array or path, shape (n_pictures, dim)
-        All pictures together: with a gallery per occupation, bias@10 would always be 0.
-    bias : Bias, optional
-        The paper fits NNN with k = 16, α = 0.75 on COCO's training captions.
-    genders, occupations : sequence of str
-        Of each picture; genders are "masculine" or "feminine".
-    asked_occupations : sequence of str
-        Of each query.
-    seed : int
-        Random seed of the intervals.
-    normalize : bool, optional
-        True divides every row by its norm; see `open_embeddings`.
-
-    Returns
-    -------
-    Audit
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> work = [f"job {n}" for n in range(23)]
-    >>> found = audit_visogender(
-    ...     rng.normal(size=(23, 8)),
-    ...     rng.normal(size=(230, 8)),
-    ...     genders=(["masculine"] * 5 + ["feminine"] * 5) * 23,
-    ...     occupations=np.repeat(work, 10),
-    ...     asked_occupations=work,
-    ... )
-    >>> [line.metric for line in found.lines if "bias@" in line.metric]
-    ['bias@6', 'bias@10']
-    """
-    if unknown := sorted(set(genders) - set(VISOGENDER_GENDERS)):
-        raise NNNormError(
-            f"genders must be {' or '.join(VISOGENDER_GENDERS)}, as perceived; got {unknown[0]!r}"
-        )
-    return audit(
-        queries,
-        gallery,
-        bias,
-        groups=genders,
-        ks=(6, 10),
-        difference=VISOGENDER_GENDERS,
-        target="equal",
-        labels=occupations,
-        query_labels=asked_occupations,
-        precision_ks=(1, 5),
-        seed=seed,
-        normalize=normalize,
-    )
 
 
 # --- checks --------------------------------------------------------------------------------------

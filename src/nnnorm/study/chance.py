@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import SAME_INTENT, as_units
+from nnnorm.dedup import NEAR_COPY, as_units
 from nnnorm.io import Embeddings
 from nnnorm.study.hubness import count_occurrences
 from nnnorm.study.truth import clusters_of, open_truth
@@ -184,11 +184,11 @@ def _sizes_without_truth(
 def _sizes_of_copies(queries: Embeddings, rows: IntArray) -> IntArray:
     units = as_units(queries.take(rows[:_MOST_COMPARED]))
     # Each belongs to the first that is near, which is the row itself at the latest.
-    leaders, sizes = np.unique((units @ units.T > SAME_INTENT).argmax(axis=1), return_counts=True)
+    leaders, sizes = np.unique((units @ units.T > NEAR_COPY).argmax(axis=1), return_counts=True)
     n_alone = 0
     for start in range(_MOST_COMPARED, len(rows), _MOST_COMPARED):
         more = as_units(queries.take(rows[start : start + _MOST_COMPARED]))
-        is_near = more @ units[leaders].T > SAME_INTENT
+        is_near = more @ units[leaders].T > NEAR_COPY
         has_one = is_near.any(axis=1)
         sizes += np.bincount(is_near.argmax(axis=1)[has_one], minlength=len(leaders))
         n_alone += int((~has_one).sum())

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import Duplicates, References
 from nnnorm.errors import NNNormError, explain_arguments, quiet
 from nnnorm.input_checks import (
     FEW_QUERIES,
@@ -394,7 +394,7 @@ def _expect(
         reasons.append("the references are not like the queries, which may do harm")
     if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         reasons.append("the past queries don't resemble what this gallery is searched for")
-    n_queries = bias.params.get("n_intents", bias.n_references or 0)
+    n_queries = bias.params.get("n_unique", bias.n_references or 0)
     if n_queries < FEW_QUERIES:
         reasons.append(f"{n_queries} past queries are too few to judge by")
     elif reliability < _LEAST_RELIABLE:

@@ -15,13 +15,13 @@ import numpy as np
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import (
+from nnnorm.dedup import (
     Duplicates,
     References,
-    count_intents,
     count_references,
+    count_unique,
+    drop_copies,
     is_sample,
-    without_copies,
 )
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.input_checks import check_inputs
@@ -105,10 +105,10 @@ class Comparison:
     n_queries, n_gallery, n_references : int
     n_validation : int
         Number of validation queries; 0 where the figures are cross-fitted.
-    n_intents : int or None
+    n_unique : int or None
         Number of references that are no copies; None where all were used.
-    intents_sampled : bool
-        Whether there were more intents, and these are a random part of them.
+    references_sampled : bool
+        Whether these are a random sample of more unique queries.
     """
 
     results: tuple[Result, ...]
@@ -117,8 +117,8 @@ class Comparison:
     n_gallery: int
     n_references: int
     n_validation: int
-    n_intents: int | None = None
-    intents_sampled: bool = False
+    n_unique: int | None = None
+    references_sampled: bool = False
 
     def __repr__(self) -> str:
         names = ", ".join(result.method for result in self.results)
@@ -147,10 +147,10 @@ class AblationRow:
         Share of the bank that was used.
     n_references : int
     tuned, automatic : Result
-    n_intents : int or None
+    n_unique : int or None
         Number of references that are no copies; None where all were used.
-    intents_sampled : bool
-        Whether there were more intents, and these are a random part of them.
+    references_sampled : bool
+        Whether these are a random sample of more unique queries.
     """
 
     bank: str
@@ -158,8 +158,8 @@ class AblationRow:
     n_references: int
     tuned: Result
     automatic: Result
-    n_intents: int | None = None
-    intents_sampled: bool = False
+    n_unique: int | None = None
+    references_sampled: bool = False
 
 
 @dataclass(frozen=True)
@@ -306,8 +306,8 @@ def compare(
         n_gallery=len(test.gallery),
         n_references=count_references(used),
         n_validation=0 if held is None else len(held.queries),
-        n_intents=count_intents(used),
-        intents_sampled=is_sample(used),
+        n_unique=count_unique(used),
+        references_sampled=is_sample(used),
     )
 
 
@@ -393,9 +393,9 @@ def ablate(
             size = max(1, round(share * len(whole)))
             # The smaller banks are part of the larger ones.
             bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
-            used = without_copies(bank, duplicates, progress)
+            used = drop_copies(bank, duplicates, progress)
             both = _report_bank(reporter, test, held, used, select, seed, options)
-            counts = count_intents(used), is_sample(used)
+            counts = count_unique(used), is_sample(used)
             rows.append(AblationRow(name, float(share), size, *both, *counts))
     return Ablation(
         uncorrected=reporter.uncorrected,

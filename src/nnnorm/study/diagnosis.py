@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError, explain_arguments, quiet
 from nnnorm.input_checks import LIKE_ITEMS
 from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.copies import SAME_INTENT, used_rows, without_copies
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import NEAR_COPY, drop_copies, used_rows
 from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.io import Embeddings, Source, open_embeddings
@@ -191,13 +191,13 @@ def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
     counts = []
     for rows in (queries, bank):
         with quiet():
-            counts.append(len(without_copies(rows)))
+            counts.append(len(drop_copies(rows)))
     n_queries, n_references = counts
     if math.isnan(z):
         raise NNNormError(
             f"too few different rows to tell a drift by: {n_queries:,} among the {len(queries):,} "
             f"queries and {n_references:,} among the {len(bank):,} references (rows closer than a "
-            f"cosine of {SAME_INTENT} count as one); give {_FEW_QUERIES} or more"
+            f"cosine of {NEAR_COPY} count as one); give {_FEW_QUERIES} or more"
         )
     if n_queries < _FEW_QUERIES:
         what = "queries" if n_queries == len(queries) else "different queries"
@@ -249,7 +249,7 @@ def _hits_refitted(
 
 
 def _refit(corrector: Corrector, bank: Embeddings, items: Embeddings) -> Bias:
-    method, used = corrector.asked, without_copies(bank, corrector.duplicates)
+    method, used = corrector.asked, drop_copies(bank, corrector.duplicates)
     if (method.needs.reference_k or 0) > len(used):
         method = NNN()
     second = corrector.bank_of_items if method.gallery_bank != "refused" else None

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import References, count_references, describe_size
+from nnnorm.dedup import References, count_references, describe_size
 from nnnorm.errors import NNNormError
 from nnnorm.io import Embeddings
 from nnnorm.methods import Grid, Method, MethodName, Statistics, find_method, make_method
@@ -66,7 +66,7 @@ def make_settings(
     methods : sequence of str
         Names of methods.
     gallery : Embeddings, shape (n_gallery, dim)
-    references : Embeddings or Intents, shape (n_references, dim)
+    references : Embeddings or UniqueRows, shape (n_references, dim)
     gallery_references : Embeddings, optional
         For the methods that use a gallery bank.
     grids : dict, optional

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.copies import used_rows
 from nnnorm.corrector import Corrector
+from nnnorm.dedup import used_rows
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.io import Embeddings, Progress, Sound, Source, check_same_norms, open_sound
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
-from nnnorm.copies import Duplicates, References, count_intents, count_references, is_sample
+from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.input_checks import check_inputs
 from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
@@ -95,10 +95,10 @@ class Tuning:
         the setting was chosen on.
     select : str
     n_queries, n_references : int
-    n_intents : int or None
+    n_unique : int or None
         Number of references that are no copies; None where all were used.
-    intents_sampled : bool
-        Whether there were more intents, and these are a random part of them.
+    references_sampled : bool
+        Whether these are a random sample of more unique queries.
     popularity : PopularityChoice or None
         With clicks: the weights that were tried on top of `best`.
     cross_fitted : Interval or None
@@ -118,8 +118,8 @@ class Tuning:
     select: Select
     n_queries: int
     n_references: int
-    n_intents: int | None = None
-    intents_sampled: bool = False
+    n_unique: int | None = None
+    references_sampled: bool = False
     popularity: PopularityChoice | None = None
     cross_fitted: Interval | None = None
     n_near: int = 0
@@ -152,8 +152,8 @@ class Tuning:
             "select": self.select,
             "n_queries": self.n_queries,
             "n_references": self.n_references,
-            "n_intents": self.n_intents,
-            "intents_sampled": self.intents_sampled,
+            "n_unique": self.n_unique,
+            "references_sampled": self.references_sampled,
             "popularity": self.popularity and self.popularity.to_dict(),
             "grid": [cell.to_dict() for cell in self.grid],
         }
@@ -356,8 +356,8 @@ def tune(
         select=select,
         n_queries=len(asked),
         n_references=count_references(used),
-        n_intents=count_intents(used),
-        intents_sampled=is_sample(used),
+        n_unique=count_unique(used),
+        references_sampled=is_sample(used),
         popularity=popularity,
     )
 
@@ -380,7 +380,7 @@ def try_settings(
     ----------
     methods : sequence of str
     gallery, gallery_references, queries : Embeddings
-    references : Embeddings or Intents
+    references : Embeddings or UniqueRows
     truth : array or list
     clusters : int array, shape (n_queries,), optional
     grids : dict, optional

@@ -9,13 +9,13 @@ export function bankView(root) {
     root.replaceChildren(make("div", { class: "stack" },
       make("div", { class: "tiles" },
         tile("past queries", count(found.n_references), `${about.dim} dimensions`),
-        tile("intents in use", count(found.n_intents), found.is_sample ? "a random part of all intents" : "all that there are"),
-        tile("copies collapsed", count(found.n_copies), `closer than a cosine of ${found.same_intent}`),
+        tile("unique queries", count(found.n_unique), found.is_sample ? "a random sample" : "all that there are"),
+        tile("copies collapsed", count(found.n_copies), `closer than a cosine of ${found.near_copy}`),
         tile("automatic setting", `k = ${found.automatic.reference_k}, α = ${Number(found.automatic.alpha).toFixed(2)}`, found.automatic.reliability === null ? "" : `reliability of the bank ${Number(found.automatic.reliability).toFixed(2)}`)),
       make("div", { class: "split" },
-        make("section", { class: "panel stack" }, make("h2", {}, "Intents that were asked most often"),
+        make("section", { class: "panel stack" }, make("h2", {}, "Queries that were asked most often"),
           make("p", { class: "soft small" }, "Each counts once in the correction, however often it was asked."),
-          most < 2 ? make("p", {}, "No intent was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
+          most < 2 ? make("p", {}, "No query was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
             make("span", { class: "bar", "aria-hidden": "true" }, make("i", { "--v": (intent.count / most).toFixed(3) })))))),
         make("div", { class: "stack" }, drawMismatch(found), drawDrift(found.drift)))));
   });
