@@ -3,7 +3,6 @@
 arrays         arrays of any library, files and folders of shards, read as numpy arrays
 parquet        the columns of parquet files
 remote         files and folders behind a URL
-shares         shares of work among processes
 stored         matrices in one or several parts, read in float32 blocks
 ids            ids that the caller gives, checked
 embeddings     the one door for embeddings: opened and checked in one read
@@ -40,7 +39,6 @@ from nnnorm.io.records import (
     load_record,
     save_record,
 )
-from nnnorm.io.shares import Share
 from nnnorm.io.sound import Sound, open_sound
 from nnnorm.io.tables import (
     TABLE_SUFFIXES,
