@@ -41,10 +41,10 @@ from threadpoolctl import threadpool_limits
 
 import nnnorm
 from nnnorm import open_embeddings
+from nnnorm.files import check_writable, write_whole
 from nnnorm.index import CorrectedIndex, Items, build_index, open_index, open_store
 from nnnorm.index.recipe import make_recipe
 from nnnorm.index.store import BATCH, Sample, Store, StoreMetric
-from nnnorm.io.files import check_writable, write_whole
 
 Record: TypeAlias = dict[str, Any]
 

@@ -21,7 +21,7 @@ from nnnorm.datasets import (
     save_clip_retrieval,
     save_pairs,
 )
-from nnnorm.io import safe_name
+from nnnorm.files import safe_name
 from tests.source import read_tree
 
 # Calls that create a file or a folder, by the name of the function or method.
@@ -72,9 +72,8 @@ _WRITERS = {
     "index.stores.sidecar.Files.write": "caller",
     "index.stores.sidecar.Files.write.write": "caller",
     "index.stores.sidecar._link": "caller",
-    "io.files.make_folder": "caller",
-    "io.records.save_record": "caller",
-    "io.remote.RemotePath.send.put": "caller",
+    "files.make_folder": "caller",
+    "files.save_record": "caller",
     "ranking.Ranking.save": "caller",
     "report.figure.save_figure": "caller",
     "suspects.Scan.save": "caller",

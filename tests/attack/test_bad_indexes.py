@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from nnnorm import Bias, NNNormError
 from nnnorm.cli import app
 from nnnorm.errors import keep_interrupts
+from nnnorm.files import write_whole
 from nnnorm.index import ENGINES, build_index, open_index, open_store
 from nnnorm.index.stores.duckdb import DuckdbStore
 from nnnorm.index.stores.faiss import FaissStore
 from nnnorm.index.stores.hnswlib import HnswlibStore
 from nnnorm.index.stores.usearch import UsearchStore
 from nnnorm.index.urls import load_engine
-from nnnorm.io import write_whole
 
 LOCAL = {"faiss": FaissStore, "hnswlib": HnswlibStore, "usearch": UsearchStore}
 each_local = pytest.mark.parametrize("engine", LOCAL)

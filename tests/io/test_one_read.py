@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm.io import open_embeddings
-from nnnorm.io.stored import StoredMatrix
+from nnnorm.embeddings import StoredMatrix, open_embeddings
 from tests.io.matrices import VALUES, nonzero_rows, patient
 
 

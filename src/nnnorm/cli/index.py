@@ -33,7 +33,9 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.files import Progress
 from nnnorm.index import (
     CorrectedIndex,
     Way,
@@ -44,10 +46,10 @@ from nnnorm.index import (
     open_index,
     verify_index,
 )
-from nnnorm.io import Embeddings, Progress, check_ids, open_embeddings, read_json, read_jsonl
 from nnnorm.methods import METHOD_NAMES, describe_setting, find_method
 from nnnorm.popularity import Popularity
 from nnnorm.suspects import Suspect
+from nnnorm.tables import check_ids, read_json, read_jsonl
 
 index_app = typer.Typer(
     cls=HelpfulGroup,

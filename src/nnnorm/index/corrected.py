@@ -17,7 +17,9 @@ import numpy as np
 
 from nnnorm.bias import check_correction, check_weight
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts, warn
+from nnnorm.files import Progress
 from nnnorm.index.clicks import open_clicks
 from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
 from nnnorm.index.generations import refresh, rollback
@@ -50,7 +52,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.urls import open_store
 from nnnorm.index.values import Correction, open_correction, open_corrector, open_items
-from nnnorm.io import Progress, Source
 from nnnorm.popularity import Popularity
 
 _MOST_FETCHED = 10_000

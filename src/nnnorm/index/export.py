@@ -17,7 +17,9 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.files import Progress
 from nnnorm.index.corrected import CorrectedIndex
 from nnnorm.index.fill import fill_store, make_sample
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe, origin_of
@@ -35,7 +37,6 @@ from nnnorm.index.store import (
 )
 from nnnorm.index.urls import open_store
 from nnnorm.index.values import Correction, open_correction
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN
 
 # What a copy of a corrected collection knows of its bias, as the collection does.

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError, NNNormWarning, keep_interrupts
+from nnnorm.files import Progress
 from nnnorm.index.recipe import Recipe
 from nnnorm.index.store import BATCH, Facts, FloatArray, Ids, Items, Metadata, Sample, Store
-from nnnorm.io import Embeddings, Progress
 
 _LARGEST_SAMPLE = 65536
 # Entries of metadata that show a store which fields there are.

@@ -14,12 +14,13 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError, keep_interrupts
+from nnnorm.files import Progress
 from nnnorm.index.clicks import Clicks
 from nnnorm.index.fill import fill_store, is_begun, sample_metadata
 from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
 from nnnorm.index.store import FloatArray, Ids, Items, Metadata, Sample, Store
-from nnnorm.io import Embeddings, Progress, open_embeddings
 
 # Norms that differ from 1 by less than this do so by rounding.
 _UNIT = 5e-3

@@ -14,6 +14,7 @@ import numpy as np
 
 from nnnorm.augmentation import check_storable
 from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.recipe import Recipe, make_recipe
 from nnnorm.index.store import (
@@ -28,7 +29,6 @@ from nnnorm.index.store import (
     name_items,
     uuid_of,
 )
-from nnnorm.io import Embeddings, Source, open_embeddings
 
 PayloadEngine = Literal["elasticsearch", "opensearch", "weaviate", "vespa", "turbopuffer"]
 _MOST_CANDIDATES = 10_000  # of Elasticsearch and OpenSearch

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from nnnorm.augmentation import Augmentation, Target, check_storable
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, warn
+from nnnorm.files import check_entries
 from nnnorm.index.store import Engine, FloatArray, Items, Metadata, StoreMetric, Way, check_way
-from nnnorm.io import Embeddings, Source, check_entries, open_embeddings
 from nnnorm.methods import find_method
 from nnnorm.ranking import warn_of_scale
 from nnnorm.version import __version__

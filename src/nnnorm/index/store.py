@@ -18,10 +18,10 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.options import Options, describe_parameters, make_options
-from nnnorm.io import Embeddings
-from nnnorm.io import check_ids as check_given_ids
+from nnnorm.tables import check_ids as check_given_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str

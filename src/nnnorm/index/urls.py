@@ -9,9 +9,9 @@ import importlib
 from urllib.parse import parse_qsl, urlsplit
 
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.files import show_url
 from nnnorm.index.options import parse_options
 from nnnorm.index.store import Store
-from nnnorm.io import show_url
 
 # Scheme of the URL: module and class.
 ENGINES = {

@@ -6,8 +6,8 @@ from typing import TypeAlias
 from nnnorm.augmentation import check_storable
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Source, open_embeddings
 
 # What gives items their bias: the path is that of a corrector file.
 Correction: TypeAlias = Bias | Corrector | str | os.PathLike[str]

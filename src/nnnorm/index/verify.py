@@ -15,13 +15,13 @@ import numpy.typing as npt
 from nnnorm.augmentation import check_storable, fit_augmentation
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.index.corrected import CorrectedIndex, IndexRanking, open_index
 from nnnorm.index.recipe import make_recipe
 from nnnorm.index.store import FloatArray, Ids, Store, Way, name_items
 from nnnorm.index.urls import open_store
 from nnnorm.index.values import Correction, open_correction, open_items
-from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.ranking import search
 
 _GOOD_RECALL = 0.99

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
+from nnnorm.files import hide_secrets
 from nnnorm.index.options import ServerOptions
 from nnnorm.index.store import Ids, Items, Store, check_kind, read_json_note
 from nnnorm.index.urls import check_server, check_user, show_url
-from nnnorm.io import hide_secrets
 
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="DatabaseStore")

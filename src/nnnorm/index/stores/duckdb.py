@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
+from nnnorm.files import check_regular
 from nnnorm.index.options import TableOptions, option
 from nnnorm.index.store import (
     BATCH,
@@ -46,7 +47,6 @@ from nnnorm.index.stores.tables import (
     join_entry,
     to_arrow_table,
 )
-from nnnorm.io import check_regular
 
 _SCORES: dict[StoreMetric, str] = {
     "ip": "array_inner_product({column}, {query})",

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line
+from nnnorm.files import check_regular, check_writable
 from nnnorm.index.options import Options, option
 from nnnorm.index.store import (
     BATCH,
@@ -36,7 +37,6 @@ from nnnorm.index.store import (
 from nnnorm.index.stores.gate import Gate, deferred_interrupts
 from nnnorm.index.stores.sidecar import Files, Sidecar, stamp_of
 from nnnorm.index.urls import show_url
-from nnnorm.io import check_regular, check_writable
 
 Labels: TypeAlias = npt.NDArray[np.int64]
 # Items compared at once with all queries of a filtered search.

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.files import write_whole
 from nnnorm.index.options import Options, ef, ef_construction, option
 from nnnorm.index.store import FloatArray, Ids, Items, Sample, Store, StoreMetric
 from nnnorm.index.stores.database import read_filter
 from nnnorm.index.stores.points import DISTANCES, Described, Payload, Point, PointStore
-from nnnorm.io import write_whole
 
 _T = TypeVar("_T")
 _CONFIG, _NOTE = "edge_config.json", "nnnorm-note.json"

@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.files import check_entries, digest_of, write_whole
 from nnnorm.index.store import StoreMetric
-from nnnorm.io import check_entries, digest_of, write_whole
 
 _FORMAT = "nnnorm.sidecar/1"
 _KINDS = {

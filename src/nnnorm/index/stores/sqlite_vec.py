@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
+from nnnorm.files import check_regular
 from nnnorm.index.options import TableOptions
 from nnnorm.index.store import (
     BATCH,
@@ -46,7 +47,6 @@ from nnnorm.index.stores.tables import (
     join_entry,
     split_entry,
 )
-from nnnorm.io import check_regular
 
 _MOST_COLUMNS = 16  # limit of vec0
 _KINDS: dict[str, Kind] = {
