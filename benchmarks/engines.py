@@ -40,9 +40,9 @@ from real_sets import DATA, RESULTS, Flickr8k, Floats, Ints, machine, table, wha
 from threadpoolctl import threadpool_limits
 
 import nnnorm
+from nnnorm.files import check_writable, write_whole
 from nnnorm.index import Backend, CorrectedIndex, Items, build_index, open_backend, open_index
 from nnnorm.index.backend import Layout
-from nnnorm.io.files import check_writable, write_whole
 
 Record: TypeAlias = dict[str, Any]
 

@@ -39,7 +39,7 @@ from real_sets import (
     what_is_missing,
 )
 
-from nnnorm.io.files import write_whole
+from nnnorm.files import write_whole
 from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
 from nnnorm.study.comparison import Task, ablate, make_result
 from nnnorm.study.evaluation import evaluate

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from pictures import save_both
 
 import nnnorm
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.files import check_writable, write_whole
 from nnnorm.methods import PAPER_GRID
 from nnnorm.study.comparison import Task
 from nnnorm.study.grid import Setting, make_settings

@@ -8,7 +8,7 @@ import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError
-from nnnorm.io import open_embeddings, open_sound
+from nnnorm.embeddings import open_embeddings, open_sound
 from nnnorm.report import tabulate_scan
 from nnnorm.signals import SIGNALS, Expected
 from nnnorm.suspects import QUARANTINE, WATCH, Scan, Suspect, count_alerts

@@ -18,7 +18,7 @@ from generate import make_scenes, write_captions, write_searches
 
 import nnnorm
 from nnnorm.datasets import draw_scene
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.files import check_writable, write_whole
 from nnnorm.study.evaluation import evaluate
 from nnnorm.study.hubness import count_occurrences, measure_hubness
 

@@ -15,9 +15,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings, Sound
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Progress, Sound, check_ids, write_whole
+from nnnorm.files import Progress, write_whole
 from nnnorm.signals import SIGNALS, DoubleArray, Expected, IntArray, Measured
+from nnnorm.tables import check_ids
 
 Verdict = Literal["fine", "watch", "quarantine"]
 # A share ("0.2%", 0.002) or a number of alerts.
@@ -272,7 +274,7 @@ def judge(
     Examples
     --------
     >>> from nnnorm import load_shapes, open_embeddings
-    >>> from nnnorm.io import open_sound
+    >>> from nnnorm.embeddings import open_sound
     >>> shapes = load_shapes()
     >>> items, bank = (open_embeddings(rows) for rows in (shapes.gallery, shapes.references[:900]))
     >>> rows = np.stack([shapes.gallery[0], shapes.gallery[0] * 0])

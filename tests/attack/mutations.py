@@ -402,7 +402,7 @@ def _damage_record(path, rng):
 
 def _digest_of(about, arrays):
     """The digest of a changed record: written by the package itself, from these parts."""
-    from nnnorm.io import digest_of
+    from nnnorm.files import digest_of
 
     kind = about.get("format", "").partition(".")[2].partition("/")[0]
     return digest_of(arrays, about.get(kind, "{}"))

@@ -14,10 +14,11 @@ import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
-from nnnorm.io import load_record, read_columns, read_json, read_log, save_record
-from nnnorm.io.files import check_memory
+from nnnorm.files import check_memory, load_record, save_record
+from nnnorm.logs import read_log
 from nnnorm.ranking import Ranking
 from nnnorm.study import read_truth
+from nnnorm.tables import read_columns, read_json
 
 DEEP = "[" * 100_000
 
@@ -119,7 +120,7 @@ def test_an_archive_that_announces_more_than_it_holds_is_refused(tmp_path):
 def test_an_archive_larger_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     write_bomb(tmp_path / "bomb.npz", (1000, 1000), n_zeros=4_000_000)
     assert (tmp_path / "bomb.npz").stat().st_size < 10_000
-    monkeypatch.setattr("nnnorm.io.files.available_memory", lambda: 1_000_000)
+    monkeypatch.setattr("nnnorm.files.available_memory", lambda: 1_000_000)
     with pytest.raises(NNNormError, match=r"announces .* more than the"):
         open_embeddings(tmp_path / "bomb.npz")
 
@@ -136,7 +137,7 @@ def test_a_parquet_bomb_is_refused_before_it_is_read(tmp_path, monkeypatch, n_ro
     path = tmp_path / "bomb.parquet"
     parquet.write_table(pyarrow.table({"embedding": rows}), path)
     assert path.stat().st_size < n_rows * dim
-    monkeypatch.setattr("nnnorm.io.files.available_memory", lambda: n_rows * dim)
+    monkeypatch.setattr("nnnorm.files.available_memory", lambda: n_rows * dim)
     with pytest.raises(NNNormError, match=r"announces .* more than the"):
         open_embeddings(path)
 
@@ -152,7 +153,7 @@ def test_a_row_group_of_a_log_larger_than_the_memory_is_refused_before_it_is_rea
         parquet.write_table(table, tmp_path / name, use_dictionary=False, **options)
         return tmp_path / name
 
-    monkeypatch.setattr("nnnorm.io.files.available_memory", lambda: 200_000)
+    monkeypatch.setattr("nnnorm.files.available_memory", lambda: 200_000)
     with pytest.raises(NNNormError, match=r"a row group of .* announces .* more than the"):
         list(read_log(write("one.parquet")))
     parts = read_log(write("many.parquet", row_group_size=10))  # a log may be larger than memory
@@ -160,7 +161,7 @@ def test_a_row_group_of_a_log_larger_than_the_memory_is_refused_before_it_is_rea
 
 
 def test_the_memory_of_a_container_is_the_memory_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr("nnnorm.io.files._GROUP", str(tmp_path))
+    monkeypatch.setattr("nnnorm.files._GROUP", str(tmp_path))
     texts = {"max": "3000000", "current": "2000000", "stat": "x 1\ninactive_file 500000\n"}
     for name, text in texts.items():
         (tmp_path / f"memory.{name}").write_text(text)

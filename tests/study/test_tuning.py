@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import NNN, NNNormError, open_embeddings
-from nnnorm.io import open_matrix
+from nnnorm.embeddings import open_matrix
 from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from nnnorm.study import tuning as tune_module
 from nnnorm.study.evaluation import evaluate

@@ -32,6 +32,7 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.errors import NNNormError
+from nnnorm.files import Progress
 from nnnorm.index import (
     CorrectedIndex,
     Mode,
@@ -40,9 +41,9 @@ from nnnorm.index import (
     open_index,
     verify_index,
 )
-from nnnorm.io import Progress, read_json, read_jsonl
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import Ranking
+from nnnorm.tables import read_json, read_jsonl
 
 index_app = typer.Typer(
     cls=HelpfulGroup,

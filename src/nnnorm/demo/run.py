@@ -16,7 +16,7 @@ import numpy as np
 from nnnorm.bias import Bias
 from nnnorm.datasets import Shapes, load_shapes
 from nnnorm.errors import MissingExtraError, NNNormWarning
-from nnnorm.io import make_folder
+from nnnorm.files import make_folder
 from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
 from nnnorm.ranking import Ranking, search
 from nnnorm.report import GREEN, ORANGE, Hits, plot_hits

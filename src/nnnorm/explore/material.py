@@ -18,23 +18,16 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
+from nnnorm.files import show_url
 from nnnorm.index import open_index
 from nnnorm.input_checks import check_inputs
-from nnnorm.io import (
-    TABLE_SUFFIXES,
-    Embeddings,
-    check_ids,
-    open_embeddings,
-    read_all_columns,
-    read_json,
-    read_jsonl,
-    show_url,
-)
 from nnnorm.study import Truth, open_truth, read_truth, warn_of_mismatched_bank, warn_of_overlap
+from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.

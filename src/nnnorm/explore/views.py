@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, UniqueRows, as_units, describe_size, unique_rows
+from nnnorm.embeddings import ScoreMatrix
 from nnnorm.errors import NNNormError
 from nnnorm.explore.served import Served
 from nnnorm.explore.session import Session
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.io import ScoreMatrix
 from nnnorm.methods import Method, describe_setting
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k

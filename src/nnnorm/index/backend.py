@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, keep_interrupts
+from nnnorm.files import hide_secrets, show_url
 from nnnorm.index.options import Options, make_options
-from nnnorm.io import hide_secrets, show_url
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str

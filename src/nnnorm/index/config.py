@@ -14,9 +14,9 @@ import numpy as np
 from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias, check_correction
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.index.backend import FloatArray, Items, Kind, Metric, Mode
-from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.version import __version__

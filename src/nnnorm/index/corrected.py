@@ -18,7 +18,9 @@ import numpy as np
 
 from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
+from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
+from nnnorm.files import Progress
 from nnnorm.index.backend import (
     CONFIGURED,
     Backend,
@@ -34,8 +36,8 @@ from nnnorm.index.backend import (
 from nnnorm.index.config import IndexConfig, bias_values, open_corrector, open_rows
 from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
 from nnnorm.index.urls import open_backend
-from nnnorm.io import Progress, Source, check_ids
 from nnnorm.popularity import Popularity
+from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
 _SAMPLE = 65_536  # vectors that an engine may train on

@@ -30,9 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
+from nnnorm.files import check_regular, write_whole
 from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout
 from nnnorm.index.reading import BATCH, chunks
-from nnnorm.io import check_regular, write_whole
 
 Labels = npt.NDArray[np.int64]
 _REFINED = 4  # times k items that an engine of few bits finds first

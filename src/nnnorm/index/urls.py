@@ -7,9 +7,9 @@ import importlib
 from urllib.parse import parse_qsl, urlsplit
 
 from nnnorm.errors import NNNormError
+from nnnorm.files import show_url
 from nnnorm.index.backend import Backend
 from nnnorm.index.options import parse_options
-from nnnorm.io import show_url
 
 # Scheme of the URL: module and class.
 ENGINES = {

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from nnnorm.bias import check_weight
+from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import Backend, FloatArray, Ids
 from nnnorm.index.config import bias_values, open_corrector, open_rows
 from nnnorm.index.corrected import CorrectedIndex, Correction, open_index
-from nnnorm.io import Source, check_ids
+from nnnorm.tables import check_ids
 
 _GOOD_RECALL = {True: 1.0, False: 0.95}  # by whether the engine compares every item
 _GOOD_SCORE = 1e-3  # of the spread of the scores

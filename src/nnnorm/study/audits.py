@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.io import Progress, Source, open_embeddings
+from nnnorm.files import Progress
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.groups import measure_groups

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import NEAR_COPY, as_units
-from nnnorm.io import Embeddings
+from nnnorm.embeddings import Embeddings
 from nnnorm.study.hubness import count_occurrences
 from nnnorm.study.truth import clusters_of, open_truth
 

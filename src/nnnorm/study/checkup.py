@@ -19,7 +19,9 @@ from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates, References
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.files import Progress
 from nnnorm.input_checks import (
     FEW_QUERIES,
     LIKE_ITEMS,
@@ -27,7 +29,6 @@ from nnnorm.input_checks import (
     mismatch_z,
     warn_of_items,
 )
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, MethodName, is_mismatched, make_method
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET

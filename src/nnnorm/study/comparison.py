@@ -23,9 +23,10 @@ from nnnorm.dedup import (
     drop_copies,
     is_sample,
 )
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Method, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.study.evaluation import Evaluation, evaluate, measure_gain

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import NEAR_COPY, drop_copies, used_rows
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
 from nnnorm.study.hubness import count_occurrences, measure_hubness

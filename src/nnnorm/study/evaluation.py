@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.io import Progress, Source, open_embeddings
+from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.intervals import Interval, interval_of_difference

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import References, count_references, describe_size
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
 from nnnorm.methods import Grid, Method, MethodName, Statistics, find_method, make_method
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

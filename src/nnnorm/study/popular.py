@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError, warn
-from nnnorm.io import Embeddings
 from nnnorm.methods import MethodName, make_method
 from nnnorm.popularity import Popularity
 from nnnorm.study.intervals import is_near

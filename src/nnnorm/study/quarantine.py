@@ -14,8 +14,9 @@ import numpy as np
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import used_rows
+from nnnorm.embeddings import Embeddings, Sound, Source, check_same_norms, open_sound
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.io import Embeddings, Progress, Sound, Source, check_same_norms, open_sound
+from nnnorm.files import Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 from nnnorm.signals import Expected
 from nnnorm.suspects import DEFAULT_BUDGET, Budget, Scan, count_alerts, find_stray_norms

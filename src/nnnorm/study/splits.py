@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.input_checks import warn_of_mismatch
-from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.study.truth import Truth, clusters_of, open_truth
 
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Embeddings, Progress
+from nnnorm.embeddings import Embeddings
+from nnnorm.files import Progress
 from nnnorm.ranking import iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 from nnnorm.study.truth import Truth

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.arrays import read_npy
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.io import read_json, read_npy
+from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

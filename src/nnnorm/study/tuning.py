@@ -20,9 +20,10 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
+from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
     NO_CORRECTION,

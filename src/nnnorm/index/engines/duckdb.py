@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nnnorm.errors import require
+from nnnorm.files import check_regular
 from nnnorm.index.backend import FloatArray, Kind
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
-from nnnorm.io import check_regular
 
 
 class DuckdbBackend(SqlBackend):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from nnnorm.errors import NNNormError, require
+from nnnorm.files import show_url
 from nnnorm.index.backend import FloatArray, Kind
 from nnnorm.index.options import whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
-from nnnorm.io import show_url
 
 _WIDEST = 1000  # of a search in a graph: a limit of pgvector
 _LONGEST = 63 - len("_v999999_ffffff")  # names of PostgreSQL have 63 bytes

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io.parquet import read_batches
-from nnnorm.io.tables import TABLE_SUFFIXES, read_rows
+from nnnorm.parquet import read_batches
+from nnnorm.tables import TABLE_SUFFIXES, read_rows
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]

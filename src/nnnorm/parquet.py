@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.io.files import check_memory
+from nnnorm.files import check_memory
 
 Ids: TypeAlias = npt.NDArray[Any]
 

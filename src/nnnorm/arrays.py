@@ -1,12 +1,14 @@
-"""Arrays of any library, files, and folders of shards, read as numpy arrays.
+"""Arrays of any library, files, folders of shards and URLs, read as numpy arrays.
 
-Only readability is checked here; form and values are checked in `embeddings.py` and
-`ready_scores.py`. `.npy` files are memory-mapped; nothing is ever unpickled.
+Only readability is checked here; form and values are checked in `embeddings.py`. `.npy` files
+are memory-mapped, and nothing is ever unpickled. Files behind a URL (``s3://``, ``gs://``) are
+copied by fsspec to a temporary folder, because a fit reads its rows several times.
 """
 
 import os
 import re
 import stat
+import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -16,11 +18,13 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, first_line, warn
-from nnnorm.io.files import available_memory, check_memory, check_regular
-from nnnorm.io.parquet import Ids, ParquetRows, read_embedding_column, read_id_column
-from nnnorm.io.remote import fetch, find_place
-from nnnorm.io.urls import show_url
+from nnnorm.errors import NNNormError, first_line, require, warn
+from nnnorm.files import available_memory, check_memory, check_regular, hide_secrets, show_url
+from nnnorm.parquet import Ids, ParquetRows, read_embedding_column, read_id_column
+
+# A Path has lost the second slash of a URL. One letter is a drive of Windows.
+_URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
+_COPIES: list[tempfile.TemporaryDirectory[str]] = []
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
@@ -32,6 +36,43 @@ _LARGE_SHARE = 4
 _PATTERN = re.compile(r"[*?\[]")
 # Folders of `nnnorm encode` that are not finished.
 _UNFINISHED = (".partial", ".starting")
+
+
+def find_place(path: str | os.PathLike[str]) -> Path | str:
+    """A path of this machine, or a URL as text."""
+    text = os.fspath(path)
+    match = _URL.match(text) if isinstance(text, str) else None
+    if match is None:
+        return Path(text)
+    scheme, rest = match.groups()
+    return Path(f"/{rest}") if scheme == "file" else f"{scheme}://{rest}"
+
+
+def fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
+    """Copy those files that `choose` finds in a folder of empty files with the same names."""
+    fsspec = require("fsspec", "remote")
+    _COPIES.append(tempfile.TemporaryDirectory(prefix="nnnorm-", ignore_cleanup_errors=True))
+    folder = Path(_COPIES[-1].name)
+    try:
+        fs, path = fsspec.core.url_to_fs(url)
+        fs.invalidate_cache()  # what another process wrote since must be seen
+        parent, _, last = path.rstrip("/").rpartition("/")
+        for found in fs.find(path) if fs.isdir(path) else fs.glob(path):
+            here = folder / found[len(parent) :].lstrip("/")
+            here.parent.mkdir(parents=True, exist_ok=True)
+            here.touch()
+        chosen = choose(folder / last)
+        for here in chosen:
+            fs.get_file(f"{parent}/{here.relative_to(folder).as_posix()}", str(here))
+    except NNNormError:
+        raise
+    except Exception as error:  # every kind of store raises its own
+        reason = hide_secrets(first_line(error), url)
+        raise NNNormError(
+            f"{show_url(url)} can't be reached ({reason}); check the URL, and that its library "
+            "(such as s3fs) and its credentials are there"
+        ) from error
+    return chosen
 
 
 class Found(NamedTuple):

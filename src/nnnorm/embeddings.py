@@ -7,15 +7,19 @@ with `normalize=True`, nothing is changed in place, nothing is unpickled.
 """
 
 import hashlib
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.arrays import Found, read_source
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.io.arrays import Found, read_source
-from nnnorm.io.parquet import Ids
-from nnnorm.io.stored import FloatArray, StoredMatrix, check_form, raise_not_finite
+from nnnorm.parquet import Ids
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+_BLOCK_BYTES = 16 * 2**20
 
 Metric = Literal["ip", "cosine"]
 # An array, a tensor, a path, or what `open_embeddings` returned.
@@ -27,6 +31,155 @@ _UNIT_NORM_TOLERANCE = 5e-3
 _EQUAL_NORMS = 0.01
 # Products of two such sides come near the smallest float32, or vanish.
 _LEAST_NORM = 1e-15
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+class StoredMatrix:
+    """Rows in parts, read in float32 blocks.
+
+    Parameters
+    ----------
+    parts : list of ndarray, each of shape (n_part, n_columns)
+    role : str
+        The name of the argument, such as ``"gallery"``.
+    path : str, optional
+        Where the values were read from.
+    divisors : ndarray, shape (n_rows,), optional
+        Every row is divided by its entry when it is read.
+    center : ndarray, shape (n_columns,), optional
+        Subtracted from every row, after the division.
+    """
+
+    def __init__(
+        self,
+        parts: list[npt.NDArray[Any]],
+        *,
+        role: str,
+        path: str | None = None,
+        divisors: FloatArray | None = None,
+        center: FloatArray | None = None,
+    ) -> None:
+        self._parts, self._role, self._path = parts, role, path
+        self._divisors, self._center = divisors, center
+        self._starts = np.cumsum([0, *(len(part) for part in parts)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {len(self)} x {self.shape[1]})"
+
+    @property
+    def name(self) -> str:
+        """The name in messages: the role, and the path if there is one."""
+        return self._role if self._path is None else f"{self._role} ({self._path})"
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(n_rows, n_columns)``."""
+        return len(self), int(self._parts[0].shape[1])
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether blocks are views of one float32 array, so that reading a block costs nothing."""
+        part = self._parts[0]
+        return (
+            len(self._parts) == 1
+            and isinstance(part, np.ndarray)
+            and part.dtype == np.float32
+            and part.dtype.isnative
+            and part.flags.c_contiguous
+            and self._divisors is None
+            and self._center is None
+        )
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        """Read rows ``start:stop`` as a C-ordered float32 array."""
+        if self.in_memory:
+            return np.asarray(self._parts[0][start:stop])
+        block = self._widened(start, stop)
+        if self._divisors is not None:
+            block = block / self._divisors[start:stop, None]
+        return block if self._center is None else block - self._center
+
+    def _widened(self, start: int, stop: int) -> FloatArray:
+        first = min(int(np.searchsorted(self._starts, start, "right")), len(self._parts)) - 1
+        pieces: list[npt.NDArray[Any]] = []
+        for part, offset in zip(self._parts[first:], self._starts[first:], strict=False):
+            if pieces and offset >= stop:
+                break
+            pieces.append(part[max(start - offset, 0) : stop - offset])
+        block = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is found by the finite check
+            return np.ascontiguousarray(block, dtype=np.float32)
+
+    def take(
+        self, indices: npt.NDArray[np.integer[Any]], *, out: FloatArray | None = None
+    ) -> FloatArray:
+        """Copy the rows at `indices`, in that order, as float32 ``(len(indices), n_columns)``."""
+        taken = np.empty((len(indices), self.shape[1]), dtype=np.float32) if out is None else out
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f"indices must be below the {len(self)} rows of {self.name}")
+        if self.in_memory:  # "clip" is the mode that needs no copy of its own
+            return np.take(self._parts[0], indices, axis=0, out=taken, mode="clip")
+        part_of = np.searchsorted(self._starts, indices, "right") - 1
+        with np.errstate(over="ignore"):
+            for number in np.unique(part_of):
+                here = np.flatnonzero(part_of == number)
+                taken[here] = self._parts[number][indices[here] - self._starts[number]]
+        if self._divisors is not None:
+            taken /= self._divisors[indices, None]
+        if self._center is not None:
+            taken -= self._center
+        return taken
+
+    def blocks(self) -> Iterator[tuple[int, FloatArray]]:
+        """Read all rows in order, as ``(start, block)`` of about 16 MB."""
+        return self._blocks(self.rows)
+
+    def _blocks(self, read: Any) -> Iterator[tuple[int, FloatArray]]:
+        step = max(1, _BLOCK_BYTES // (4 * self.shape[1]))
+        for start in range(0, len(self), step):
+            yield start, read(start, min(start + step, len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        whole = self.rows(0, len(self))
+        if dtype is not None and np.dtype(dtype) != whole.dtype:
+            return whole.astype(dtype)
+        return whole.copy() if copy else whole
+
+
+def check_form(parts: list[npt.NDArray[Any]], name: str, expected: str, hint: str) -> None:
+    """Raise unless all parts are float matrices with rows and as many columns."""
+    for part in parts:
+        if part.dtype.kind != "f" or part.dtype.itemsize not in (2, 4, 8):
+            raise NNNormError(
+                f"{name} must be float16, float32 or float64; got {part.dtype}: {hint}"
+            )
+        if part.ndim != 2:
+            hint = "; a single row needs [None, :]" if part.ndim == 1 else ""
+            raise NNNormError(
+                f"{name} must have two dimensions {expected}; got shape {part.shape}{hint}"
+            )
+        if 0 in part.shape:
+            raise NNNormError(f"{name} is empty: got shape {part.shape}, need a row and a column")
+        if part.shape[1] != parts[0].shape[1]:
+            raise NNNormError(
+                f"{name}: all shards must share dim; got {parts[0].shape[1]} and {part.shape[1]}"
+            )
+
+
+def raise_not_finite(name: str, start: int, block: FloatArray) -> None:
+    """Raise an error that names the first value of a block that is not finite, if there is one."""
+    bad = np.argwhere(~np.isfinite(block))
+    if len(bad):
+        row, column = bad[0]
+        what = "NaN" if np.isnan(block[row, column]) else "infinity (or a number beyond float32)"
+        raise NNNormError(
+            f"{name} must be finite; row {start + row} has {what} in column {column}. "
+            "Remove or re-encode that row"
+        )
 
 
 class _Measured:
@@ -394,3 +547,108 @@ def _warn_of_norms(opened: Embeddings) -> None:
             "products; for cosine pass normalize=True (--normalize), and if inner products are "
             "meant, normalize=False (--no-normalize)"
         )
+
+
+class ScoreMatrix(StoredMatrix):
+    """A matrix of scores, shape ``(n_rows, n_columns)``, read in float32 blocks. Immutable."""
+
+    def joined(self, other: "ScoreMatrix") -> "ScoreMatrix":
+        """Return the rows of `self` followed by the rows of `other`, without a copy."""
+        role = f"{self.name} and {other.name}"
+        return ScoreMatrix([*self._parts, *other._parts], role=role)
+
+
+@explain_arguments
+def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
+    """Open ready scores: an array or path as in `open_embeddings`, where zero rows are valid."""
+    if isinstance(source, ScoreMatrix):
+        return source
+    if isinstance(source, Embeddings):
+        raise NNNormError(
+            f"{name} must be ready scores of shape (n_gallery, n_references); got embeddings, "
+            f"opened as {source.name}. Multiply them first, or use fit"
+        )
+    found = read_source(source, name)
+    hint = found.hint or "convert with .astype(numpy.float32)"
+    check_form(found.parts, found.name, "(n_gallery, n_references)", hint)
+    opened = ScoreMatrix(found.parts, role=name, path=found.path)
+    for start, block in opened.blocks():
+        if not np.isfinite(block).all():
+            raise_not_finite(found.name, start, block)
+    return opened
+
+
+class Sound(NamedTuple):
+    """The rows of a source that can be used.
+
+    Attributes
+    ----------
+    embeddings : Embeddings, shape (n_sound, dim)
+    rows : ndarray, shape (n_sound,), int64
+        Their numbers in the source.
+    n_rows : int
+        Number of rows of the source.
+    faults : dict of int to str
+        What is wrong with each of the other rows.
+    ids : ndarray, shape (n_rows,), or None
+        The ids of all rows, where a file has them.
+    """
+
+    embeddings: Embeddings
+    rows: IntArray
+    n_rows: int
+    faults: dict[int, str]
+    ids: Ids | None
+
+
+def open_sound(source: Source, *, name: str, normalize: bool | None = None) -> Sound:
+    """Open embeddings without their broken rows."""
+    try:
+        opened = open_embeddings(source, name=name, normalize=normalize)
+        return Sound(opened, np.arange(len(opened)), len(opened), {}, opened.ids)
+    except NNNormError:
+        if isinstance(source, StoredMatrix):
+            raise
+        parts, _, path, ids, _ = read_source(source, name)
+        if any(part.dtype.kind != "f" or part.ndim != 2 or not part.size for part in parts):
+            raise
+        faults = _find_faults(StoredMatrix(parts, role=name))
+        n_rows = sum(len(part) for part in parts)
+        if not 0 < len(faults) < n_rows:
+            raise
+    rows = np.setdiff1d(np.arange(n_rows), list(faults))
+    # The rows between two broken ones are a view, so that nothing is copied.
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    sound = [
+        piece
+        for part, start in zip(parts, starts, strict=False)
+        for piece in _without(part, [row - start for row in faults if 0 <= row - start < len(part)])
+    ]
+    return Sound(
+        open_embeddings(Embeddings(sound, name=name, path=path), name=name, normalize=normalize),
+        rows,
+        n_rows,
+        faults,
+        ids,
+    )
+
+
+def _find_faults(matrix: StoredMatrix) -> dict[int, str]:
+    faults = {}
+    for start, block in matrix.blocks():
+        squares = (block.astype(np.float64) ** 2).sum(axis=1)
+        for row in np.flatnonzero(~np.isfinite(squares) | (squares == 0)):
+            is_zero = squares[row] == 0
+            faults[start + int(row)] = (
+                "it is all zeros" if is_zero else "it has entries that are not finite"
+            )
+    return faults
+
+
+def _without(part: npt.NDArray[np.floating], places: list[int]) -> list[npt.NDArray[np.floating]]:
+    pieces, first = [], 0
+    for place in [*sorted(places), len(part)]:
+        if place > first:
+            pieces.append(part[first:place])
+        first = place + 1
+    return pieces
