@@ -53,10 +53,10 @@ from nnnorm.approximate import (
     residual,
     sample_means,
 )
+from nnnorm.evaluation.sweep import sweep_hits
+from nnnorm.evaluation.truth import open_truth
 from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means, top_values
-from nnnorm.study.sweep import sweep_hits
-from nnnorm.study.truth import open_truth
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"

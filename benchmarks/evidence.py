@@ -33,9 +33,9 @@ from real_sets import (
 import nnnorm
 from nnnorm.datasets import load_shapes
 from nnnorm.dedup import drop_copies
+from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs
+from nnnorm.evaluation.tuning import try_settings
 from nnnorm.methods import label_method, make_method
-from nnnorm.study import Interval, Task, interval_of_mean, judge_hubs
-from nnnorm.study.tuning import try_settings
 
 OUTPUT = RESULTS / "evidence.json"
 N_HALVINGS = 1

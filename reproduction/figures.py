@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from nnnorm import NNNormError
+from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
 from nnnorm.report import Hits, plot_audit, plot_hits, plots
-from nnnorm.study import count_occurrences, find_hubs, find_rescued
 from reproduction.material import EmbeddingFolder, Shown
 from reproduction.paper import Experiment, PaperTable, find_fine_tuned, load_paper
 from reproduction.run import Outcome, Runner

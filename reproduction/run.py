@@ -21,8 +21,16 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm import NNN, Bias, MissingExtraError, NNNormError, NNNormWarning, Ranking, Task
-from nnnorm import study as evaluation
+from nnnorm import (
+    NNN,
+    Bias,
+    MissingExtraError,
+    NNNormError,
+    NNNormWarning,
+    Ranking,
+    Task,
+    evaluation,
+)
 from nnnorm.methods import make_method
 from reproduction.material import Groups, Material, NotThere, Shown
 from reproduction.paper import GRIDS, TWO_BANKS, Experiment, PaperTable

@@ -7,6 +7,7 @@ import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError, NNNormWarning, Task, open_embeddings
+from nnnorm.evaluation import ablate
 from nnnorm.input_checks import (
     MISMATCH_Z,
     check_inputs,
@@ -15,7 +16,6 @@ from nnnorm.input_checks import (
     separation_z,
     warn_of_mismatch,
 )
-from nnnorm.study import ablate
 from tests.conftest import REAL_DATA
 
 

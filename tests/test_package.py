@@ -123,12 +123,12 @@ LAYERS = [
     "approximate popularity",
     "solvers",
     "dedup",
-    "signals bias",
-    "suspects bank input_checks",
+    "bias",
+    "bank input_checks",
     "methods",
     "ranking augmentation",
     "corrector",
-    "study datasets encoders integrations",
+    "evaluation datasets encoders integrations",
     "report index distributed",
     "demo explore",
     "cli",
@@ -161,8 +161,8 @@ def test_imports_go_up_the_list_of_layers():
 
 
 def test_this_check_of_imports_can_fail(tmp_path):
-    (tmp_path / "errors.py").write_text("from nnnorm.study.tuning import tune")
-    assert list(wrong_imports(tmp_path)) == ["errors.py imports study"]
+    (tmp_path / "errors.py").write_text("from nnnorm.evaluation.tuning import tune")
+    assert list(wrong_imports(tmp_path)) == ["errors.py imports evaluation"]
 
 
 def test_input_is_never_checked_by_assert_nor_refused_by_a_bare_exception():

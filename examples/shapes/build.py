@@ -18,9 +18,9 @@ from generate import make_scenes, write_captions, write_searches
 
 import nnnorm
 from nnnorm.datasets import draw_scene
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
 from nnnorm.files import check_writable, write_whole
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.hubness import count_occurrences, measure_hubness
 
 SHIPPED = Path(nnnorm.__file__).parent / "datasets" / "shapes.npz"
 # Scenes of few kinds, for the bank that is out of distribution.

@@ -22,11 +22,21 @@ if TYPE_CHECKING:
     from nnnorm.datasets import load_shapes
     from nnnorm.embeddings import Embeddings, open_embeddings
     from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
+    from nnnorm.evaluation import (
+        Task,
+        ablate,
+        audit,
+        check,
+        compare,
+        diagnose,
+        evaluate,
+        scan,
+        tune,
+    )
     from nnnorm.index import build_index, copy_index, open_index, rerank, verify_index
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
     from nnnorm.popularity import Popularity
     from nnnorm.ranking import Ranking, score_matrix, search
-    from nnnorm.study import Task, ablate, audit, check, compare, diagnose, evaluate, scan, tune
     from nnnorm.version import __version__
 
 _ROOMS = {
@@ -44,7 +54,7 @@ _ROOMS = {
     ),
     "nnnorm.popularity": ("Popularity",),
     "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
-    "nnnorm.study": (
+    "nnnorm.evaluation": (
         *("Task", "ablate", "audit", "check", "compare", "diagnose"),
         *("evaluate", "scan", "tune"),
     ),

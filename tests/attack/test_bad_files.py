@@ -14,10 +14,10 @@ import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
+from nnnorm.evaluation import read_truth
 from nnnorm.files import check_memory, load_record, save_record
 from nnnorm.logs import read_log
 from nnnorm.ranking import Ranking
-from nnnorm.study import read_truth
 from nnnorm.tables import read_columns, read_json
 
 DEEP = "[" * 100_000

@@ -14,8 +14,8 @@ import pytest
 from nnnorm import NNN, NNNormError, NNNormWarning
 from nnnorm.datasets import load_shapes
 from nnnorm.datasets.scenes import COLOURS, SHAPES
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.hubness import count_occurrences
+from nnnorm.evaluation.hubness import count_occurrences
+from nnnorm.evaluation.metrics import evaluate
 from tests.source import read_tree
 
 ROOT = Path(__file__).parents[2]

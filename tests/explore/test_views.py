@@ -8,13 +8,13 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, NNNormError
+from nnnorm.evaluation import count_occurrences, expect_occurrences
 from nnnorm.explore import Material, Session, pack, unpack
 from nnnorm.explore.candidates import Candidates
 from nnnorm.explore.projection import project
 from nnnorm.explore.recording import make_table
 from nnnorm.explore.session import draw_some
 from nnnorm.explore.views import Views
-from nnnorm.study import count_occurrences, expect_occurrences
 
 SETTINGS = [
     ("nnn", {}),

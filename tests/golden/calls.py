@@ -338,7 +338,7 @@ def scan(_):
     planted = data.references[:400].mean(axis=0)
     gallery = np.concatenate([data.gallery, planted[None] / np.linalg.norm(planted)])
     found = nnnorm.scan(gallery, data.references[::4])
-    return [sorted(found.quarantined), len(found.kept)]
+    return [sorted(found.to_remove), len(found.kept)]
 
 
 # --- index ---------------------------------------------------------------------------------------

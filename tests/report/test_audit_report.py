@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nnnorm.report.audits import plot_audit, tabulate_audit
 
 from nnnorm import Bias, NNNormError
-from nnnorm.report.audits import plot_audit, tabulate_audit
-from nnnorm.study.audits import Line, audit
-from nnnorm.study.intervals import Interval
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.groups import Line, audit
 from tests.made import make_visogender
 
 

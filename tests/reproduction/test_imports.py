@@ -37,8 +37,8 @@ def test_a_file_imports_public_names_only(path):
 @pytest.mark.parametrize(
     "line",
     [
-        "import nnnorm.study.tuning",
-        "from nnnorm.study.tuning import tune",
+        "import nnnorm.evaluation.tuning",
+        "from nnnorm.evaluation.tuning import tune",
         "from nnnorm.ranking import search",
         "from nnnorm import _ROOM_OF",
     ],

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from nnnorm import NNNormError
+from nnnorm.evaluation import binomial_half_width
 from nnnorm.methods import METHOD_NAMES, make_method
-from nnnorm.study import binomial_half_width
 from reproduction.paper import find_tables, load_paper
 from tests.conftest import REAL_DATA
 

@@ -3,7 +3,7 @@ import pytest
 
 from nnnorm import NNNormError
 from nnnorm.datasets import Pairs
-from nnnorm.study import open_truth
+from nnnorm.evaluation import open_truth
 from reproduction.protocol import split_pairs
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, DualSoftmax, NNNormError, Task, audit, evaluate, open_embeddings
-from nnnorm.study import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm.evaluation import compare_occurrences, count_occurrences, measure_hubness
 from reproduction.material import EmbeddingFolder, NotThere
 from reproduction.paper import Experiment, find_tables, load_paper
 from reproduction.results import Figure

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from nnnorm import study
+from nnnorm import evaluation
 from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
@@ -84,13 +84,13 @@ def audit(
     with show_progress("Counting groups") as progress:
         if references is not None:
             bank = inputs.open_references(references)
-            study.warn_of_overlap(open_references(bank), asked)
+            evaluation.warn_of_overlap(open_references(bank), asked)
             method = NNN(
                 number_or_auto("--reference-k", reference_k or "auto", int),
                 number_or_auto("--alpha", alpha or "auto", float),
             )
             loaded = method.fit(items, bank, duplicates=duplicates or "drop", progress=progress)
-        found = study.audit(asked, items, loaded, seed=seed, progress=progress, **given)
+        found = evaluation.audit(asked, items, loaded, seed=seed, progress=progress, **given)
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
     about = {**found.to_dict(), "correction": correction}
     report.deliver(tabulate_audit(found), about, {"audit.png": lambda _: plot_audit(found)})

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -49,9 +48,7 @@ from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.signals import Expected
 from nnnorm.solvers import Solver
-from nnnorm.suspects import Scan, find_stray_norms, judge
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -408,51 +405,6 @@ class Corrector:
         bias = self._bias_of(opened, memory_budget=memory_budget, progress=progress)
         self._warn_of_other_values(bias, opened)
         return bias
-
-    @explain_arguments
-    def admit(
-        self,
-        items: Source,
-        *,
-        ids: Sequence[Any] | None = None,
-        progress: Progress | None = None,
-    ) -> Scan:
-        """Judge new items before they get in: by the bank, and by the items that are kept.
-
-        Each item is judged by itself, so that the verdicts do not depend on what else arrives.
-
-        Parameters
-        ----------
-        items : array or path, shape (n_items, dim)
-            Rows of zeros or NaN are reported, not refused, and so are norms that do not fit.
-        ids : sequence of int or of str, optional
-            One per item.
-        progress : callable, optional
-            Called with ``(done, total)``.
-
-        Returns
-        -------
-        Scan
-            Its ``kept`` are the rows to add, its ``suspects`` the others, with the reasons.
-
-        Examples
-        --------
-        >>> from nnnorm import load_shapes
-        >>> shapes = load_shapes()
-        >>> corrector = Corrector.fit(shapes.gallery[:800], shapes.references[:2000])
-        >>> planted = shapes.references[4000:4400].mean(axis=0)
-        >>> new = np.stack([shapes.gallery[900], planted / np.linalg.norm(planted)])
-        >>> corrector.admit(new, ids=["photo", "hub"]).quarantined
-        ['hub']
-        """
-        rows = self.open_sound(items, "items")
-        unit = True if self.unit and not rows.embeddings.normalized else None
-        faults = find_stray_norms(rows.embeddings, unit=unit, norms=self.item_norms)
-        return judge(self._expected, rows, faults=faults, ids=ids, progress=progress)
-
-    @cached_property
-    def _expected(self) -> Expected:
-        return Expected(open_kept(self.sample, "items", self.normalize), self.bank)
 
     @explain_arguments
     def items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:

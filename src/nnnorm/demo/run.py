@@ -16,11 +16,7 @@ import numpy as np
 from nnnorm.bias import Bias
 from nnnorm.datasets import Shapes, load_shapes
 from nnnorm.errors import MissingExtraError, NNNormWarning
-from nnnorm.files import make_folder
-from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
-from nnnorm.ranking import Ranking, search
-from nnnorm.report import GREEN, ORANGE, Hits, plot_hits
-from nnnorm.study import (
+from nnnorm.evaluation import (
     Comparison,
     Diagnosis,
     Result,
@@ -36,6 +32,10 @@ from nnnorm.study import (
     report_gain,
     tune,
 )
+from nnnorm.files import make_folder
+from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
+from nnnorm.ranking import Ranking, search
+from nnnorm.report import GREEN, ORANGE, Hits, plot_hits
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

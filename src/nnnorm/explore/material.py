@@ -21,12 +21,18 @@ from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.evaluation import (
+    Truth,
+    open_truth,
+    read_truth,
+    warn_of_mismatched_bank,
+    warn_of_overlap,
+)
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
 from nnnorm.files import show_url
 from nnnorm.index import open_index
 from nnnorm.input_checks import check_inputs
-from nnnorm.study import Truth, open_truth, read_truth, warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

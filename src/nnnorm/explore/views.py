@@ -16,13 +16,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, UniqueRows, as_units, describe_size, unique_rows
 from nnnorm.embeddings import ScoreMatrix
 from nnnorm.errors import NNNormError
-from nnnorm.explore.served import Served
-from nnnorm.explore.session import Session
-from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.methods import Method, describe_setting
-from nnnorm.ranking import Ranking, search
-from nnnorm.scoring import Matrix, top_k
-from nnnorm.study import (
+from nnnorm.evaluation import (
     clusters_of,
     evaluate_ranking,
     expect_occurrences,
@@ -33,7 +27,13 @@ from nnnorm.study import (
     measure_hubness,
     robust_z,
 )
-from nnnorm.suspects import Suspect
+from nnnorm.evaluation.outliers import Outlier
+from nnnorm.explore.served import Served
+from nnnorm.explore.session import Session
+from nnnorm.input_checks import MISMATCH_Z, mismatch_z
+from nnnorm.methods import Method, describe_setting
+from nnnorm.ranking import Ranking, search
+from nnnorm.scoring import Matrix, top_k
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ _N_WRONG = 200
 _NEAR_COPY = 0.98
 _MOST_COPIES = 5000
 _N_GROUPS = 12
-# Enough for the width of an interval on a screen; the reports of `study` draw more.
+# Enough for the width of an interval on a screen; the reports of `evaluation` draw more.
 _N_RESAMPLES = 1000
 
 
@@ -201,7 +201,7 @@ class Views:
         never, back = (_draw(session, some) for some in (is_never, is_back))
         hubs = _list_hubs(session, bias, mask)
         is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
-        suspects = _suspects(session)
+        outliers = _outliers(session)
         wrong = [-1.0 if hub.wrong_share is None else hub.wrong_share for hub in hubs]
         rows = np.array([hub.item for hub in hubs], dtype=np.int64)
         about = {
@@ -216,7 +216,7 @@ class Views:
             "n_back": int(is_back.sum()),
             "n_gone": int((is_never & ~was_never).sum()),
             "scan_is_ready": is_ready,
-            "verdicts": [_verdict(suspects, item) for item in rows.tolist()],
+            "verdicts": [_verdict(outliers, item) for item in rows.tolist()],
             "items": _items(session, [*rows, *never, *back]),
         }
         return about, {
@@ -247,15 +247,15 @@ class Views:
         taken, wrong, groups = _taken(session, item)
         copies = session.views.get(("copies", item), lambda: _copies_of(session, item))
         is_ready = session.scan.is_ready
-        suspects = _suspects(session)
-        suspect = None if suspects is None else suspects.get(item)
+        outliers = _outliers(session)
+        outlier = None if outliers is None else outliers.get(item)
         about = {
             "item": item,
             "n_before": len(taken),
             "n_wrong": None if session.truth is None else len(wrong),
             "n_shown": sum(map(len, groups)),
-            "verdict": _verdict(suspects, item),
-            "reasons": [] if suspect is None else list(suspect.reasons),
+            "verdict": _verdict(outliers, item),
+            "reasons": [] if outlier is None else list(outlier.reasons),
             "scan_is_ready": is_ready,
             "groups": [
                 [
@@ -304,12 +304,12 @@ class Views:
             return {"ready": False}
         found = session.scan.result()
         if found is None:
-            return {"ready": True, "is_scanned": False, "suspects": []}
+            return {"ready": True, "is_scanned": False, "outliers": []}
         return {
             "ready": True,
             "is_scanned": True,
             **found.to_dict(),
-            "items": _items(session, [one.item for one in found.suspects]),
+            "items": _items(session, [one.item for one in found.outliers]),
         }
 
     def quality(self, method: Method) -> dict[str, Any]:
@@ -541,16 +541,16 @@ def _draw(session: Session, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64
     return items if len(items) <= _N_SHOWN else np.sort(rng.choice(items, _N_SHOWN, replace=False))
 
 
-def _suspects(session: Session) -> dict[int, Suspect] | None:
+def _outliers(session: Session) -> dict[int, Outlier] | None:
     """Items that are not fine, by number; None while the scan goes on, or where it is refused."""
     found = session.scan.result() if session.scan.is_ready else None
-    return None if found is None else {suspect.item: suspect for suspect in found.suspects}
+    return None if found is None else {outlier.item: outlier for outlier in found.outliers}
 
 
-def _verdict(suspects: Mapping[int, Suspect] | None, item: int) -> str:
-    if suspects is None:
+def _verdict(outliers: Mapping[int, Outlier] | None, item: int) -> str:
+    if outliers is None:
         return NOT_SCANNED
-    return suspects[item].verdict if item in suspects else "fine"
+    return outliers[item].verdict if item in outliers else "fine"
 
 
 def _right(session: Session, row: Any) -> list[int]:

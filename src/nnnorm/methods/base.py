@@ -1,7 +1,7 @@
 """What every method is: parameters in a frozen record, a formula over `Statistics`, `fit`.
 
 A method's file holds all that is particular to it: the formula, the names and labels it goes by,
-the default grid, which banks it uses, its gates. `fit`, the grids of `study` and the tables of
+the default grid, which banks it uses, its gates. `fit`, the grids of `evaluation` and the tables of
 `report` read those facts from there.
 """
 
@@ -164,18 +164,6 @@ class Method(ABC):
         Every closed gate multiplies such a product by the raw score.
         """
         return None
-
-    def distance_from_usual(self, statistics: Statistics) -> float | None:
-        """Steps of a grid to the setting to prefer among equals; None where there is no such."""
-        return None
-
-    @classmethod
-    def further_cells(cls, statistics: Statistics) -> Sequence["Method"]:
-        """Settings that belong to the default grid of this very bank and gallery."""
-        return ()
-
-    def check_tunable(self) -> None:  # noqa: B027 - most methods refuse nothing
-        """Raise where a grid can't hold these parameters."""
 
     def settle(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
         """Replace automatic parameters by numbers; also return what they were chosen by."""

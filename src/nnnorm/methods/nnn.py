@@ -1,6 +1,5 @@
 """Nearest Neighbor Normalization, ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -135,29 +134,6 @@ class NNN(Method):
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_k``; the weight is α."""
         return statistics.mean_of_best(int(self.reference_k), is_centred=self.center is True)
-
-    @classmethod
-    def further_cells(cls, statistics: Statistics) -> Sequence["NNN"]:
-        """The automatic setting for this bank and gallery, unless it is no correction."""
-        automatic = _automatic(statistics)
-        return [automatic] if automatic.weight else []
-
-    def distance_from_usual(self, statistics: Statistics) -> float:
-        """Steps of the paper's grid to the automatic setting for this bank and gallery."""
-        usual = _automatic(statistics)
-        steps = abs(np.log2(int(self.reference_k) / int(usual.reference_k)))
-        return float(steps + abs(self.weight - usual.weight) / 0.125)
-
-    def check_tunable(self) -> None:
-        """Raise if a parameter is "auto"."""
-        if self.is_automatic:
-            raise NNNormError(
-                "the grid of nnn needs numbers for both reference_k and alpha, not auto"
-            )
-
-
-def _automatic(statistics: Statistics) -> NNN:
-    return statistics.keep("automatic nnn", lambda: NNN().settle(statistics)[0])
 
 
 def _measure(statistics: Statistics, reference_k: int, is_centred: bool) -> Evidence:
