@@ -72,13 +72,19 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     n_items = 12_000 if options.small else 60_000
     corrector = nnnorm.Corrector.fit(
-        make_rows(5000, 3), make_rows(20_000, 2), nnnorm.NNN(K, 0.5), duplicates="keep"
+        make_rows(5000, 3),
+        make_rows(20_000, 2),
+        nnnorm.NNN(K, 0.5),
+        duplicates="keep",
+        allow_gallery_rows=True,
     )
     ways = {"process": in_one_process, "ray": transform_parquet}
     wall: dict[str, list[float]] = {name: [] for name in ways}
     work: dict[str, list[float]] = {name: [] for name in ways}
     quiet: Any = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     os.environ.pop("OMP_NUM_THREADS", None)  # one process takes both cores
+    # By default other programs go before Ray's workers.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     ray.init("local", num_cpus=CORES, **quiet)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

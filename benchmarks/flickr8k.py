@@ -44,7 +44,7 @@ from nnnorm.evaluation.comparison import Task, ablate, make_result
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.truth import clusters_of
 from nnnorm.evaluation.tuning import Select, tune
-from nnnorm.io.files import write_whole
+from nnnorm.files import write_whole
 from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
 
 Record: TypeAlias = dict[str, Any]

@@ -26,7 +26,7 @@ import nnnorm
 from nnnorm.evaluation.comparison import Task
 from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
 from nnnorm.evaluation.truth import open_truth
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.files import check_writable, write_whole
 from nnnorm.methods import PAPER_GRID
 
 Floats: TypeAlias = npt.NDArray[np.float32]

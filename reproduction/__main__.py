@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nnnorm import MissingExtraError, NNNormError
-from nnnorm.io import make_folder, write_whole
+from nnnorm.files import make_folder, write_whole
 from nnnorm.report import plots
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures, find_histograms

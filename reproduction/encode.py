@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder
-from nnnorm.io import make_folder, write_whole
+from nnnorm.files import make_folder, write_whole
 from reproduction.material import EmbeddingFolder
 from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
 from reproduction.protocol import SHARE

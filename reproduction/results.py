@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nnnorm import NNNormError, NNNormWarning
-from nnnorm.io import make_folder, write_whole
+from nnnorm.files import make_folder, write_whole
 
 
 @dataclass(frozen=True)

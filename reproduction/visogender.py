@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nnnorm import NNNormError
-from nnnorm.io import read_columns, write_whole
+from nnnorm.files import write_whole
+from nnnorm.tables import read_columns
 
 GENDERS = ("masculine", "feminine")
 _COLUMNS = ("IDX", "Occupation", "Object", "Occupation_perceived_gender")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, Corrector, NNNormError, NNNormWarning
-from nnnorm.distributed import make_worker, transform_parquet
+from nnnorm.distributed import _transform, make_worker, transform_parquet
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'nnnorm[parquet]'")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -144,6 +144,32 @@ def test_a_source_is_checked_before_ray_is_started(corrector, tmp_path):
     with pytest.raises(NNNormError, match=r"part-2.parquet can't be read as parquet"):
         transform_parquet(corrector, gallery, tmp_path / "bias")
     assert not (tmp_path / "bias").exists()
+
+
+def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, monkeypatch):
+    """In this process, because only it sees fsspec's store in memory."""
+    pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    store.put(str(write_gallery(tmp_path / "items")), "/shop/items", recursive=True)
+
+    def run(ray, corrector, fs, other, shards):
+        for shard in shards:
+            assert _transform(corrector, fs, other, shard) == []
+            yield shard.n_rows
+
+    monkeypatch.setattr("nnnorm.distributed._run", run)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which a task sets
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    for _ in range(2):
+        found = transform_parquet(corrector, "memory://shop/items", "memory://shop/bias")
+        assert found == N_ITEMS
+    names = [path.removeprefix("/shop/bias/") for path in store.find("/shop/bias")]
+    parts = ["_nnnorm.json", "more/part-1.parquet", "part-0.parquet", "part-2.parquet"]
+    assert sorted(names) == parts
+    with store.open("/shop/bias/part-0.parquet") as file:
+        found = parquet.read_table(file)["nnnorm_bias"]
+    np.testing.assert_allclose(found, corrector.bias_of(ITEMS[:300]).values, rtol=1e-6)
+    store.rm("/shop", recursive=True)
 
 
 # --- on Ray --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
-HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
+HEAVY |= {"qdrant_client", "psycopg", "lancedb", "chromadb", "pymilvus"}
 HEAVY |= {"fastapi", "starlette", "uvicorn", "ray", "fsspec"}
 HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets", "pyspark"}
 
@@ -114,7 +114,10 @@ def test_every_command_is_in_the_table_with_its_module_and_a_line_that_fits():
 # Imports go up this list only: a line may import the lines above it.
 LAYERS = [
     "version errors",
-    "io threads",
+    "files threads",
+    "parquet",
+    "arrays tables",
+    "embeddings logs",
     "reducers",
     "scoring",
     "approximate popularity",

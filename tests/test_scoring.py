@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from nnnorm import NNNormError, scoring, threads
-from nnnorm.io import open_embeddings, open_matrix
+from nnnorm.embeddings import open_embeddings, open_matrix
 from nnnorm.reducers import KeepBestValues
 from nnnorm.scoring import Matrix, Products, log_mean_exp, top_k, top_means, top_values
 from nnnorm.threads import count_threads, in_threads, strips_in_order

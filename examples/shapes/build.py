@@ -20,7 +20,7 @@ import nnnorm
 from nnnorm.datasets import draw_scene
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import evaluate
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.files import check_writable, write_whole
 
 SHIPPED = Path(nnnorm.__file__).parent / "datasets" / "shapes.npz"
 # Scenes of few kinds, for the bank that is out of distribution.

@@ -25,7 +25,7 @@ import torch
 
 from nnnorm import NNNormError, search
 from nnnorm.encoders import Encoder, open_image
-from nnnorm.io import make_folder, write_whole
+from nnnorm.files import make_folder, write_whole
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Done, Embeddings, Progress
+from nnnorm.embeddings import Embeddings
+from nnnorm.files import Done, Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Products,

@@ -33,25 +33,10 @@ from nnnorm.dedup import (
     drop_copies,
     warn_of_few_rows,
 )
+from nnnorm.embeddings import Embeddings, Metric, Source, measure_rows, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.io import (
-    Clock,
-    Embeddings,
-    LogPart,
-    Metric,
-    Progress,
-    Source,
-    check_entries,
-    damaged,
-    load_record,
-    measure_rows,
-    open_embeddings,
-    read_counts,
-    read_log,
-    read_time,
-    read_times,
-    save_record,
-)
+from nnnorm.files import Progress, check_entries, damaged, load_record, save_record
+from nnnorm.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]

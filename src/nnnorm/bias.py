@@ -16,14 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import (
-    Embeddings,
-    check_entries,
-    damaged,
-    load_record,
-    save_record,
-)
+from nnnorm.files import check_entries, damaged, load_record, save_record
 from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 

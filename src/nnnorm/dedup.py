@@ -19,8 +19,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings, measure_rows
 from nnnorm.errors import NNNormError, warn
-from nnnorm.io import Embeddings, Progress, measure_rows
+from nnnorm.files import Progress
 from nnnorm.scoring import strips_in_order
 
 Duplicates = Literal["drop", "keep"]

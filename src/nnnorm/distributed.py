@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, NNNormWarning, first_line, require, warn
-from nnnorm.io import Progress, write_whole
+from nnnorm.files import Progress, write_whole
 
 Output: TypeAlias = Literal["bias", "vectors"]
 Place: TypeAlias = str | os.PathLike[str]

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import NEAR_COPY, as_units
+from nnnorm.embeddings import Embeddings, check_same_dim
 from nnnorm.errors import NNNormError, warn
-from nnnorm.io import Embeddings, check_same_dim
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Doubles: TypeAlias = npt.NDArray[np.float64]

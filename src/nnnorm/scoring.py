@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
-from nnnorm.io import Done, Embeddings, Progress, ScoreMatrix, check_same_dim
+from nnnorm.files import Done, Progress
 from nnnorm.reducers import (  # noqa: F401 - those who reduce blocks import them from here
     LEAST_EXPONENT,
     KeepBest,

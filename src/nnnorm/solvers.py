@@ -31,7 +31,7 @@ from nnnorm.approximate import (
     sample_means,
 )
 from nnnorm.errors import NNNormError, require, warn
-from nnnorm.io import Progress
+from nnnorm.files import Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, check_k, top_means
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

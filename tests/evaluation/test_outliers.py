@@ -7,9 +7,9 @@ import pytest
 
 import nnnorm
 from nnnorm import Corrector, NNNormError
+from nnnorm.embeddings import open_embeddings
 from nnnorm.evaluation.outliers import REMOVE, WATCH, Outlier, Scan, count_alerts, screen
 from nnnorm.evaluation.signals import SIGNALS
-from nnnorm.io import open_embeddings
 from nnnorm.report import tabulate_scan
 
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnnorm import NNN, NNNormError
+from nnnorm.embeddings import open_matrix
 from nnnorm.evaluation import tuning as tune_module
 from nnnorm.evaluation.bootstrap import interval_of_difference, is_near
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.sweep import Setting
 from nnnorm.evaluation.tuning import Cell, tune
-from nnnorm.io import open_matrix
 from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
 from tests import made
 

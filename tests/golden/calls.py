@@ -213,7 +213,8 @@ def corrector_refit(_):
 def corrector_recent(_):
     params = fit_corrector(recent=unit(64, 24, seed=7)).bias.params
     other = fit_corrector(recent=unit(64, 24, seed=7, shift=-0.6)).bias.params
-    return [params["bank"], params["bank_z"], other["bank"], other["bank_z"]]
+    used = ("past_queries", "mismatch_z")
+    return [found[name] for found in (params, other) for name in used]
 
 
 @golden
@@ -349,7 +350,7 @@ def index_life(folder):
     corrector, url = fit_corrector(), f"faiss:{folder / 'index'}"
     index = nnnorm.build_index(url, GALLERY, corrector, ids=np.arange(120))
     first = np.asarray(index.search(QUERIES[:4], k=5).ids).tolist()
-    index.add(NEW, corrector, ids=np.arange(120, 127))
+    index.add(NEW, ids=np.arange(120, 127))
     index.delete([3, 5])
     second = np.asarray(index.search(QUERIES[:4], k=5).ids).tolist()
     return [first, second]

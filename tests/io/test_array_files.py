@@ -10,8 +10,8 @@ import os
 import numpy as np
 import pytest
 
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import open_embeddings
 from tests.io.matrices import VALUES, bases, refusal, save_shards, whole_numbers
 
 # Files that are refused

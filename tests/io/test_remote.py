@@ -69,7 +69,7 @@ def test_parquet_behind_a_url_keeps_its_ids(memory, tmp_path):
 def test_parquet_files_that_fill_the_memory_are_read_in_pieces(tmp_path, monkeypatch):
     folder = write_parquet(tmp_path / "packed")
     held = open_embeddings(folder, name="gallery")
-    monkeypatch.setattr("nnnorm.io.arrays._LARGE_SHARE", 10**12)
+    monkeypatch.setattr("nnnorm.arrays._LARGE_SHARE", 10**12)
     found = open_embeddings(folder, name="gallery")
     assert found.fingerprint == held.fingerprint
     assert found.ids.tolist() == held.ids.tolist()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, NNNormError, NNNormWarning, open_embeddings
-from nnnorm.io import open_matrix
+from nnnorm.embeddings import open_matrix
 from nnnorm.methods import Statistics
 from nnnorm.methods.automatic import Evidence, choose_alpha, choose_reference_k, measure
 from nnnorm.scoring import Matrix

@@ -40,7 +40,8 @@ from nnnorm.version import __version__
 
 if TYPE_CHECKING:
     from nnnorm.bank import Bank
-    from nnnorm.io import Embeddings, Progress
+    from nnnorm.embeddings import Embeddings
+    from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
@@ -245,7 +246,7 @@ class Inputs:
 
     def open(self, path: Path, name: str) -> "Embeddings":
         """Open embeddings of the command line."""
-        from nnnorm.io import open_embeddings
+        from nnnorm.embeddings import open_embeddings
 
         return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
 
@@ -273,7 +274,7 @@ class Report:
 
     def check(self) -> None:
         """Check before the work that its results can be written."""
-        from nnnorm.io import check_writable, make_folder
+        from nnnorm.files import check_writable, make_folder
 
         if self.markdown is not None:
             check_writable(self.markdown)
@@ -283,7 +284,7 @@ class Report:
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
         """Write Markdown and plots where asked, then print the tables, or JSON."""
-        from nnnorm.io import write_whole
+        from nnnorm.files import write_whole
 
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
@@ -395,7 +396,7 @@ def print_command(parts: Sequence[str]) -> None:
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None], *more: str) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
-    from nnnorm.io import check_writable
+    from nnnorm.files import check_writable
 
     target = check_writable(output)
     if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
@@ -408,7 +409,8 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
     if path is None:
         return None
-    from nnnorm.io import read_json, read_npy
+    from nnnorm.arrays import read_npy
+    from nnnorm.tables import read_json
 
     kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
     expected = f".npy of {kind}, a .json list, or text with one {one} per line"

@@ -23,9 +23,9 @@ from nnnorm.cli.app import (
 )
 from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError
-from nnnorm.io import read_columns
 from nnnorm.methods import NNN
 from nnnorm.report import plot_audit, tabulate_audit
+from nnnorm.tables import read_columns
 
 
 @command(

@@ -22,7 +22,7 @@ from nnnorm.cli.app import (
 )
 from nnnorm.dedup import describe_unique
 from nnnorm.errors import NNNormError
-from nnnorm.io import TABLE_SUFFIXES
+from nnnorm.tables import TABLE_SUFFIXES
 
 bank_app = typer.Typer(
     cls=HelpfulGroup,

@@ -35,8 +35,9 @@ from nnnorm.cli.app import (
 from nnnorm.cli.bank import describe_bank
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates, describe_size, describe_unique
+from nnnorm.embeddings import open_embeddings
+from nnnorm.files import check_regular, kind_of_record
 from nnnorm.input_checks import describe_reliability
-from nnnorm.io import check_regular, kind_of_record, open_embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
     GateForm,

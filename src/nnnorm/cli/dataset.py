@@ -18,7 +18,7 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.errors import NNNormError
-from nnnorm.io import make_folder, write_whole
+from nnnorm.files import make_folder, write_whole
 
 Kind = Literal["karpathy", "coco", "table", "clip-retrieval"]
 

@@ -41,8 +41,8 @@ from nnnorm.cli.app import (
 )
 from nnnorm.cli.core import DuplicatesOption, GalleryReferences
 from nnnorm.corrector import Corrector, check_method
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
     NNN,

@@ -41,8 +41,9 @@ from nnnorm.corrector.references import (
     round_to_half,
 )
 from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import Embeddings, Sound, Source, open_embeddings, open_sound
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
-from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
+from nnnorm.files import Progress, save_record
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
@@ -588,8 +589,6 @@ class Corrector:
         options["solver"] = "exact"  # the value of an item must not depend on the others
         if self.center is not None:
             options["known"] = {"center": self.center}
-        # "auto" would decide by the clock, and values of several calls must fit together.
-        options["solver"] = "exact"
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 

@@ -21,8 +21,9 @@ from nnnorm.dedup import (
     is_sample,
     used_rows,
 )
+from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings
+from nnnorm.files import Progress
 from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
-from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]

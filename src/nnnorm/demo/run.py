@@ -32,7 +32,7 @@ from nnnorm.evaluation import (
     report_gain,
     tune,
 )
-from nnnorm.io import make_folder
+from nnnorm.files import make_folder
 from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
 from nnnorm.ranking import Ranking, search
 from nnnorm.report import GREEN, ORANGE, Hits, plot_hits

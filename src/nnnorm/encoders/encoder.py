@@ -18,7 +18,7 @@ import numpy.typing as npt
 from nnnorm.encoders.images import decode_image, quiet_pillow
 from nnnorm.encoders.sounds import read_sound
 from nnnorm.errors import NNNormError
-from nnnorm.io import Progress
+from nnnorm.files import Progress
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Modality: TypeAlias = Literal["images", "texts", "audio"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.io import Progress
+from nnnorm.files import Progress
 
 MAX_PIXELS = 178_956_970  # twice the limit of Pillow's warning: 537 MB once decoded
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nnnorm.errors import NNNormError, first_line, require
-from nnnorm.io import TABLE_SUFFIXES, read_column, read_lines
+from nnnorm.tables import TABLE_SUFFIXES, read_column, read_lines
 
 _SUFFIXES = {
     "images": (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),

@@ -23,7 +23,7 @@ from nnnorm.encoders.images import check_images
 from nnnorm.encoders.inputs import list_ids
 from nnnorm.encoders.sounds import check_sounds
 from nnnorm.errors import NNNormError
-from nnnorm.io import Progress, make_folder, write_whole
+from nnnorm.files import Progress, make_folder, write_whole
 
 _FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
 _ABOUT, _DONE = "about.json", "finished_rows.txt"

@@ -23,7 +23,7 @@ from nnnorm.encoders.loading import (
     pick_dtype,
 )
 from nnnorm.errors import NNNormError, require
-from nnnorm.io import read_json
+from nnnorm.tables import read_json
 
 
 class SentenceEncoder(Encoder):

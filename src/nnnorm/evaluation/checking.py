@@ -19,6 +19,7 @@ from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates, References
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.diagnosis import open_ids
@@ -26,6 +27,7 @@ from nnnorm.evaluation.hubness import Hubs, judge_hubs, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
 from nnnorm.evaluation.truth import clusters_of, one_per_cluster, open_truth, warn_of_overlap
 from nnnorm.evaluation.tuning import try_settings
+from nnnorm.files import Progress
 from nnnorm.input_checks import (
     FEW_QUERIES,
     LIKE_ITEMS,
@@ -33,7 +35,6 @@ from nnnorm.input_checks import (
     mismatch_z,
     warn_of_items,
 )
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, MethodName, is_mismatched, make_method
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET

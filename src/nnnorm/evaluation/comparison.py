@@ -24,6 +24,7 @@ from nnnorm.dedup import (
     drop_copies,
     is_sample,
 )
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
@@ -31,8 +32,8 @@ from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
 from nnnorm.evaluation.sweep import check_grids, prepare
 from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.io import Embeddings, Progress, Source, open_embeddings
 from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 

@@ -14,15 +14,17 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, quiet
 from nnnorm.evaluation import hubness
 from nnnorm.evaluation.hubness import Hub, Hubness, Hubs, count_occurrences
 from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
+from nnnorm.files import Progress
 from nnnorm.input_checks import LIKE_ITEMS
-from nnnorm.io import Embeddings, Progress, Source, check_ids, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.tables import check_ids
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

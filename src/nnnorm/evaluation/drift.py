@@ -18,10 +18,10 @@ import numpy as np
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import NEAR_COPY, drop_copies, used_rows
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.io import Embeddings, Source, open_embeddings
 from nnnorm.methods import NNN
 from nnnorm.ranking import search
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, as_units
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.truth import Truth, clusters_of, open_truth
-from nnnorm.io import Embeddings
 from nnnorm.ranking import Ranking
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference
 from nnnorm.evaluation.truth import Truth, clusters_of, open_truth
-from nnnorm.io import Progress, Source, open_embeddings
+from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, iterate_scores
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
 

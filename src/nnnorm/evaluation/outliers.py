@@ -19,21 +19,20 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import used_rows
-from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.evaluation.drift import open_corrector
-from nnnorm.evaluation.signals import SIGNALS, DoubleArray, Expected, IntArray, Numbers
-from nnnorm.io import (
+from nnnorm.embeddings import (
     Embeddings,
-    Progress,
     Sound,
     Source,
-    check_ids,
     check_same_norms,
     open_embeddings,
     open_sound,
-    write_whole,
 )
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.evaluation.drift import open_corrector
+from nnnorm.evaluation.signals import SIGNALS, DoubleArray, Expected, IntArray, Numbers
+from nnnorm.files import Progress, write_whole
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.tables import check_ids
 
 Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.

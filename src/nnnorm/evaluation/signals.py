@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import as_units
+from nnnorm.embeddings import Embeddings, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Done, Embeddings, Progress, check_same_dim, open_embeddings
+from nnnorm.files import Done, Progress
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, KeepBestValues, Products, reduce_rows, top_k
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import References, count_references, describe_size
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.metrics import Evaluation, count_above
 from nnnorm.evaluation.truth import Truth
-from nnnorm.io import Embeddings, Progress
+from nnnorm.files import Progress
 from nnnorm.methods import (
     NNN,
     BankName,

@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.arrays import read_npy
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError, first_line, warn
 from nnnorm.input_checks import warn_of_mismatch
-from nnnorm.io import Embeddings, read_json, read_npy
+from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 

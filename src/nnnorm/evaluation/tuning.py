@@ -21,6 +21,7 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
+from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
@@ -32,8 +33,8 @@ from nnnorm.evaluation.truth import (
     warn_of_mismatched_bank,
     warn_of_overlap,
 )
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.io import Embeddings, Progress, Source, check_same_dim, open_embeddings
 from nnnorm.methods import (
     METHOD_NAMES,
     NNN,

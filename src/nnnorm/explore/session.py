@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from nnnorm.bank import use_references
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import Truth, Tuning, count_occurrences, scan, tune
 from nnnorm.evaluation.outliers import Scan
@@ -27,7 +28,7 @@ from nnnorm.explore.material import Material
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
 from nnnorm.explore.served import SERVED
-from nnnorm.io import Embeddings, Progress, open_embeddings
+from nnnorm.files import Progress
 from nnnorm.methods import (
     CSLS,
     DN,

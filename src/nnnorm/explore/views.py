@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, UniqueRows, as_units, describe_size, unique_rows
+from nnnorm.embeddings import ScoreMatrix
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import (
     clusters_of,
@@ -30,7 +31,6 @@ from nnnorm.evaluation.outliers import Outlier
 from nnnorm.explore.served import Served
 from nnnorm.explore.session import Session
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.io import ScoreMatrix
 from nnnorm.methods import Method, describe_setting
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k
@@ -411,7 +411,7 @@ def _commands(session: Session, method: Method) -> list[str]:
     if isinstance(method, Served):
         url, queries = shlex.quote(method.url), shlex.quote(options["queries"])
         changed = "" if method == session.material.served else f" --weight {method.weight:g}"
-        return [f"nnnorm index search --index {url} --queries {queries}{changed}"]
+        return [f"nnnorm index search {url} --queries {queries}{changed}"]
     chosen = f"--method {method.name}"
     for name, value in method.params.items():
         flag = name.replace("_", "-")

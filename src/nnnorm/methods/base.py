@@ -23,9 +23,10 @@ from nnnorm.bank import (
 )
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
-from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
@@ -356,7 +357,7 @@ class Method(ABC):
         Examples
         --------
         >>> from nnnorm import CSLS
-        >>> from nnnorm.io import open_matrix
+        >>> from nnnorm.embeddings import open_matrix
         >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
         >>> CSLS(reference_k=2).make_bias(statistics).values.tolist()
         [0.375]
@@ -400,7 +401,7 @@ class Method(ABC):
         Examples
         --------
         >>> from nnnorm import CSLS
-        >>> from nnnorm.io import open_matrix
+        >>> from nnnorm.embeddings import open_matrix
         >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25]], name="scores"))
         >>> CSLS(reference_k=2).learn(statistics)
         ({}, {})

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.dedup import References, count_params, count_references, describe_size, used_rows
+from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
+from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Matrix,
@@ -290,7 +291,7 @@ class Statistics:
 
         Examples
         --------
-        >>> from nnnorm.io import open_matrix
+        >>> from nnnorm.embeddings import open_matrix
         >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
         >>> statistics.prepare([Needs(reference_k=1), Needs(reference_k=2)])
         >>> statistics.mean_of_best(2).tolist()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.io import write_whole
+from nnnorm.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
