@@ -31,6 +31,7 @@ GRIDS = {
 
 # Made of few whole numbers, or of one row: items are repeated.
 REPEATED = pytest.mark.filterwarnings("ignore:gallery has .* different rows")
+KEPT = {"duplicates": "keep", "allow_gallery_rows": True}
 OWN_ROWS = pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 
 
@@ -301,14 +302,15 @@ def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_automati
     )  # fmt: skip
     tuning = run(problem, duplicates="keep")
     # All items have the same bias, so the automatic weight is 0, which is no cell of its own.
-    assert tuning.best.params == {"reference_k": 8, "alpha": 0.0625, "center": True}
+    assert NNN().fit(np.eye(8), problem.references, **KEPT).params["reference_k"] == 24
+    assert tuning.best.params == {"reference_k": 32, "alpha": 0.0625, "center": True}
     grid = {"reference_k": [1, 8, 64], "alpha": [0.35, 0.725, 2.0]}
     best = run(problem, grids={"nnn": grid}, duplicates="keep").best
-    assert best.params == {"reference_k": 8, "alpha": 0.35}
+    assert best.params == {"reference_k": 64, "alpha": 0.35}
     # One doubling is as far as 0.125 of α.
-    two = [{"reference_k": [8], "alpha": [0.3]}, {"reference_k": [16], "alpha": [0.125]}]
+    two = [{"reference_k": [24], "alpha": [0.3]}, {"reference_k": [48], "alpha": [0.125]}]
     best = run(problem, grids={"nnn": two}, duplicates="keep").best
-    assert best.params == {"reference_k": 16, "alpha": 0.125}
+    assert best.params == {"reference_k": 48, "alpha": 0.125}
 
 
 def test_of_equally_good_cells_of_another_method_the_rule_takes_the_middle():
