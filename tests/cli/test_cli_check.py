@@ -47,7 +47,7 @@ def test_check_says_words_first_then_figures_then_commands_that_run(problem):
     places = [
         words.index(part)
         for part in ("Hubs: ", "Without labels: expected to help", "With labels: +",
-                     "Recommended: NNN, k = ", "as it is", "most: how often", "Next:")
+                     "Recommended: NNN, k = ", "as it is", "most: hits of the most", "Next:")
     ]  # fmt: skip
     assert places == sorted(places)
     assert max(map(len, text.splitlines())) <= 80
