@@ -198,10 +198,10 @@ def _find_model(scores: Products, k: int, memory_budget: int) -> tuple[ListModel
     n_scores = scores.shape[0] * scores.shape[1]
     quality, least_error, spent, sample = choose_quality(scores.shape[0]), math.inf, 0.0, None
     while is_worth_lists(*scores.shape, k, quality):
-        counted = count_list_scores(*scores.shape, quality)
-        if spent + _LIST_SCORE * sum(counted) / n_scores > _LARGEST_TIME:
+        learning, probing = count_list_scores(*scores.shape, quality)
+        spent += _LIST_SCORE * learning / n_scores
+        if spent + _LIST_SCORE * probing / n_scores > _LARGEST_TIME:
             break
-        spent += _LIST_SCORE * counted.build / n_scores
         if sample is None:
             sample = sample_means(scores, k, memory_budget=memory_budget)
         model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
