@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "pyarrow", "faiss", "pandas", "scipy", "matplotlib", "rich", "typer"}
 HEAVY |= {"transformers", "sentence_transformers", "tokenizers", "PIL", "soundfile"}
 HEAVY |= {"hnswlib", "usearch", "duckdb", "sqlite_vec"}
-HEAVY |= {"qdrant_client", "qdrant_edge", "psycopg", "lancedb", "chromadb", "pymilvus"}
+HEAVY |= {"qdrant_client", "psycopg", "lancedb", "chromadb", "pymilvus"}
 HEAVY |= {"fastapi", "starlette", "uvicorn", "ray", "fsspec"}
 HEAVY |= {"langchain_core", "llama_index", "haystack", "mteb", "datasets", "pyspark"}
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nnnorm.corrector import Corrector
     from nnnorm.datasets import load_shapes
     from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
-    from nnnorm.index import build_index, export_index, open_index, verify_index
+    from nnnorm.index import build_index, copy_index, open_index, rerank, verify_index
     from nnnorm.io import Embeddings, open_embeddings
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
     from nnnorm.popularity import Popularity
@@ -36,7 +36,7 @@ _ROOMS = {
     "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("MissingExtraError", "NNNormError", "NNNormWarning"),
-    "nnnorm.index": ("build_index", "export_index", "open_index", "verify_index"),
+    "nnnorm.index": ("build_index", "copy_index", "open_index", "rerank", "verify_index"),
     "nnnorm.io": ("Embeddings", "open_embeddings"),
     "nnnorm.methods": (
         *("CSLS", "DN", "NNN"),

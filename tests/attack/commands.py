@@ -104,64 +104,51 @@ LINES = {
         f"{_LEARN} --truth truth.npy {_VALIDATION} --json",
     ],
     "index build": [
-        "--gallery gallery.npy --bias bias.safetensors --ids ids.npy --metadata metadata.jsonl "
-        "--to faiss:out --json",
-        "--gallery gallery.parquet --bias bias.safetensors --metadata metadata.json "
-        "--to sqlite:out?table=photos --json",
-        "--gallery gallery.npy --bias bias.safetensors --ids ids.txt --to hnswlib:out --json",
-        "--gallery gallery.npy --bias bias.safetensors --to usearch:out --json",
-        "--gallery gallery.npy --corrector corrector.safetensors --to faiss:out --json",
-        "--gallery gallery.npy --bias bias.safetensors --to duckdb:out?table=photos --json",
+        "faiss:out --gallery gallery.npy --corrector corrector.safetensors --ids ids.npy "
+        "--metadata metadata.jsonl --json",
+        "sqlite:out?table=photos --gallery gallery.parquet --corrector corrector.safetensors "
+        "--metadata metadata.json --json",
+        "hnswlib:out --gallery gallery.npy --corrector corrector.safetensors --ids ids.txt --json",
+        "usearch:out --gallery gallery.npy --corrector corrector.safetensors --json",
+        "duckdb:out?table=photos --gallery gallery.npy --corrector corrector.safetensors --json",
     ],
     "index add": [
-        f"--index {living_url_of('faiss')} --gallery new.npy --corrector corrector.safetensors "
+        f"{living_url_of('faiss')} --gallery new.npy --corrector corrector.safetensors "
         "--ids later-ids.npy --metadata later.jsonl --json",
-        f"--index {living_url_of('sqlite')} --gallery new.npy --bias later-bias.safetensors "
-        "--ids later-ids.json --metadata later.json --json",
-        f"--index {living_url_of('usearch')} --gallery later.parquet --admit "
-        "--corrector corrector.safetensors --json",
-        f"--index {living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
+        f"{living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
         "--corrector corrector.safetensors",
-        f"--index {living_url_of('duckdb')} --gallery later.parquet "
+        f"{living_url_of('duckdb')} --gallery later.parquet "
         "--corrector corrector.safetensors --json",
     ],
     "index delete": [
-        f"--index {living_url_of(engine)} --ids gone-ids.{kind} --json"
+        f"{living_url_of(engine)} --ids gone-ids.{kind} --json"
         for engine, kind in zip(LIVING, ("npy", "json", "txt", "npy"), strict=True)
     ]
-    + [f"--index {living_url_of('faiss')} --ids gone-ids.txt --ignore-missing --json"],
+    + [f"{living_url_of('faiss')} --ids gone-ids.txt --ignore-missing --json"],
+    "index info": [f"{living_url_of(engine)} --json" for engine in LIVING],
     "index rollback": [
-        *(f"--index {living_url_of(engine)} --json" for engine in LIVING),
-        f"--index {living_url_of('faiss')} --undo --json",
-    ],
-    "index adopt": [
-        f"--index {APPLICATION} --corrector corrector.safetensors --json",
-        f"--index {APPLICATION} --bias bias.safetensors --ids numbers.npy --json",
+        *(f"{living_url_of(engine)} --json" for engine in LIVING),
+        f"{living_url_of('faiss')} --undo --json",
     ],
     "index refresh": [
         *(
-            f"--index {url_of(engine)} --corrector corrector.safetensors --json"
+            f"{url_of(engine)} --corrector corrector.safetensors --json"
             for engine in ("faiss", "usearch", "sqlite")
         ),
-        f"--index {url_of('faiss')} --corrector corrector.safetensors --gallery gallery.npy "
-        "--ids numbers.npy --json",
-        f"--index {url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
-        "--ids numbers.npy --popularity-weight 0.05 --json",
+        f"{url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
+        "--ids numbers.npy --popularity-weight 0.01 --json",
     ],
-    "index search": [
-        f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY
-    ],
+    "index search": [f"{url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY],
     "index verify": [
-        "--index faiss:index-faiss --queries queries.npy --gallery gallery.npy "
-        "--bias bias.safetensors --ids numbers.npy -k 3 --json",
-        *(f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in ENGINES[:4]),
+        "faiss:index-faiss --queries queries.npy --gallery gallery.npy "
+        "--corrector former.safetensors --ids numbers.npy -k 3 --json",
+        *(f"{url_of(engine)} --queries queries.npy -k 3 --json" for engine in ENGINES[:4]),
     ],
-    "index export": [
-        f"--from {url_of('sqlite')} --to faiss:out --references references.npy --json",
-        f"--from {url_of('faiss')} --to sqlite:out?table=p --bias bias.safetensors "
-        "--ids numbers.npy --json",
-        f"--from {url_of('usearch')} --to hnswlib:out --references references.npy --json",
-        f"--from {url_of('faiss')} --to usearch:out --corrector corrector.safetensors --json",
+    "index copy": [
+        f"{url_of('sqlite')} faiss:out --references references.npy --json",
+        f"{url_of('usearch')} hnswlib:out --references references.npy --json",
+        f"{url_of('faiss')} usearch:out --corrector corrector.safetensors --json",
+        f"{APPLICATION} faiss:out --corrector corrector.safetensors --json",
     ],
     "scan": [
         "--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
@@ -204,16 +191,16 @@ FILES = {
     "audio": "sounds",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
+    "url": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
     "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out",
+    "save_corrector": "out-corrector.safetensors", "target": "faiss:out",
     "export": "out",
 }  # fmt: skip
-# It needs an index of this corrector, and the indexes at hand are built with a bias.
-NOT_AT_HAND = {("index verify", "corrector")}
+NOT_AT_HAND: set[tuple[str, str]] = set()
 # They change the index, so what it answers afterwards is a part of their answer.
-CHANGING = ("index add", "index adopt", "index delete", "index refresh", "index rollback")
+CHANGING = ("index add", "index delete", "index refresh", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
 SLOW = ("demo", "encode", "explore")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 DIM, N_GALLERY, N_QUERIES, N_REFERENCES = 8, 24, 12, 60
-ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb", "qdrant-edge")
+ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb")
 SERVERS = ("chroma", "milvus")
 # Engines of the indexes that are changed.
 LIVING = ("faiss", "usearch", "sqlite", "duckdb")
@@ -161,21 +161,19 @@ def make_records(root):
     nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.75)).save(
         root / "corrector.safetensors"
     )
+    others = np.load(root / "others.npy")
+    nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.5)).save(root / "former.safetensors")
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
     make_later(root)
 
 
 def make_later(root):
-    """What `index add` and `index delete` take: bias, ids and metadata of new items, ids to go."""
+    """What `index add` and `index delete` take: ids and metadata of new items, ids to go."""
     import pyarrow
     from pyarrow import parquet
 
-    import nnnorm
-
     new = np.load(root / "new.npy")
-    corrector = nnnorm.Corrector.load(root / "corrector.safetensors")
-    corrector.bias_of(new).save(root / "later-bias.safetensors")
     ids = list(range(500, 500 + len(new)))
     table = pyarrow.table({"embedding": list(new), "id": ids})
     parquet.write_table(table, root / "later.parquet")
@@ -190,7 +188,6 @@ def make_later(root):
 
 def make_index(folder, engine):
     """An index of an engine, in its own file or folder; its URL."""
-    from nnnorm import Bias
     from nnnorm.index import build_index
 
     root = Path(folder)
@@ -200,7 +197,7 @@ def make_index(folder, engine):
     build_index(
         url.replace(place, str(root / place), 1),
         np.load(root / "gallery.npy"),
-        Bias.load(root / "bias.safetensors"),
+        root / "former.safetensors",
         metadata=described,
     ).close()
     return url
@@ -208,13 +205,11 @@ def make_index(folder, engine):
 
 def make_living(folder, engine):
     """An index of a corrector, refreshed once, so that it can grow and be rolled back."""
-    import nnnorm
     from nnnorm.index import build_index
 
     root = Path(folder)
     place = root / f"index-living-{engine}"
-    gallery, others = np.load(root / "gallery.npy"), np.load(root / "others.npy")
-    former = nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.75))
+    gallery, former = np.load(root / "gallery.npy"), root / "former.safetensors"
     url = living_url_of(engine).replace(place.name, str(place), 1)
     described = [{"year": 1990 + n} for n in range(N_GALLERY)]
     with build_index(url, gallery, former, metadata=described) as index:
@@ -234,7 +229,7 @@ def make_application(folder):
 
 def url_of(engine):
     """The URL of the index that `make_index` makes, relative to its folder."""
-    table = "" if engine in ("faiss", "hnswlib", "usearch", "qdrant-edge") else "?table=photos"
+    table = "" if engine in ("faiss", "hnswlib", "usearch") else "?table=photos"
     if engine in ("chroma", "milvus"):
         table = "?collection=photos"
     suffix = ".db" if engine == "milvus" else ""

@@ -597,7 +597,7 @@ URLS = [
     "pgvector://%ZZ", "pgvector://u:p@localhost:1/x?table=y", "pgvector://u:p/w@h/x", "pgvector:",
     "qdrant://localhost:1/photos", "qdrant://u:PW@localhost:1/p", "qdrant://localhost:http/p",
     "qdrant://", "milvus://localhost:1/p", "milvus:", "chroma://localhost:1/p", "chroma:",
-    "lancedb:", "lancedb:gallery.npy?table=x", "qdrant-edge:gallery.npy", "hnswlib:gallery.npy",
+    "lancedb:", "lancedb:gallery.npy?table=x", "hnswlib:gallery.npy",
     "usearch:gallery.npy", "faiss:gallery.npy", "sqlite:gallery.npy?table=x", "usearch:queries.npy",
     "duckdb:gallery.npy?table=x", "chroma:gallery.npy?collection=x", "faiss:\udcff", "faiss://",
     "milvus:gallery.npy?collection=x", "faiss:x?kind=ivf&cells=-1", "file:///etc/passwd",

@@ -14,7 +14,6 @@ import nnnorm
 from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
-from nnnorm.index.payloads import make_payloads
 from nnnorm.io import load_record, read_columns, read_json, read_log, save_record
 from nnnorm.io.files import check_memory
 from nnnorm.ranking import Ranking
@@ -317,11 +316,9 @@ def test_a_weight_times_a_bias_beyond_float32_is_refused_wherever_queries_are_ma
     rows = np.random.default_rng(0).normal(size=(40, 4)) * 1e16
     corrector = nnnorm.Corrector.fit(rows, rows[::-1], nnnorm.NNN(2, 1.0), allow_gallery_rows=True)
     bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
-    payloads = make_payloads("elasticsearch", "photos", np.eye(2), bias)
     for ask in (
         lambda: nnnorm.augment_queries(np.eye(2), bias, weight=1e5),
         lambda: corrector.queries(rows[:2], weight=1e6),
-        lambda: payloads.query([1.0, 0.0], weight=1e5),
     ):
         with pytest.raises(NNNormError, match=r"weight times bias reaches .* beyond float32"):
             ask()

@@ -41,7 +41,9 @@ def tied():
 
 def fitted(session, name, params):
     method = session.open_method(name, params)
-    return method, method.fit(session.material.gallery, session.material.references)
+    return method, method.fit(
+        session.material.gallery, session.material.references, duplicates="drop"
+    )
 
 
 @pytest.mark.parametrize(("name", "params"), SETTINGS)

@@ -22,7 +22,7 @@ from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
-from nnnorm.index import open_index, show_url
+from nnnorm.index import open_index
 from nnnorm.input_checks import check_inputs
 from nnnorm.io import (
     TABLE_SUFFIXES,
@@ -32,6 +32,7 @@ from nnnorm.io import (
     read_all_columns,
     read_json,
     read_jsonl,
+    show_url,
 )
 from nnnorm.study import Truth, open_truth, read_truth, warn_of_mismatched_bank, warn_of_overlap
 
@@ -321,23 +322,18 @@ def _read_index(
     Rows and metadata are as they were given.
     """
     with open_index(url) as opened:
-        batches, recipe = list(opened.scan()), opened.recipe
+        batches, config = list(opened.scan()), opened.config
     if not batches:
         raise NNNormError(f"{show_url(url)} holds no items; add some, or give --gallery")
     rows = np.concatenate([batch.vectors for batch in batches])
-    entries = [entry for batch in batches for entry in batch.metadata_list()]
+    entries = [entry for batch in batches for entry in batch.metadata]
     columns = _columns(entries)
     ids = np.concatenate([batch.ids for batch in batches])
-    # A collection without values serves the uncorrected search.
-    values = [
-        np.zeros(len(batch), np.float32) if batch.values is None else batch.values
-        for batch in batches
-    ]
-    stored = np.concatenate(values)
+    stored = np.concatenate([np.asarray(batch.bias) for batch in batches])
     # The page shows the name and writes it to exports: no password may be in it.
-    served = Served(show_url(url), recipe.method, recipe.reference_k, stored, recipe.weight)
+    served = Served(show_url(url), config.method, config.reference_k, stored, config.weight)
     items = open_embeddings(rows, name="gallery", normalize=normalize)
-    return items, ids, columns, served, recipe.unit
+    return items, ids, columns, served, config.unit
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:

@@ -411,7 +411,7 @@ def _commands(session: Session, method: Method) -> list[str]:
     if isinstance(method, Served):
         url, queries = shlex.quote(method.url), shlex.quote(options["queries"])
         changed = "" if method == session.material.served else f" --weight {method.weight:g}"
-        return [f"nnnorm index search --index {url} --queries {queries}{changed}"]
+        return [f"nnnorm index search {url} --queries {queries}{changed}"]
     chosen = f"--method {method.name}"
     for name, value in method.params.items():
         flag = name.replace("_", "-")

@@ -272,7 +272,7 @@ def check(
             used = use_references(references, bank, duplicates, progress)
         tuned, better = tried.tune(used, automatic)
     verdict, recommended = _judge(expected[0], automatic.figures, tuned, better)
-    options = {"normalize": normalize} if normalize is not None else {}
+    options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
     options |= {"duplicates": duplicates} if chosen or duplicates == "keep" else {}
     options |= {"allow_gallery_rows": True} if allow_gallery_rows else {}
