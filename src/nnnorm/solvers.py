@@ -209,9 +209,9 @@ def _find_model(scores: Products, k: int, memory_budget: int) -> tuple[ListModel
         least_error = min(least_error, error)
         if error <= _LARGEST_ERROR:
             return model, error
-        # The error falls as the quality to the power of -0.65, or more slowly.
-        excess = error / _LARGEST_ERROR if model is not None else 1.0
-        quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess**1.5)))
+        # At best, the error falls as fast as the quality rises.
+        excess = 1.0 if model is None else error / _LARGEST_ERROR
+        quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess)))
     return None, least_error
 
 
