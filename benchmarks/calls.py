@@ -3,7 +3,8 @@
 Synthetic unit rows (5,000 items, 256 dimensions) go into each engine with the correction built in.
 One query at a time is sent in turns, through `index.search` and with the engine's own call, which
 gets the vector of `index.transform_queries` ready made. Both ask for 10 hits. Of each side the
-medians count: of the CPU seconds of this process, which has no part of a server, and of the clock on the wall.
+medians count: of the CPU seconds of this process, which has no part of a server, and of the clock
+on the wall.
 
     python benchmarks/calls.py [--engine NAME] [--calls 300] [--output FILE.json]
     python benchmarks/calls.py --tables     # print the table of the stored JSON

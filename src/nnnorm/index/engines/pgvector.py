@@ -4,7 +4,7 @@ SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -107,7 +107,9 @@ class PgvectorBackend(SqlBackend):
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = require("psycopg.rows", "pgvector").tuple_row
-        with self.transaction(), self.client.cursor(row_factory=rows) as cursor:
+        # An idle connection of the caller stays idle; with autocommit that costs no round trips.
+        whole = nullcontext() if self.client.autocommit else self.transaction()
+        with whole, self.client.cursor(row_factory=rows) as cursor:
             cursor.execute(statement, values or None)
             return cursor.fetchall() if cursor.description else []
 
