@@ -60,6 +60,7 @@ SIZES = (250, 1000, 4000)
 SMALL = (8, 16, 32, 64, 128)
 EXPONENTS = (0.0, 0.6, 0.8, 1.0, 1.2)
 N_LOG = 6000
+_DISCOUNT = np.append(1 / np.log2(np.arange(2, 12)), 0)
 N_TEST = 2000
 # Sets with few test queries are split more than once per seed.
 N_SPLITS, N_STRESS_SPLITS = 4, 2
@@ -98,6 +99,7 @@ class Search:
 
     @property
     def set(self) -> str:
+        """The first part of the name."""
         return self.name.partition("/")[0]
 
     def test(self, some: Ints) -> "Search":
@@ -111,12 +113,25 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A search and its past queries, with what each test query counts in the traffic."""
+    """A search and its past queries.
+
+    Attributes
+    ----------
+    name, kind : str
+    search : Search
+    bank : ndarray, shape (n_past, dim)
+        The past queries.
+    own : ndarray, optional
+        More queries from the source of the test queries, if `bank` has another source.
+    traffic : ndarray, shape (n_queries,), optional
+        Share of each test query in the traffic; all equal by default.
+    """
 
     name: str
     kind: str
     search: Search
     bank: Floats
+    own: Floats | None = None
     traffic: npt.NDArray[np.float64] | None = None
 
 
@@ -227,7 +242,7 @@ def _with_bank(data: Path) -> Iterator[Search]:
 
 
 def cases(data: Path, seed: int) -> Iterator[Case]:
-    """All but logs; stress cases of the first two splits, without the items of the pool."""
+    """All but logs. Only own past queries are measured on every split and with their items."""
     coco = load(data / "flickr8k" / "coco_caption.npy")
     every = list(searches(data, seed))
     apart = {search.name for search in every if not search.is_searched}
@@ -238,15 +253,15 @@ def cases(data: Path, seed: int) -> Iterator[Case]:
         is_twin = search.is_searched and search.name in apart
         if search.name == "flickr8k/all-images" or is_twin:
             continue
-        yield from _small(search, rng)
         seen[search.name] += 1
         if seen[search.name] > N_STRESS_SPLITS:
             continue
+        yield from _small(search, rng)
         yield from _mismatched(data, search, rng)
         if search.name == "flickr8k/images":
             for size in (64, 250, 1000, 4000, len(coco)):
                 bank = _draw(coco, size, rng)
-                yield Case(f"{search.name}<coco@{size}", "mismatched", search, bank)
+                yield Case(f"{search.name}<coco@{size}", "mismatched", search, bank, search.pool)
         if not search.name.startswith("bli") or not search.name.endswith("bank"):
             yield from _along_axis(search, rng)
     yield from _platforms(data, seed)
@@ -272,14 +287,14 @@ def _mismatched(data: Path, search: Search, rng: np.random.Generator) -> Iterato
     if search.set == "shapes" and search.name.endswith("images"):
         for size in (64, 250, 1000, 5000):
             bank = _draw(load_shapes().other_references, size, rng)
-            yield Case(f"{search.name}<searches@{size}", "mismatched", search, bank)
+            yield Case(f"{search.name}<searches@{size}", "mismatched", search, bank, search.pool)
     group = next((group for group in ENCODERS if search.set in group), ())
     for other in (name for name in group if name != search.set):
         queries, items, _ = load_set(data, other)
         rows = items if search.name.endswith("/queries") else queries
         for size in {min(250, len(rows)), min(4000, len(rows))}:
             label = f"{search.name}{'+' if search.is_searched else ''}<{other}@{size}"
-            yield Case(label, "mismatched", search, _draw(rows, size, rng))
+            yield Case(label, "mismatched", search, _draw(rows, size, rng), search.pool)
 
 
 def _along_axis(search: Search, rng: np.random.Generator) -> Iterator[Case]:
@@ -291,7 +306,7 @@ def _along_axis(search: Search, rng: np.random.Generator) -> Iterator[Case]:
         of_queries, of_pool = sign * search.queries @ axis, sign * search.pool @ axis
         tested = search.test(_lowest(of_queries, 0.4))
         far = _draw(search.pool[_lowest(-of_pool, 0.4)], 4000, rng)
-        yield Case(f"{mark} {end}", "opposite", tested, far)
+        yield Case(f"{mark} {end}", "opposite", tested, far, search.pool[_lowest(of_pool, 0.4)])
         tested = search.test(_lowest(of_queries, 0.2))
         near = _draw(search.pool[_lowest(of_pool, 0.2)], 4000, rng)
         yield Case(f"{mark} {end}", "concentrated", tested, near)
@@ -311,9 +326,13 @@ def _platforms(data: Path, seed: int) -> Iterator[Case]:
         whole = Search(f"apibench/{asks}", "text", queries, np.arange(len(queries)), items, pairs,
                        queries, is_searched=True)  # fmt: skip
         search = whole.test(np.sort(test))
+        own = queries[np.setdiff1d(np.concatenate(halves[names.index(asks)]), test)]
         for (known, _), asked in zip(halves, names, strict=True):
-            kind = "concentrated" if asks == asked else "mismatched"
-            yield Case(f"apibench/{asks}<{asked}", kind, search, queries[known])
+            label = f"apibench/{asks}<{asked}"
+            if asks == asked:
+                yield Case(label, "concentrated", search, queries[known])
+            else:
+                yield Case(label, "mismatched", search, queries[known], own)
 
 
 def _draw(rows: Floats, size: int, rng: np.random.Generator) -> Floats:
@@ -357,7 +376,7 @@ def log_cases(
             varied = as_floats(log + np.float32(np.sqrt(1 / 0.95**2 - 1)) * noise)
             for is_varied, bank in ((False, log), (True, varied)):
                 label = f"{name} log {'varied' if is_varied else 'equal'} {exponent:g}"
-                yield name, exponent, is_varied, Case(label, "log", search, bank, popularity)
+                yield name, exponent, is_varied, Case(label, "log", search, bank, None, popularity)
 
 
 class Judge:
@@ -369,20 +388,19 @@ class Judge:
         self.right = np.zeros(self.scores.shape, dtype=bool)
         self.right[search.pairs[:, 0], search.pairs[:, 1]] = True
         n_right = np.clip(self.right.sum(axis=1), 1, 10)
-        self.ideal = np.cumsum(1 / np.log2(np.arange(2, 12)))[n_right - 1]
+        self.ideal = np.cumsum(_DISCOUNT[:10])[n_right - 1]
         self.without = self.measure(np.float32(0))
 
     def measure(self, bias: Floats | np.float32) -> npt.NDArray[np.float32]:
+        """R@1, or the mean of hit@1 and nDCG@10, of every query."""
         corrected = self.scores - bias
-        rows = np.arange(len(corrected))
-        hits = self.right[rows, corrected.argmax(axis=1)].astype(np.float32)
+        hits = self.right[np.arange(len(corrected)), corrected.argmax(axis=1)]
         if self.search.metric == "r1":
-            return 100 * hits
-        best = np.argpartition(corrected, -10, axis=1)[:, -10:]
-        order = np.argsort(-np.take_along_axis(corrected, best, axis=1), axis=1)
-        found = np.take_along_axis(self.right, np.take_along_axis(best, order, axis=1), axis=1)
-        ndcg = found @ (1 / np.log2(np.arange(2, 12))) / self.ideal
-        return np.asarray(50 * (hits + ndcg), dtype=np.float32)
+            return np.float32(100) * hits
+        rows, items = self.search.pairs.T
+        ranks = (corrected[rows] > corrected[rows, items][:, None]).sum(axis=1)
+        found = np.bincount(rows, _DISCOUNT[np.minimum(ranks, 10)], len(corrected))
+        return np.asarray(50 * (hits + np.minimum(1, found / self.ideal)), dtype=np.float32)
 
     def gains(self, bias: Floats) -> npt.NDArray[np.float32]:
         """Points above no correction."""
