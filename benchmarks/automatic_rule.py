@@ -21,32 +21,42 @@ from typing import Any
 
 import numpy as np
 from cases import CHOSEN_ON, DATA, SETS, SMALL, Floats, Ints, Judge, cases
-from rules import CSLS, FIRST, SECOND, THIRD, Material, View, shipped
+from rules import CSLS, FIRST, PROPOSAL, SECOND, THIRD, Material, View, shipped
 
 OUTPUT = Path(__file__).parent / "results" / "automatic_rule.json"
 SEEDS = (100, 101)
 KINDS = ("own", "searched", "opposite", "mismatched", "concentrated")
 SECOND_EDITION, THIRD_EDITION = "second edition", "third edition"
 KEPT, SHIPPED = "third, near copies kept", "`NNN()`"
+CSLS_LABEL = "CSLS (reference_k = 10, alpha = ½)"
 N_BOOTSTRAP = 1000
 
 RULES: dict[str, Callable[[Material], Floats]] = {
     "first edition": FIRST,
-    "CSLS (reference_k = 10, alpha = ½)": CSLS,
+    CSLS_LABEL: CSLS,
     SECOND_EDITION: SECOND,
+    "first proposal": PROPOSAL,
     THIRD_EDITION: THIRD,
     "third, no gate": replace(THIRD, gate=None),
-    "third, gate on c alone": replace(THIRD, gate=(1, 0, 0, 0.4)),
-    "third, alpha up to 0.6": replace(THIRD, alpha=0.6),
-    "third, reference_k up to 32": replace(THIRD, per_item=0),
+    "third, gate on c alone": replace(THIRD, gate=(0, -0.1, 0.1)),
+    "third, coverage of all": replace(THIRD, group=None),
+    "third, no spread": replace(THIRD, spread=None),
+    "third, alpha up to 0.5": replace(THIRD, alpha=0.5),
     "third, no reliability": replace(THIRD, power=0),
+    "third, reference_k up to 32": replace(THIRD, per_item=0),
     "third, not centered": replace(THIRD, view=View(is_centered=False)),
     KEPT: replace(THIRD, view=View(copies=None)),
     SHIPPED: shipped,
 }
-# Small banks are many, so only these are measured on them.
-ON_SMALL = ("first edition", "CSLS (reference_k = 10, alpha = ½)", SECOND_EDITION, THIRD_EDITION,
-            "third, no reliability", SHIPPED)  # fmt: skip
+# Few past queries make many cases, so only these are measured on them.
+ON_SMALL = (
+    "first edition",
+    CSLS_LABEL,
+    SECOND_EDITION,
+    THIRD_EDITION,
+    "third, no reliability",
+    SHIPPED,
+)
 
 
 class Gains:

@@ -4,12 +4,14 @@ A rule gives every item r the bias alpha·m_k(r). m_k is the mean of the item's 
 scores with the past queries. The third edition:
 
     reference_k  max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2     (n unique queries, |G| items)
-    alpha        ½ · √reliability · n/(n + 8) · clip((t + 0.4)/0.2, 0, 1)
+    alpha        0.6 · √reliability · n/(n + 8) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
     t            c + ¼·ln(coverage)
 
-*reliability* is the split-half reliability of m_k. *c* is the correlation of m_k with the density
-of the gallery around the item. *coverage* is exp(entropy of the items that past queries find
-first), divided by min(n, |G|).
+- *reliability*: the split-half reliability of m_k.
+- *c*: the correlation of m_k with the density, the mean score of an item with its 10 nearest items.
+- *spread*: how much m_k varies over items, relative to all scores with the past queries, divided by
+  the same ratio of the density.
+- *coverage*: exp(entropy of the top-1 items of 64 past queries) / min(64, |G|).
 """
 
 import warnings
@@ -23,9 +25,12 @@ from cases import Floats, Ints
 
 import nnnorm
 
-N_ITEMS, N_NEIGHBORS, N_HALVINGS = 512, 10, 8
+N_ITEMS, N_NEIGHBORS, N_HALVINGS, N_GROUPS = 512, 10, 8, 16
 CUT = 8192  # the second edition sampled so many rows
-_OF_GALLERY = ("mean", ("density", True), ("density", False))
+_OF_GALLERY: tuple[Any, ...] = (
+    "mean",
+    *((name, is_centered) for name in ("density", "score spread") for is_centered in (True, False)),
+)
 
 
 def unique_rows(rows: Floats, threshold: float, *, n_at_once: int = 1000) -> Ints:
@@ -127,29 +132,50 @@ class Material:
         def make() -> Floats:
             items = self.gallery[self.sample] - (self.mean if is_centered else 0)
             scores = items @ self.gallery.T
+            self.keep(("score spread", is_centered), lambda: float(scores.std()))
             scores[np.arange(len(self.sample)), self.sample] = -np.inf
             return mean_of_best(scores, min(N_NEIGHBORS, len(self.gallery) - 1))
 
         return self.keep(("density", is_centered), make)
+
+    def score_spread(self, is_centered: bool) -> float:
+        """Standard deviation of the scores of the sampled items with all items."""
+        self.density(is_centered)
+        return float(self._cache["score spread", is_centered])
 
     def reliability(self, view: View, k: int) -> float:
         """Of m_k over the sampled items."""
         scores = self.scan(view)[1]
         return self.keep(("reliability", view, k), lambda: reliability(scores, k))
 
-    def coverage(self, view: View, most: int | None = None) -> float:
-        """How evenly the top-1 items of (at most so many) past queries are spread."""
+    def coverage(self, view: View, group: int | None) -> float:
+        """How evenly the top-1 items of a group (by default all) of past queries are spread."""
         first = self.scan(view)[2]
-        if most is not None and len(first) > most:
-            first = first[np.random.default_rng(0).choice(len(first), most, replace=False)]
-        share = np.bincount(first) / len(first)
-        share = share[share > 0]
-        return float(np.exp(-(share * np.log(share)).sum()) / min(len(first), len(self.gallery)))
+        if group is None:
+            return coverage(first, len(self.gallery))
+        first = first[np.random.default_rng(0).permutation(len(first))]
+        starts = range(0, min(len(first), N_GROUPS * group) - group + 1, group) or [0]
+        groups = [coverage(first[start : start + group], len(self.gallery)) for start in starts]
+        return float(np.mean(groups))
+
+    def spread(self, view: View, k: int) -> float:
+        """How much m_k varies over the sampled items, compared with the density."""
+        best, scores, _ = self.scan(view)
+        of_density = self.density(view.is_centered).std() / self.score_spread(view.is_centered)
+        of_means = best[self.sample, :k].mean(axis=1).std() / scores.std()
+        return float(of_means / of_density) if of_density > 0 and of_means > 0 else 1.0
 
     def c(self, view: View, k: int) -> float:
         """Correlation of m_k with the density."""
         means = self.scan(view)[0][self.sample, :k].mean(axis=1)
         return correlation(means, self.density(view.is_centered))
+
+
+def coverage(first: Ints, n_items: int) -> float:
+    """exp(entropy) of the items, divided by the largest that it can be."""
+    share = np.bincount(first) / len(first)
+    share = share[share > 0]
+    return float(np.exp(-(share * np.log(share)).sum()) / min(len(first), n_items))
 
 
 def reliability(scores: Floats, k: int) -> float:
@@ -193,20 +219,35 @@ def correlation(first: Floats, second: Floats) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """k = max(clamp(n/share, smallest, largest), per_item·n/|G|), at most most·n; see α below."""
+    """A rule of the form above; the defaults are the third edition.
+
+    Attributes
+    ----------
+    share, smallest, largest, per_item, most : float
+        k is max(clamp(n/share, smallest, largest), per_item·n/|G|), at most most·n.
+    alpha, power, doubt : float
+        alpha · reliability^power · n/(n + doubt).
+    gate : (float, float, float), optional
+        Weight of ln(coverage) in t, and t at which the last factor is 0 and 1.
+    group : int, optional
+        Past queries per group for the coverage; None is all of them.
+    spread : float, optional
+        Up to which alpha isn't reduced.
+    view : View
+    """
 
     share: int = 16
     smallest: int = 8
     largest: int = 32
     per_item: float = 3
     most: float = 0.5
-    alpha: float = 0.5
+    alpha: float = 0.6
     power: float = 0.5
     doubt: float = 8
-    # Weight of c and of ln(coverage) in t, and t at which the gate is 0 and 1.
-    gate: tuple[float, float, float, float] | None = (1, 0.25, -0.4, -0.2)
+    gate: tuple[float, float, float] | None = (0.25, -0.1, 0.1)
+    group: int | None = 64
+    spread: float | None = 1.25
     view: View = View()
-    covered: int | None = None
 
     def choose(self, material: Material) -> dict[str, float]:
         """n, k and alpha, and what they were made of."""
@@ -214,15 +255,17 @@ class Rule:
         k = min(max(n // self.share, self.smallest), self.largest)
         k = max(1, min(max(k, int(self.per_item * n / n_items)), int(self.most * n)))
         rel = material.reliability(self.view, k) if self.power else 1.0
+        chosen = {"n": n, "k": k, "reliability": rel}
         alpha = self.alpha * rel**self.power * n / (n + self.doubt)
-        chosen = {"n": n, "k": k, "rel": rel}
+        if self.spread is not None:
+            chosen["spread"] = material.spread(self.view, k)
+            alpha *= min(1.0, self.spread / chosen["spread"]) ** 3
         if self.gate is not None:
-            of_c, of_coverage, low, high = self.gate
-            c = material.c(self.view, k)
-            coverage = material.coverage(self.view, self.covered)
-            t = of_c * c + of_coverage * np.log(coverage)
+            weight, low, high = self.gate
+            chosen["c"] = material.c(self.view, k)
+            chosen["coverage"] = material.coverage(self.view, self.group)
+            t = chosen["c"] + weight * np.log(chosen["coverage"])
             alpha *= min(1.0, max(0.0, (t - low) / (high - low)))
-            chosen |= {"c": c, "coverage": coverage}
         return chosen | {"alpha": float(alpha)}
 
     def __call__(self, material: Material) -> Floats:
@@ -233,10 +276,12 @@ class Rule:
 
 
 AS_GIVEN = View(None, is_centered=False)
-FIRST = Rule(16, 4, 128, 0, 1, 0.75, 1, 8, None, AS_GIVEN)
-SECOND = Rule(per_item=0, most=1, gate=(1, 0, 0, 0.4), view=View(cut=CUT))
-CSLS = Rule(1, 10, 10, 0, 1, 0.5, 0, 0, None, AS_GIVEN)
+FIRST = Rule(16, 4, 128, 0, 1, 0.75, 1, 8, None, None, None, AS_GIVEN)
+SECOND = Rule(per_item=0, most=1, alpha=0.5, gate=(0, 0, 0.4), spread=None, view=View(cut=CUT))
+CSLS = Rule(1, 10, 10, 0, 1, 0.5, 0, 0, None, None, None, AS_GIVEN)
 THIRD = Rule()
+# As first proposed: without the spread, and with the coverage of all past queries.
+PROPOSAL = Rule(alpha=0.5, gate=(0.25, -0.4, -0.2), group=None, spread=None)
 
 
 def shipped(material: Material) -> Floats:
