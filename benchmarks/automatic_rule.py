@@ -87,24 +87,36 @@ class Gains:
 
 
 def measure(data: Path, seeds: Sequence[int], labels: Sequence[str]) -> dict[str, Any]:
-    """Every case of every seed; cases without any draw are measured once."""
+    """Every case of every seed, summarized."""
+    return summarize(gather(data, seeds, labels), labels)
+
+
+def gather(
+    data: Path, seeds: Sequence[int], labels: Sequence[str], sets: Sequence[str] = (*SETS, "shapes")
+) -> dict[str, Gains]:
+    """Every case of every seed; all images of Flickr8k involve no draw and are measured once."""
     found: dict[str, Gains] = {}
     for seed in seeds:
         judge, known = None, None
         for case in cases(data, seed):
             name = f"{case.kind}: {case.name}"
-            if case.name.startswith("flickr8k/all-images") and name in found:
+            is_known = case.search.name == "flickr8k/all-images" and name in found
+            if case.search.set not in sets or is_known:
                 continue
             if judge is None or judge.search is not case.search:
                 judge = Judge(case.search)
             known = material = Material(case.search.gallery, case.bank, known)
-            used = [label for label in labels if case.kind != "small" or label in ON_SMALL]
-            gains = np.stack([judge.gains(RULES[label](material)) for label in used])
+            gains = np.stack([judge.gains(RULES[one](material)) for one in used(labels, case.kind)])
             chosen = THIRD.choose(material) | {"without": float(judge.without.mean())}
             gathered = found.setdefault(name, Gains(case.kind, case.search.set in CHOSEN_ON))
             gathered.add(case.search.ids, gains, chosen | {"given": len(case.bank)})
         print(f"seed {seed} measured", file=sys.stderr)
-    return summarize(found, labels)
+    return found
+
+
+def used(labels: Sequence[str], kind: str) -> list[str]:
+    """The rules that are measured on cases of this kind."""
+    return [label for label in labels if kind != "small" or label in ON_SMALL]
 
 
 def summarize(found: dict[str, Gains], labels: Sequence[str]) -> dict[str, Any]:
@@ -112,8 +124,8 @@ def summarize(found: dict[str, Gains], labels: Sequence[str]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     records, samples = [], {}
     for name, gains in found.items():
-        used = [label for label in labels if gains.kind != "small" or label in ON_SMALL]
-        sampled = samples[name] = dict(zip(used, gains.bootstrap(rng).T, strict=True))
+        columns = gains.bootstrap(rng).T
+        sampled = samples[name] = dict(zip(used(labels, gains.kind), columns, strict=True))
         settings = {
             key: round(float(np.mean([drawn[key] for drawn in gains.settings])), 3)
             for key in gains.settings[0]
@@ -327,9 +339,9 @@ def run(
                 file=sys.stderr,
             )
             return 1
-        used = [label for label in labels if not arguments.naive or label != SHIPPED]
+        rules = [label for label in labels if not arguments.naive or label != SHIPPED]
         started = time.process_time()
-        results = measure(arguments.data, arguments.seeds, used)
+        results = measure(arguments.data, arguments.seeds, rules)
         head = {"seeds": arguments.seeds, "processor_seconds": round(time.process_time() - started)}
         store(arguments.output, head | results)
     if not arguments.output.is_file():

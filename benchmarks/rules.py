@@ -4,7 +4,7 @@ A rule gives every item r the bias alpha·m_k(r). m_k is the mean of the item's 
 scores with the past queries. The third edition:
 
     reference_k  max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2     (n unique queries, |G| items)
-    alpha        0.6 · √reliability · n/(n + 8) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
+    alpha        0.6 · √reliability · n/(n + 16) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
     t            c + ¼·ln(coverage)
 
 - *reliability*: the split-half reliability of m_k.
@@ -243,7 +243,7 @@ class Rule:
     most: float = 0.5
     alpha: float = 0.6
     power: float = 0.5
-    doubt: float = 8
+    doubt: float = 16
     gate: tuple[float, float, float] | None = (0.25, -0.1, 0.1)
     group: int | None = 64
     spread: float | None = 1.25
@@ -277,11 +277,13 @@ class Rule:
 
 AS_GIVEN = View(None, is_centered=False)
 FIRST = Rule(16, 4, 128, 0, 1, 0.75, 1, 8, None, None, None, AS_GIVEN)
-SECOND = Rule(per_item=0, most=1, alpha=0.5, gate=(0, 0, 0.4), spread=None, view=View(cut=CUT))
+SECOND = Rule(
+    per_item=0, most=1, alpha=0.5, doubt=8, gate=(0, 0, 0.4), spread=None, view=View(cut=CUT)
+)
 CSLS = Rule(1, 10, 10, 0, 1, 0.5, 0, 0, None, None, None, AS_GIVEN)
 THIRD = Rule()
 # As first proposed: without the spread, and with the coverage of all past queries.
-PROPOSAL = Rule(alpha=0.5, gate=(0.25, -0.4, -0.2), group=None, spread=None)
+PROPOSAL = Rule(alpha=0.5, doubt=8, gate=(0.25, -0.4, -0.2), group=None, spread=None)
 
 
 def shipped(material: Material) -> Floats:
