@@ -151,15 +151,16 @@ def summarize(found: dict[str, Gains], labels: Sequence[str]) -> dict[str, Any]:
         "at home": ("own", "searched"),
     }.items():
         some = [sampled for name, sampled in samples.items() if found[name].kind in kinds]
-        second, third = (
+        second, third, kept = (
             np.mean([sampled[label] for sampled in some], axis=0)
-            for label in (SECOND_EDITION, THIRD_EDITION)
+            for label in (SECOND_EDITION, THIRD_EDITION, KEPT)
         )
         groups[title] = {
             "second": interval(second),
             "third": interval(third),
             "difference": interval(third - second),
             "ratio": interval(third / second),
+            "over_kept": interval(third - kept),
         }
     return {"groups": groups, "cases": records}
 
@@ -182,7 +183,7 @@ def tables(results: dict[str, Any]) -> str:
         "### The sets the constants were chosen on, and the others\n\n" + halves(records),
         "### Own past queries, set by set\n\n" + own_sets(records),
         "### Few past queries\n\n" + small(records),
-        "### Near copies, dropped and kept\n\n" + near_copies(records),
+        "### Near copies, dropped and kept\n\n" + near_copies(results),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -276,7 +277,7 @@ def small(records: list[dict[str, Any]]) -> str:
     return table(["mean (worst case)", *(str(size) for size in SMALL)], rows)
 
 
-def near_copies(records: list[dict[str, Any]]) -> str:
+def near_copies(results: dict[str, Any]) -> str:
     rows = [
         [
             r["case"],
@@ -285,9 +286,10 @@ def near_copies(records: list[dict[str, Any]]) -> str:
             points(r["gains"][THIRD_EDITION]),
             with_interval(r["over_kept"]),
         ]
-        for r in records
+        for r in results["cases"]
         if r["kind"] in ("own", "searched") and r["n"] < r["given"]
     ]
+    rows.append(["all", "", "", "", with_interval(results["groups"]["at home"]["over_kept"])])
     return table(["set/gallery@past queries", "dropped", "kept", "unique", "difference"], rows)
 
 
