@@ -53,6 +53,6 @@ $(VENV)/demo: pyproject.toml
 
 $(VENV)/dev: pyproject.toml constraints.txt $(VENV)/demo
 	$(PIP) --constraint constraints.txt --editable \
-	  ".[audio,beit3,docs,encoders,engines,explore,images,integrations,parquet,plots,ray,remote,sentence-transformers,torch,dev]"
+	  ".[audio,datasets,docs,encoders,engines,explore,images,integrations,parquet,plots,ray,remote,sentence-transformers,torch,dev]"
 	$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|/torch/testing/' $(VENV)/lib || true
 	touch $@

@@ -55,7 +55,6 @@ gc.disable()
 # They run the whole demo, a whole table or a whole check, measure this machine, or load torch or
 # another large library.
 SLOW_DOCTESTS = (
-    "src/nnnorm/cluster/calibration.py",
     "src/nnnorm/demo/",
     "src/nnnorm/encoders/",
     "src/nnnorm/integrations/",
@@ -63,8 +62,7 @@ SLOW_DOCTESTS = (
     "src/nnnorm/report/audits.py",
     "src/nnnorm/report/figure.py",
     "src/nnnorm/report/plots.py",
-    "src/nnnorm/reproduce/run.py",
-    "src/nnnorm/reproduce/sheets.py",
+    "src/nnnorm/report/hits.py",
     "src/nnnorm/study/checkup.py",
     "src/nnnorm/study/drift.py",
 )

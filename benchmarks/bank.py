@@ -96,7 +96,7 @@ def build(path: Path) -> dict[str, Any]:
         size = Path(folder, "bank.safetensors").stat().st_size
     return {
         "n_seen": bank.n_seen,
-        "n_intents": len(bank),
+        "n_unique": len(bank),
         "seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
         "own_mb": round(peak.highest / 2**20),
@@ -126,7 +126,7 @@ def tables(results: dict[str, Any]) -> str:
             run["log"],
             f"{run['log_mb']:,}",
             f"{run['n_seen']:,}",
-            f"{run['n_intents']:,}",
+            f"{run['n_unique']:,}",
             f"{run['seconds']:.0f}",
             f"{run['cpu_seconds']:.0f}",
             f"{run['own_mb']:,}",

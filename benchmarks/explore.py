@@ -25,8 +25,8 @@ import numpy as np
 from real_sets import RESULTS, Floats, machine, table
 
 from nnnorm import open_embeddings
+from nnnorm.evaluation import open_truth
 from nnnorm.explore import Material, Session, listen, serve
-from nnnorm.study import open_truth
 
 OUTPUT = RESULTS / "explore.json"
 DIM, N_TOPICS = 512, 500

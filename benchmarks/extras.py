@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "benchmarks" / "results" / "extras.json"
 CORE = "(core)"
 # Tests with libraries that are too large for `make test`.
-TESTS = {"mteb": "tests/integrations/test_mteb.py", "spark": "tests/cluster/test_spark.py"}
+TESTS = {"mteb": "tests/integrations/test_mteb.py", "spark": "tests/test_distributed.py"}
 
 # Runs inside the fresh environment: argv holds the names of the extra's own distributions.
 CHECK = """

@@ -39,13 +39,13 @@ from real_sets import (
     what_is_missing,
 )
 
-from nnnorm.io.files import write_whole
+from nnnorm.evaluation.bootstrap import interval_of_difference
+from nnnorm.evaluation.comparison import Task, ablate, make_result
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.truth import clusters_of
+from nnnorm.evaluation.tuning import Select, tune
+from nnnorm.files import write_whole
 from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
-from nnnorm.study.comparison import Task, ablate, make_result
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.intervals import interval_of_difference
-from nnnorm.study.truth import clusters_of
-from nnnorm.study.tuning import Select, tune
 
 Record: TypeAlias = dict[str, Any]
 

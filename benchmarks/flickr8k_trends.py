@@ -14,11 +14,11 @@ import numpy.typing as npt
 from real_sets import Direction, Flickr8k, Floats, GridOnPool, Pairs, points, table
 
 import nnnorm
+from nnnorm.evaluation.comparison import Task
+from nnnorm.evaluation.metrics import Evaluation, count_above
+from nnnorm.evaluation.sweep import make_settings
+from nnnorm.evaluation.truth import open_truth
 from nnnorm.methods import PAPER_GRID
-from nnnorm.study.comparison import Task
-from nnnorm.study.evaluation import Evaluation, count_above
-from nnnorm.study.grid import make_settings
-from nnnorm.study.truth import open_truth
 
 Counts: TypeAlias = npt.NDArray[np.float64]
 Record: TypeAlias = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 from paste import paste
 
 from nnnorm import NNNormError
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.files import check_writable, write_whole
 
 
 def add_options(parser: argparse.ArgumentParser, output: Path | None = None) -> None:

@@ -22,8 +22,8 @@ from real_sets import RESULTS, Flickr8k, Floats, Ints, read_unsplash500, rows_of
 from real_sets import table as make_table
 
 import nnnorm
-from nnnorm.signals import SIGNALS
-from nnnorm.suspects import WATCH, count_alerts
+from nnnorm.evaluation.outliers import WATCH, count_alerts
+from nnnorm.evaluation.signals import SIGNALS
 
 OUTPUT = RESULTS / "hostile.json"
 # Of each kind of hub, at least 100 that count (see `LEAST_HELD`) in each set.
@@ -172,10 +172,10 @@ def judge(task: Task, planted: dict[tuple[str, bool], Floats]) -> list[dict[str,
     found = nnnorm.scan(gallery, task.bank)
     bias = nnnorm.NNN().fit(gallery, task.bank)
     before, after = (first_places(task.queries, gallery, one) for one in (None, bias))
-    orders = {"sum": found.suspicion, **found.signals}
+    orders = {"sum": found.scores, **found.signals}
     places = {name: np.argsort(np.argsort(-v, kind="stable")) for name, v in orders.items()}
     # What is not suspicious enough is no alert, whatever the budget.
-    places["sum"] = np.where(found.suspicion < WATCH, len(gallery), places["sum"])
+    places["sum"] = np.where(found.scores < WATCH, len(gallery), places["sum"])
     alerts = [count_alerts(budget, len(gallery)) for budget in BUDGETS]
     records, start = [], len(task.gallery)
     for (kind, is_hidden), rows in planted.items():
@@ -197,7 +197,7 @@ def judge(task: Task, planted: dict[tuple[str, bool], Floats]) -> list[dict[str,
                 },
                 # With more planted than alerts, all alerts should be planted items.
                 "planted_alerts": [int((places["sum"][new] < n).sum()) for n in alerts],
-                "quarantined": len(set(found.quarantined) & set(holding.tolist())),
+                "removed": len(set(found.to_remove) & set(holding.tolist())),
             }
         )
     return records
@@ -241,8 +241,8 @@ def measure(data: Path, seed: int) -> dict[str, Any]:
                 "n_items": len(task.gallery),
                 "n_references": alone.n_references,
                 "watch": alone.count("watch"),
-                "quarantine": alone.count("quarantine"),
-                "largest": round(float(alone.suspicion.max()), 2),
+                "remove": alone.count("remove"),
+                "largest": round(float(alone.scores.max()), 2),
             }
         )
         for place, planted in enumerate(galleries(task, name == "flickr8k", rng)):
@@ -323,11 +323,11 @@ def tables(results: dict[str, Any]) -> str:
             [
                 f"{label}, {n_items:,} items, {len(some)} draws",
                 f"{np.mean([one['watch'] for one in some]):.1f}",
-                f"{np.mean([one['quarantine'] for one in some]):.1f}",
+                f"{np.mean([one['remove'] for one in some]):.1f}",
                 f"{max(one['largest'] for one in some):.1f}",
             ]
         )
-    heads = ["clean gallery", "watch, mean", "quarantine, mean", "largest suspicion"]
+    heads = ["clean gallery", "watch, mean", "remove, mean", "largest score"]
     parts.append(make_table(heads, rows))
     return "\n\n".join(parts) + "\n"
 

@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from nnnorm.io import write_whole
+from nnnorm.files import write_whole
 
 DARK = "-dark"
 # The lightness of a dark page, of its brightest ink, and of colours on it.

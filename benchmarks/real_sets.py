@@ -23,12 +23,11 @@ import numpy.typing as npt
 from pictures import save_both
 
 import nnnorm
-from nnnorm.io.files import check_writable, write_whole
+from nnnorm.evaluation.comparison import Task
+from nnnorm.evaluation.sweep import Setting, make_settings, sweep_hits
+from nnnorm.evaluation.truth import open_truth
+from nnnorm.files import check_writable, write_whole
 from nnnorm.methods import PAPER_GRID
-from nnnorm.study.comparison import Task
-from nnnorm.study.grid import Setting, make_settings
-from nnnorm.study.sweep import sweep_hits
-from nnnorm.study.truth import open_truth
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -24,9 +24,9 @@ import numpy.typing as npt
 from harness import run_command
 
 import nnnorm
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.tuning import tune
 from nnnorm.methods import PAPER_GRID, find_method
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.tuning import tune
 
 Floats = npt.NDArray[np.float32]
 RESULTS = Path(__file__).parent / "results" / "sweep.json"

@@ -75,8 +75,11 @@ def tiny_encoder(tiny_model):
     loaded = {}
 
     def encoder_of(kind):
+        load = load_encoder
+        if kind in ("albef", "beit3"):
+            from reproduction.models import load_model as load
         if kind not in loaded:
-            loaded[kind] = load_encoder(tiny_model(kind), device="cpu")
+            loaded[kind] = load(str(tiny_model(kind)), device="cpu")
         return loaded[kind]
 
     return encoder_of

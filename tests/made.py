@@ -56,7 +56,7 @@ def make_visogender():
 
 
 def make_paper_folder(root, models=("clip",), n_train=150, n_test=10, dim=16):
-    """A folder as `nnnorm reproduce --embeddings` takes it: small, with hubs, every kind in it."""
+    """A folder for `python -m reproduction --embeddings`: small, with hubs, every kind in it."""
     rng = np.random.default_rng(7)
     lean = _unit(rng.normal(size=(1, dim)))
     n_images = n_train + n_test
@@ -89,5 +89,5 @@ def make_paper_folder(root, models=("clip",), n_train=150, n_test=10, dim=16):
     (root / "blip-itm/coco").mkdir(parents=True)
     scores = rng.normal(size=(n_test, n_test)) + 3 * np.eye(n_test)
     np.save(root / "blip-itm/coco/test-scores.npy", scores)
-    np.save(root / "blip-itm/coco/reference-scores.npy", rng.normal(size=(n_test, 60)))
+    np.save(root / "blip-itm/coco/reference-scores.npy", rng.normal(size=(n_test, 80)))
     return root

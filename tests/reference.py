@@ -20,16 +20,37 @@ def nnn(scores, k, alpha):
     return alpha * m_k(scores, k)
 
 
-def second_rule(gallery, references, reliability):
-    """Values, α and c of `NNN()`, for a gallery of at most 512 items, given the reliability."""
-    gallery, references = gallery.astype(float), references.astype(float)
-    n = len(references)
-    k = min(n, 32, max(8, n // 16))
-    values = m_k((gallery - gallery.mean(axis=0)) @ references.T, k)
-    near = (gallery - gallery.mean(axis=0)) @ gallery.T
-    np.fill_diagonal(near, -np.inf)
-    c = np.corrcoef(values, m_k(near, 10))[0, 1]
-    return values, 0.5 * reliability**0.5 * n / (n + 8) * np.clip(2.5 * c, 0, 1), c
+def automatic_rule(gallery, past):
+    """k, alpha and values of `NNN()` for unique past queries and at most 512 items."""
+    n, n_items = len(past), len(gallery)
+    k = max(1, min(max(min(max(n // 16, 8), 32), 3 * n // n_items), n // 2))
+    centered = gallery - gallery.mean(axis=0)
+    scores = centered @ past.T
+    values = m_k(scores, k)
+    if n < 2 or n_items < 3:
+        return k, 0.0, values
+    rng, found = np.random.default_rng(0), []
+    for _ in range(8):
+        order = rng.permutation(n)
+        halves = (scores[:, rows] for rows in (order[: n // 2], order[n // 2 :]))
+        found.append(np.corrcoef(*(m_k(half, max(1, k // 2)) for half in halves))[0, 1])
+    reliability = 2 * np.mean(found) / (1 + np.mean(found)) if np.mean(found) > 0 else 0.0
+    items = centered @ gallery.T
+    others = np.where(np.eye(n_items), -np.inf, items)
+    density = m_k(others, min(10, n_items - 1))
+    spread = (values.std() / scores.std()) / (density.std() / items.std())
+    first = scores.argmax(axis=0)[np.random.default_rng(0).permutation(n)]
+    groups = [first[64 * g : 64 * g + 64] for g in range(max(1, min(16, n // 64)))]
+    coverage = np.mean([_exp_entropy(group) / min(len(group), n_items) for group in groups])
+    t = np.corrcoef(values, density)[0, 1] + np.log(coverage) / 4
+    alpha = 0.6 * reliability**0.5 * n / (n + 8) * min(1, 1.25 / spread) ** 3
+    return k, alpha * np.clip((t + 0.1) / 0.2, 0, 1), values
+
+
+def _exp_entropy(items):
+    share = np.bincount(items) / len(items)
+    share = share[share > 0]
+    return np.exp(-(share * np.log(share)).sum())
 
 
 def csls(queries, gallery, references, k):

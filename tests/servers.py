@@ -1,4 +1,4 @@
-"""The stores of engines that are databases, for the contract (`stores.py`) and their own tests.
+"""Places for engines that are databases, for tests.
 
 One PostgreSQL serves all tests of a process: started when the first of them needs it, stopped at
 the end.
@@ -17,13 +17,6 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from nnnorm.index.stores.chroma import ChromaStore
-from nnnorm.index.stores.lancedb import LancedbStore
-from nnnorm.index.stores.milvus import MilvusStore
-from nnnorm.index.stores.pgvector import PgvectorStore
-from nnnorm.index.stores.qdrant import QdrantStore
-from nnnorm.index.stores.qdrant_edge import QdrantEdgeStore
-
 MEMORY = None
 if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**30:
     MEMORY = Path(tempfile.mkdtemp(prefix="nnnorm-", dir="/dev/shm"))
@@ -34,7 +27,7 @@ if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 2**30:
 @functools.cache
 def postgres():
     """Address of a real PostgreSQL with pgvector; as root it runs as the user `pgserver`."""
-    # Its lock and its sockets, which are shared by all users of the machine where this is not set.
+    # Its lock and its sockets, which all users of the machine share if this isn't set.
     runtime = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, runtime, ignore_errors=True)
     (Path(runtime) / "python_PostgresServer").mkdir()
@@ -70,14 +63,8 @@ def unique(folder, name):
     return f"{name}_{hashlib.md5(str(folder).encode()).hexdigest()[:12]}"
 
 
-def pgvector(**options):
-    # Tables this small would never use their index: the planner may not scan them instead.
-    planner = "&options=-c%20enable_seqscan%3Doff" if options.get("kind") == "hnsw" else ""
-    return lambda folder, name: PgvectorStore(postgres() + planner, unique(folder, name), **options)
-
-
 def in_memory(folder):
-    """A folder of a file system in memory, where there is one: databases wait for slow disks."""
+    """A folder of a file system in memory, if there is one: databases wait for slow disks."""
     if MEMORY is None:
         return folder
     quick = MEMORY / unique(folder, "test")
@@ -92,28 +79,8 @@ def clear_memory():
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def qdrant(**options):
-    return lambda folder, name: QdrantStore(in_memory(folder) / "qdrant", name, **options)
-
-
-def qdrant_edge(**options):
-    return lambda folder, name: QdrantEdgeStore(in_memory(folder) / name, **options)
-
-
-def lancedb(**options):
-    return lambda folder, name: LancedbStore(in_memory(folder) / "lance", name, **options)
-
-
-def chroma(**options):
-    return lambda folder, name: ChromaStore(in_memory(folder) / "chroma", name, **options)
-
-
 def release_milvus():
     """Stop the Milvus Lite of this process, which keeps its files to itself until then."""
     from milvus_lite.server_manager import server_manager_instance
 
     server_manager_instance.release_all()
-
-
-def milvus(**options):
-    return lambda folder, name: MilvusStore(in_memory(folder) / "milvus.db", name, **options)

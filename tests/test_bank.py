@@ -1,7 +1,7 @@
 """A bank: what it counts, keeps and forgets, its files, and what it refuses."""
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 import nnnorm
 from nnnorm import Bank, NNNormError, NNNormWarning
-from nnnorm.io import load_record, save_record
-from tests.test_copies import naive_leaders
+from tests.test_dedup import naive_unique
 
 
 @pytest.fixture
 def log(rng):
-    """600 rows of 40 intents, in the order of their times."""
-    intents = rng.normal(size=(40, 32))
-    rows = intents[rng.integers(0, 40, 600)] + 0.1 * rng.normal(size=(600, 32))
+    """600 rows of 40 queries, in the order of their times."""
+    queries = rng.normal(size=(40, 32))
+    rows = queries[rng.integers(0, 40, 600)] + 0.1 * rng.normal(size=(600, 32))
     return rows.astype(np.float32)
 
 
@@ -35,28 +34,28 @@ def same(first, second):
 # --- what it holds -------------------------------------------------------------------------------
 
 
-def test_a_bank_counts_intents_and_queries(log):
+def test_a_bank_counts_unique_queries_and_all_queries(log):
     bank = Bank.of(log, normalize=True)
     assert (len(bank), bank.n_seen, bank.dim, bank.normalized) == (40, 600, 32, True)
     assert bank.counts.sum() == 600
     assert bank.rows.dtype == np.float16
-    assert repr(bank) == "Bank(40 intents from 600 queries, dim 32, normalized)"
+    assert repr(bank) == "Bank(40 unique of 600 queries, dim 32, normalized)"
     with pytest.raises(ValueError, match="read-only"):
         bank.rows[0] = 0
 
 
-def test_a_bank_tells_a_random_part_of_its_intents_from_all_of_them(rng, tmp_path):
+def test_a_bank_tells_a_sample_from_all_unique_queries(rng, tmp_path):
     rows = np.repeat(rng.normal(size=(50, 32)), 2, axis=0)
-    whole, part = (Bank.of(rows, most=most, normalize=True) for most in (50, 49))
+    whole, part = (Bank.of(rows, max_references=most, normalize=True) for most in (50, 49))
     assert (whole.is_sample, part.is_sample) == (False, True)
-    assert repr(whole).startswith("Bank(50 intents from 100 queries")
-    assert repr(part).startswith("Bank(49 sampled intents from 100 queries")
+    assert repr(whole).startswith("Bank(50 unique of 100 queries")
+    assert repr(part).startswith("Bank(49 sampled of 100 queries")
     part.save(tmp_path / "bank.safetensors")
-    assert Bank.load(tmp_path / "bank.safetensors").to_dict()["intents_sampled"]
+    assert Bank.load(tmp_path / "bank.safetensors").to_dict()["references_sampled"]
     gallery = rng.normal(size=(9, 32))
     params = [nnnorm.NNN().fit(gallery, bank, normalize=True).params for bank in (whole, part)]
-    assert [some["n_intents"] for some in params] == [50, 49]
-    assert ["intents_sampled" in some for some in params] == [False, True]
+    assert [some["n_unique"] for some in params] == [50, 49]
+    assert ["references_sampled" in some for some in params] == [False, True]
 
 
 def test_queries_that_were_forgotten_are_no_references(rng, tmp_path):
@@ -67,7 +66,7 @@ def test_queries_that_were_forgotten_are_no_references(rng, tmp_path):
     for kept in (bank, Bank.load(tmp_path / "bank.safetensors")):
         assert (len(kept), kept.n_seen, kept.n_forgotten, kept.is_sample) == (20, 100, 60, False)
         bias = nnnorm.NNN().fit(rng.normal(size=(9, 32)), kept, normalize=True)
-        assert (bias.n_references, bias.params["n_intents"]) == (40, 20)
+        assert (bias.n_references, bias.params["n_unique"]) == (40, 20)
 
 
 def test_a_bank_of_raw_rows_keeps_their_norms(rng):
@@ -86,7 +85,7 @@ def test_a_fit_takes_a_bank_or_its_file_as_references(log, rng, tmp_path):
         for references in (log, bank, tmp_path / "bank.safetensors")
     ]
     for bias in fitted:
-        assert (bias.n_references, bias.params["n_intents"]) == (600, 40)
+        assert (bias.n_references, bias.params["n_unique"]) == (600, 40)
         np.testing.assert_allclose(bias.correction, fitted[0].correction, atol=1e-3)
     assert fitted[1].fingerprints["references"] == bank.fingerprint
     assert np.array_equal(fitted[1].values, fitted[2].values)
@@ -102,14 +101,19 @@ def test_a_normalised_bank_and_a_raw_gallery_do_not_mix(log, rng):
 
 def test_a_bank_of_a_model_that_puts_all_texts_close_together_is_noticed(rng):
     bank = Bank.of(10 + rng.normal(size=(500, 32)), normalize=True)
-    with pytest.warns(NNNormWarning, match="the 500 rows of references are 1 intents: .* keep"):
+    with pytest.warns(
+        NNNormWarning, match="only 1 of the 500 rows of references are unique queries: .* keep"
+    ):
         nnnorm.NNN(1, 0.5).fit(rng.normal(size=(9, 32)), bank, normalize=True)
 
 
 @pytest.mark.parametrize(
     ("duplicates", "words"),
     [
-        ("keep", "a bank counts every intent once, so there are no duplicates to keep; leave out"),
+        (
+            "keep",
+            "a bank keeps every unique query once, so it has no duplicates to keep; leave out",
+        ),
         ("some", "duplicates must be 'drop' or 'keep'; got 'some'"),
     ],
 )
@@ -130,7 +134,7 @@ def test_all_studies_take_a_bank(log, rng):
         nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"]),
         *nnnorm.ablate(gallery, {"log": bank}, **asked, validation=task, shares=[1.0]).rows,
     ]
-    assert [one.n_intents for one in found] == [40] * 3
+    assert [one.n_unique for one in found] == [40] * 3
     assert [one.n_references for one in found[:2]] == [600] * 2
     assert nnnorm.diagnose(queries, gallery, references=bank, normalize=True).after is not None
 
@@ -138,14 +142,14 @@ def test_all_studies_take_a_bank(log, rng):
 # --- a flood moves a bias by one query at most ---------------------------------------------------
 
 
-def corrections(gallery, *parts, most=1000, counts=None):
-    bank = Bank.of(parts[0], normalize=True, most=most)
+def corrections(gallery, *parts, most=None, counts=None):
+    bank = Bank.of(parts[0], normalize=True, max_references=most)
     for part in parts[1:]:
         bank.add(part, counts=counts)
     return nnnorm.NNN(10, 0.5).fit(gallery, bank, normalize=True).correction
 
 
-@pytest.mark.parametrize("most", [1000, 100])
+@pytest.mark.parametrize("most", [None, 100])
 def test_a_flood_of_one_query_is_one_query(rng, most):
     """With room for all, and with a bank that is full."""
     gallery, honest = rng.normal(size=(200, 48)), rng.normal(size=(300, 48))
@@ -185,11 +189,11 @@ def test_a_flood_of_near_copies_is_one_query(rng):
 def test_a_flood_takes_one_place_of_a_full_bank(rng):
     honest, query = rng.normal(size=(300, 48)), rng.normal(size=(1, 48))
     flood = query + 0.1 * rng.normal(size=(5000, 48))
-    bank = Bank.of(honest, normalize=True, most=100)
+    bank = Bank.of(honest, normalize=True, max_references=100)
     kept = {row.tobytes() for row in bank.rows}
     bank.add(flood)
     assert len(bank) == 100
-    assert len(kept - {row.tobytes() for row in bank.rows}) == 1
+    assert len(kept - {row.tobytes() for row in bank.rows}) <= 1
 
 
 # --- any sequence of changes ---------------------------------------------------------------------
@@ -207,29 +211,35 @@ steps = st.lists(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the .* rows of references are .* intents")
+@pytest.mark.filterwarnings("ignore:only .* rows of references are unique")
 @settings(max_examples=60)
 @given(
     seed=st.integers(0, 1000),
     steps=steps,
-    most=st.sampled_from([5, 20, 500]),
+    most=st.sampled_from([5, 20, None]),
     half_life=st.sampled_from([None, 10.0]),
 )
 def test_any_sequence_of_add_forget_and_save_gives_the_rows_of_the_naive_loop(
     tmp_path_factory, seed, steps, most, half_life
 ):
     rng = np.random.default_rng(seed)
-    intents = rng.normal(size=(30, 16)).astype(np.float32)
+    queries = rng.normal(size=(30, 16)).astype(np.float32)
     gallery = rng.normal(size=(20, 16)).astype(np.float32)
     path = tmp_path_factory.mktemp("bank") / "bank.safetensors"
 
     def draw(n, start):
-        rows = intents[rng.integers(0, 30, n)] + 0.1 * rng.normal(size=(n, 16)).astype(np.float32)
+        rows = queries[rng.integers(0, 30, n)] + 0.1 * rng.normal(size=(n, 16)).astype(np.float32)
         return rows, start + np.arange(n, dtype=float) / 10, rng.integers(1, 4, n)
 
     rows, times, counts = draw(20, 0.0)
     bank = Bank.of(
-        rows, times=times, counts=counts, most=most, half_life=half_life, normalize=True, seed=seed
+        rows,
+        times=times,
+        counts=counts,
+        max_references=most,
+        half_life=half_life,
+        normalize=True,
+        seed=seed,
     )
     since = [(rows, times, counts)]  # what has come since the last time that something left
     forgotten = False
@@ -247,30 +257,28 @@ def test_any_sequence_of_add_forget_and_save_gives_the_rows_of_the_naive_loop(
             again = Bank.load(path)
             assert same(bank, again)
             bank = again
-    if not forgotten:
+    assert most is None or len(bank) <= most
+    if not forgotten and most is None:
         rows, times, counts = (np.concatenate(part) for part in zip(*since, strict=True))
-        rounded = nnnorm.copies.round_rows(rows)
-        options = {"times": times, "counts": counts, "half_life": half_life}
-        expected = naive_leaders(rounded, most=most, seed=seed, **options)
-        np.testing.assert_array_equal(bank.rows, rounded[[row for row, _, _ in expected]])
-        assert bank.counts.tolist() == [count for _, count, _ in expected]
-        assert bank.n_seen == counts.sum()
+        rounded = nnnorm.dedup.round_rows(rows)
+        np.testing.assert_allclose(bank.rows, rounded[naive_unique(rounded)[0]], atol=1e-3)
+        assert bank.n_seen == bank.counts.sum() == counts.sum()
     fitted = nnnorm.NNN(1, 0.5).fit(gallery, bank, normalize=True)
     scratch = nnnorm.NNN(1, 0.5).fit(gallery, np.array(bank.rows), normalize=True)
     np.testing.assert_allclose(fitted.values, scratch.values, atol=1e-6)
 
 
-def test_recent_intents_stay_and_old_ones_leave(rng):
+def test_recent_queries_stay_in_a_sample_and_old_ones_leave(rng):
     rows = rng.normal(size=(2000, 32))
     times = np.repeat(np.arange(20.0), 100)
-    bank = Bank.of(rows, times=times, half_life=2.0, most=200, normalize=True)
+    bank = Bank.of(rows, times=times, half_life=2.0, max_references=200, normalize=True)
     seen = bank.last_seen
     assert (seen >= 10).mean() > 0.9
-    uniform = Bank.of(rows, times=times, most=200, normalize=True)
+    uniform = Bank.of(rows, times=times, max_references=200, normalize=True)
     assert (uniform.last_seen >= 10).mean() == pytest.approx(0.5, abs=0.1)
 
 
-def test_an_intent_that_is_asked_again_is_young(rng):
+def test_a_query_that_is_asked_again_is_young(rng):
     rows = rng.normal(size=(50, 32))
     bank = Bank.of(rows, times=np.zeros(50), normalize=True)
     bank.add(rows[:10], times=np.full(10, 7.0))
@@ -287,7 +295,7 @@ def test_an_intent_that_is_asked_again_is_young(rng):
         ["2026-05-01", "2026-05-02", "2026-05-03"],
         ["2026-05-01T00:00:00Z", "2026-05-02T02:00:00+02:00", "2026-05-03 00:00"],
         np.array(["2026-05-01", "2026-05-02", "2026-05-03"], dtype="datetime64[D]"),
-        [datetime(2026, 5, day, tzinfo=timezone.utc) for day in (1, 2, 3)],
+        [datetime(2026, 5, day, tzinfo=UTC) for day in (1, 2, 3)],
         [datetime(2026, 5, day) for day in (1, 2, 3)],
         [20260501, 20260502, 20260503],
         ["20260501", "20260502", "20260503"],
@@ -321,7 +329,7 @@ def test_times_in_seconds_are_shown_in_full():
 
 
 def test_rows_dated_in_the_future_are_warned_of(tmp_path):
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     bank = Bank.of(np.eye(2), times=[now, now + timedelta(hours=13)])
     with pytest.warns(NNNormWarning, match="queries has rows dated in the future, up to 2150-01-"):
         bank.add(np.eye(2), times=["2026-05-01", "2150-01-01"])
@@ -389,7 +397,7 @@ def test_a_log_of_any_kind_gives_the_bank_of_its_rows(log, rng, tmp_path, suffix
 
 
 def test_a_log_is_read_in_parts(log, tmp_path, monkeypatch):
-    monkeypatch.setattr("nnnorm.io.logs._PART_ROWS", 7)
+    monkeypatch.setattr("nnnorm.logs._PART_ROWS", 7)
     path = tmp_path / "log.jsonl"
     write_log(path, log[:50], ["2026-05-01"] * 50, [1] * 50)
     calls = []
@@ -488,7 +496,7 @@ def unit(rng, n, dim=16):
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
          r"queries has norms 5 to 5, but all rows of the bank have about 1; normalise"),
         (lambda bank, rng: bank.add(unit(rng, 3), time=[1] * 3), "did you mean 'times'"),
-        (lambda bank, rng: bank.forget(before=99), "before 99 would leave none of the 30 intents"),
+        (lambda bank, rng: bank.forget(before=99), "before 99 would leave none of the 30 unique"),
         (lambda bank, rng: bank.forget(before="2026-05-01"),
          "before has dates, but the bank has times that are numbers"),
         (lambda bank, rng: bank.forget(before="never"), "before must be numbers or dates"),
@@ -514,7 +522,7 @@ def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):
         ({"half_life": "30d", "times": [1, 1]},
          "half_life must be a number in the unit of the times, .* got '30d'"),
         ({"half_life": timedelta(days=30), "times": [1, 1]}, "half_life must be a number in the"),
-        ({"most": 0}, "most must be a whole number of at least 1; got 0"),
+        ({"max_references": 0}, "max_references must be a whole number of at least 1; got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
         ({"weights": [1, 1]}, "of has no argument 'weights'"),
     ],
@@ -526,7 +534,7 @@ def test_a_bank_with_bad_settings_is_refused(options, words):
 
 def test_a_bank_is_not_made_by_its_constructor():
     with pytest.raises(NNNormError, match=r"made by Bank.of\(references\), .* got a ndarray"):
-        Bank(np.eye(2), normalized=True)
+        Bank(np.eye(2))
 
 
 def test_a_bank_without_times_forgets_nothing():
@@ -539,22 +547,23 @@ def test_a_bank_without_times_forgets_nothing():
 
 def test_a_bank_that_was_loaded_goes_on_as_if_it_had_not_been_saved(log, tmp_path):
     path = tmp_path / "bank.safetensors"
-    whole = Bank.of(log, times=np.arange(600), half_life=50, most=20, normalize=True)
-    half = Bank.of(log[:300], times=np.arange(300), half_life=50, most=20, normalize=True)
-    half.save(path)
-    half = Bank.load(path)
-    half.add(log[300:], times=np.arange(300, 600))
-    assert same(whole, half)
+    options = {"times": np.arange(300), "half_life": 50, "max_references": 20, "normalize": True}
+    banks = [Bank.of(log[:300], **options) for _ in range(2)]
+    banks[0].save(path)
+    banks[0] = Bank.load(path)
+    for bank in banks:
+        bank.add(log[300:], times=np.arange(300, 600))
+    assert same(*banks)
 
 
-def test_a_bank_that_was_saved_before_forgotten_queries_were_counted_is_loaded(log, tmp_path):
-    path = tmp_path / "bank.safetensors"
-    Bank.of(log, normalize=True).save(path)
-    arrays, about = load_record(path, "bank", "nnnorm bank build")
-    del about["n_forgotten"]
-    save_record(path, "bank", arrays, about)
-    bank = Bank.load(path)
-    assert (bank.n_seen, bank.n_forgotten) == (600, 0)
+@pytest.mark.parametrize("most", [None, 300])
+def test_adding_a_then_b_equals_both_at_once_for_equal_rows(rng, most):
+    rows = rng.normal(size=(400, 64))[rng.integers(0, 400, 3000)]
+    whole = Bank.of(rows, max_references=most, normalize=True)
+    part = Bank.of(rows[:700], max_references=most, normalize=True)
+    for some in np.split(rows[700:], [800, 801]):
+        part.add(some)
+    assert same(whole, part)
 
 
 def test_a_bank_file_is_small_and_of_plain_numbers(log, tmp_path):

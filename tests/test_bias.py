@@ -182,8 +182,8 @@ def test_a_damaged_header_is_refused(path, about):
 
 def test_a_bias_prints_in_one_line_whatever_its_size(small):
     bias = NNN(reference_k=5, alpha=0.75).fit(small.gallery, small.references)
-    assert (
-        repr(bias) == "Bias(nnn: 23 items, 57 references, weight=0.75, reference_k=5, n_intents=57)"
+    assert repr(bias) == (
+        "Bias(nnn: 23 items, 57 references, weight=0.75, reference_k=5, solver=exact)"
     )
     assert len(repr(Bias(np.zeros(100_000), 1.0, "is", {"beta": 20.0}))) < 100
 
@@ -192,42 +192,3 @@ def test_alpha_and_reference_k_are_at_hand(small):
     bias = NNN(reference_k=5, alpha=0.625).fit(small.gallery, small.references)
     assert (bias.alpha, bias.reference_k) == (0.625, 5)
     assert InvertedSoftmax().fit(small.gallery, small.references).reference_k is None
-
-
-@pytest.fixture
-def in_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("nnnorm.bias._FILE_ROWS", 10)
-    gates = (Gate(np.linspace(0, 1, 23), np.arange(23) % 3 == 0),)
-    bias = Bias(np.linspace(0, 1, 23), 1.0, "qbnorm", {"beta": 2.0}, gates=gates)
-    bias.save_in_files(tmp_path / "bias")
-    return bias, tmp_path / "bias"
-
-
-def test_a_bias_of_many_items_may_be_in_several_files(in_files):
-    bias, folder = in_files
-    names = [f"bias-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
-    assert sorted(path.name for path in folder.iterdir()) == names
-    loaded = Bias.load(folder)
-    assert loaded.to_dict() == bias.to_dict()
-    np.testing.assert_array_equal(loaded.values, bias.values)
-    np.testing.assert_array_equal(loaded.gates[0].active, bias.gates[0].active)
-    with pytest.raises(NNNormError, match="is one of several files of a bias; load their folder"):
-        Bias.load(folder / names[1])
-    with pytest.raises(NNNormError, match=r"is not empty .it has bias-00001"):
-        bias.save_in_files(folder)
-
-
-@pytest.mark.parametrize(
-    ("absent", "words"),
-    [
-        ([1], "00002-of-00003.safetensors does not continue the files before it"),
-        ([2], "00003-of-00003.safetensors does not continue the files before it"),
-        ([3], "ends after 20 of 23 items; copy it again"),
-        ([1, 2, 3], r"is a folder; expected a bias file .* or a folder of them"),
-    ],
-)
-def test_a_bias_of_which_a_file_is_missing_is_refused(in_files, absent, words):
-    for number in absent:
-        (in_files[1] / f"bias-0000{number}-of-00003.safetensors").unlink()
-    with pytest.raises(NNNormError, match=words):
-        Bias.load(in_files[1])

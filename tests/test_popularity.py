@@ -107,7 +107,8 @@ def test_clicks_beyond_the_room_of_the_rows_are_refused_and_can_be_given_room(sh
 
 def test_a_corrector_that_corrects_nothing_takes_no_clicks(shop):
     _, gallery, _ = shop
-    flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), own_rows=True, normalize=True)
+    known = {"allow_gallery_rows": True, "normalize": True}
+    flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), **known)
     for call in (flat.items, flat.with_room):
         arguments = (gallery,) if call == flat.items else ()
         with pytest.raises(NNNormError, match="has the weight 0"):
@@ -121,11 +122,9 @@ def test_a_bias_of_weight_0_becomes_the_popularity_alone(hubs):
     assert both.fingerprints["corrector"] == "abc"  # whose later items have no popularity
 
 
-def test_an_index_and_augmented_rows_rank_by_the_sum(small):
+def test_augmented_rows_rank_by_the_sum(small):
     both = NNN(4, 0.7).fit(small.gallery, small.references) + Popularity(np.arange(23))
     exact = nnnorm.search(small.queries, small.gallery, both, k=5)
-    index = nnnorm.build_index("faiss:", small.gallery, both)
-    np.testing.assert_array_equal(index.search(small.queries, k=5).ids, exact.indices)
     for target in ("ip", "cosine", "l2"):
         stored = nnnorm.augment_gallery(small.gallery, both, target=target)
         asked = nnnorm.augment_queries(small.queries, both, target=target)
@@ -235,7 +234,7 @@ def test_clicks_are_checked_before_the_work_and_gated_methods_are_left_out(traff
         raise AssertionError("the work has begun")
 
     with monkeypatch.context() as patch:
-        patch.setattr("nnnorm.study.tuning.try_settings", refuse)
+        patch.setattr("nnnorm.evaluation.tuning.try_settings", refuse)
         for wrong, words in (
             ({"clicks": [1, 2]}, "one number per item of the gallery, 150; got 2"),
             ({"clicks": -traffic["clicks"]}, "counts of at least 0"),

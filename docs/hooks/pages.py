@@ -21,6 +21,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/shapes/README.md": "shapes.md",
+    "reproduction/README.md": "reproduction.md",
     "examples/nnnorm.ipynb": "guide/notebook.md",
 }
 FILES = {page: file for file, page in PAGES.items()}

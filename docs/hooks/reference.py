@@ -17,7 +17,8 @@ TOPICS = {
     "Correct": "Corrector Bank Bias Popularity NNN CSLS DN InvertedSoftmax DualSoftmax Sinkhorn",
     "Search": "search Ranking score_matrix open_embeddings Embeddings",
     "Measure": "check diagnose evaluate tune compare ablate audit scan Task",
-    "Serve": "build_index open_index export_index verify_index augment_gallery augment_queries",
+    "Serve": "build_index open_index copy_index verify_index rerank "
+    "augment_gallery augment_queries",
 }
 
 

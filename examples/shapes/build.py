@@ -14,13 +14,13 @@ from pathlib import Path
 import model
 import numpy as np
 import torch
+from generate import make_scenes, write_captions, write_searches
 
 import nnnorm
-from nnnorm.datasets.captions import write_captions, write_searches
-from nnnorm.datasets.scenes import draw_scene, make_scenes
-from nnnorm.io.files import check_writable, write_whole
-from nnnorm.study.evaluation import evaluate
-from nnnorm.study.hubness import count_occurrences, measure_hubness
+from nnnorm.datasets import draw_scene
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.files import check_writable, write_whole
 
 SHIPPED = Path(nnnorm.__file__).parent / "datasets" / "shapes.npz"
 # Scenes of few kinds, for the bank that is out of distribution.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nnnorm.datasets.captions import split_words, word_pairs
+from nnnorm.datasets.shapes import split_words, word_pairs
 
 TEMPERATURE = 0.07
 

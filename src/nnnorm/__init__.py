@@ -20,13 +20,23 @@ if TYPE_CHECKING:
     from nnnorm.bias import Bias
     from nnnorm.corrector import Corrector
     from nnnorm.datasets import load_shapes
+    from nnnorm.embeddings import Embeddings, open_embeddings
     from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
-    from nnnorm.index import build_index, export_index, open_index, verify_index
-    from nnnorm.io import Embeddings, open_embeddings
+    from nnnorm.evaluation import (
+        Task,
+        ablate,
+        audit,
+        check,
+        compare,
+        diagnose,
+        evaluate,
+        scan,
+        tune,
+    )
+    from nnnorm.index import build_index, copy_index, open_index, rerank, verify_index
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
     from nnnorm.popularity import Popularity
     from nnnorm.ranking import Ranking, score_matrix, search
-    from nnnorm.study import Task, ablate, audit, check, compare, diagnose, evaluate, scan, tune
     from nnnorm.version import __version__
 
 _ROOMS = {
@@ -36,15 +46,15 @@ _ROOMS = {
     "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("MissingExtraError", "NNNormError", "NNNormWarning"),
-    "nnnorm.index": ("build_index", "export_index", "open_index", "verify_index"),
-    "nnnorm.io": ("Embeddings", "open_embeddings"),
+    "nnnorm.index": ("build_index", "copy_index", "open_index", "rerank", "verify_index"),
+    "nnnorm.embeddings": ("Embeddings", "open_embeddings"),
     "nnnorm.methods": (
         *("CSLS", "DN", "NNN"),
         *("DualSoftmax", "InvertedSoftmax", "Sinkhorn", "Uncorrected"),
     ),
     "nnnorm.popularity": ("Popularity",),
     "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
-    "nnnorm.study": (
+    "nnnorm.evaluation": (
         *("Task", "ablate", "audit", "check", "compare", "diagnose"),
         *("evaluate", "scan", "tune"),
     ),

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError, explain_arguments
-from nnnorm.io import Embeddings, Source, open_embeddings
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]

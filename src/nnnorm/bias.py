@@ -9,31 +9,22 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime, timezone
-from pathlib import Path
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError, explain_arguments, first_line
-from nnnorm.io import (
-    Embeddings,
-    check_entries,
-    damaged,
-    load_record,
-    make_folder,
-    save_record,
-)
+from nnnorm.files import check_entries, damaged, load_record, save_record
 from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 _MAKER = "nnnorm fit"
-# Of a bias in several files: 64 MB of values each.
-_FILE_ROWS = 2**24
 # Beyond this, a score minus the correction may be infinite in float32.
 _LARGEST_CORRECTION = 1e37
 _KINDS = {
@@ -50,11 +41,11 @@ _KINDS = {
 }
 _NUMBERS = (
     *("alpha", "weight", "beta", "beta_query", "beta_gallery", "tau", "iterations"),
-    *("reliability", "density", "error", "popularity_weight", "n_clicks", "bank_z"),
+    *("reliability", "density", "error", "popularity_weight", "n_clicks", "mismatch_z"),
 )
 _PARAM_KINDS = {
     "reference_k": int | None,
-    "n_intents": int | None,
+    "n_unique": int | None,
     **dict.fromkeys(_NUMBERS, float | None),
 }
 
@@ -151,7 +142,7 @@ class Bias:
         if not self.version:
             object.__setattr__(self, "version", __version__)
         if not self.created:
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            now = datetime.now(UTC).isoformat(timespec="seconds")
             object.__setattr__(self, "created", now)
 
     def __len__(self) -> int:
@@ -311,40 +302,15 @@ class Bias:
         >>> Bias.load(path).weight
         0.5
         """
-        save_record(path, "bias", self._arrays(slice(None)), self.to_dict())
-
-    def save_in_files(self, path: str | os.PathLike[str]) -> None:
-        """Write a new folder with a `.safetensors` file for every 16,777,216 items.
-
-        Examples
-        --------
-        >>> import numpy as np, tempfile
-        >>> from pathlib import Path
-        >>> folder = Path(tempfile.mkdtemp()) / "bias"
-        >>> Bias(np.array([0.1, 0.2]), 0.5, "nnn").save_in_files(folder)
-        >>> [path.name for path in folder.iterdir()], len(Bias.load(folder))
-        (['bias-00001-of-00001.safetensors'], 2)
-        """
-        folder = make_folder(path)
-        if found := sorted(file.name for file in folder.iterdir()):
-            raise NNNormError(f"{folder} is not empty (it has {found[0]}); choose a new folder")
-        n_files = -(-len(self) // _FILE_ROWS)
-        for number in range(n_files):
-            rows = slice(number * _FILE_ROWS, min((number + 1) * _FILE_ROWS, len(self)))
-            about = {**self.to_dict(), "rows": [rows.start, rows.stop]}
-            name = f"bias-{number + 1:05}-of-{n_files:05}.safetensors"
-            save_record(folder / name, "bias", self._arrays(rows), about)
-
-    def _arrays(self, rows: slice) -> dict[str, npt.NDArray[Any]]:
-        arrays: dict[str, npt.NDArray[Any]] = {"values": self.values[rows]}
+        arrays: dict[str, npt.NDArray[Any]] = {"values": self.values}
         for number, gate in enumerate(self.gates):
-            arrays[f"gate.{number}.values"] = gate.values[rows]
-            arrays[f"gate.{number}.active"] = gate.active[rows]
-        return arrays
+            arrays[f"gate.{number}.values"] = gate.values
+            arrays[f"gate.{number}.active"] = gate.active
+        save_record(path, "bias", arrays, self.to_dict())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Bias":
-        """Read a file that `save` wrote, or a folder of `save_in_files`.
+        """Read a file that `save` wrote.
 
         Examples
         --------
@@ -352,13 +318,8 @@ class Bias:
         Traceback (most recent call last):
         nnnorm.errors.NNNormError: there is no bias file nowhere.safetensors; ...
         """
-        is_folder = os.path.isdir(path)
         try:
-            read = _load_files(Path(path)) if is_folder else load_record(path, "bias", _MAKER)
-            arrays, about = read
-            if "rows" in about:
-                raise NNNormError(f"{path} is one of several files of a bias; load their folder")
-            return cls.from_dict(arrays, about)
+            return cls.from_dict(*load_record(path, "bias", _MAKER))
         except NNNormError:
             raise
         except (KeyError, TypeError, ValueError) as error:
@@ -393,32 +354,6 @@ class Bias:
 
 
 Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]
-
-
-def _load_files(folder: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """The arrays and the description of a bias that is in several files."""
-    files = sorted(folder.glob("bias-*-of-*.safetensors"))
-    if not files:
-        raise NNNormError(
-            f"{folder} is a folder; expected a bias file (.safetensors), or a folder of them"
-        )
-    read = [load_record(path, "bias", _MAKER) for path in files]
-    about = {name: value for name, value in read[0][1].items() if name != "rows"}
-    edges = [0]
-    for path, (arrays, other) in zip(files, read, strict=True):
-        rows = other.pop("rows", None)
-        if other != about or rows != [edges[-1], edges[-1] + len(arrays.get("values", ()))]:
-            raise NNNormError(
-                f"{path} does not continue the files before it in {folder} (one is missing or of "
-                "another bias); copy the folder again"
-            )
-        edges.append(rows[1])
-    if edges[-1] != about.get("n_gallery"):
-        raise NNNormError(
-            f"{folder} ends after {edges[-1]:,} of {about.get('n_gallery'):,} items; copy it again"
-        )
-    names = read[0][0]
-    return {name: np.concatenate([one[name] for one, _ in read]) for name in names}, about
 
 
 def check_weight(weight: float, name: str = "weight") -> float:

@@ -181,8 +181,8 @@ def keep_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Drop our own warnings, of work on a part of the data, or that were given before.
+def quiet(message: str = "") -> Iterator[None]:
+    """Drop our own warnings, or those whose message starts with a pattern.
 
     Examples
     --------
@@ -190,7 +190,7 @@ def quiet() -> Iterator[None]:
     ...     warn("nothing of this is shown")
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NNNormWarning)
+        warnings.filterwarnings("ignore", message, NNNormWarning)
         yield
 
 

@@ -12,22 +12,21 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.arrays import read_npz
 from nnnorm.bias import Bias, check_correction, check_weight
-from nnnorm.errors import NNNormError, explain_arguments, first_line, warn
-from nnnorm.io import (
+from nnnorm.embeddings import (
     Embeddings,
-    Progress,
     ScoreMatrix,
     Source,
-    check_ids,
     check_same_dim,
     check_same_norms,
     open_embeddings,
-    read_npz,
-    write_whole,
 )
+from nnnorm.errors import NNNormError, explain_arguments, first_line, warn
+from nnnorm.files import Progress, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
+from nnnorm.tables import check_ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # The ratio of the middle norms of queries and references from which on a search warns.

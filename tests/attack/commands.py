@@ -35,17 +35,12 @@ LINES = {
         "--gallery gallery.npy --references references.npy --recent others.npy "
         "--save-corrector out-corrector.safetensors -o out.safetensors --json",
         "--gallery gallery.npy --references references.npy --method sinkhorn -o out.safetensors",
-        "--gallery shards --references references.npy --shard 2/3 -o out --json",
     ],
-    "merge": ["parts -o out.safetensors --json"],
     "search": [
         f"{_TASK} --bias bias.safetensors -k 3 --json",
         "--gallery gallery.parquet --queries queries.npz -k 3 --ids ids.npy --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.json --json",
         f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz",
-        f"{_TASK} --bias bias.safetensors -k 3 --truth truth.npy --sheet out.png "
-        "--images item-pictures --query-captions query-captions.txt --json",
-        f"{_TASK} -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "info": [
         "gallery.npy --json", "gallery.npz --json", "gallery.parquet --json", "shards --json",
@@ -109,67 +104,52 @@ LINES = {
         f"{_LEARN} --truth truth.npy {_VALIDATION} --json",
     ],
     "index build": [
-        "--gallery gallery.npy --bias bias.safetensors --ids ids.npy --metadata metadata.jsonl "
-        "--to faiss:out --json",
-        "--gallery gallery.parquet --bias bias.safetensors --metadata metadata.json "
-        "--to sqlite:out?table=photos --json",
-        "--gallery gallery.npy --bias bias.safetensors --ids ids.txt --to hnswlib:out --json",
-        "--gallery gallery.npy --bias bias.safetensors --to usearch:out --json",
-        "--gallery gallery.npy --corrector corrector.safetensors --to faiss:out --json",
-        "--gallery gallery.npy --bias bias.safetensors --to duckdb:out?table=photos --json",
+        "faiss:out --gallery gallery.npy --corrector corrector.safetensors --ids ids.npy "
+        "--metadata metadata.jsonl --json",
+        "sqlite:out?table=photos --gallery gallery.parquet --corrector corrector.safetensors "
+        "--metadata metadata.json --json",
+        "hnswlib:out --gallery gallery.npy --corrector corrector.safetensors --ids ids.txt --json",
+        "usearch:out --gallery gallery.npy --corrector corrector.safetensors --json",
+        "duckdb:out?table=photos --gallery gallery.npy --corrector corrector.safetensors --json",
     ],
     "index add": [
-        f"--index {living_url_of('faiss')} --gallery new.npy --corrector corrector.safetensors "
+        f"{living_url_of('faiss')} --gallery new.npy --corrector corrector.safetensors "
         "--ids later-ids.npy --metadata later.jsonl --json",
-        f"--index {living_url_of('sqlite')} --gallery new.npy --bias later-bias.safetensors "
-        "--ids later-ids.json --metadata later.json --json",
-        f"--index {living_url_of('usearch')} --gallery later.parquet --admit "
-        "--corrector corrector.safetensors --json",
-        f"--index {living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
+        f"{living_url_of('sqlite')} --gallery new.npy --replace --ids later-ids.txt "
         "--corrector corrector.safetensors",
-        f"--index {living_url_of('duckdb')} --gallery later.parquet "
+        f"{living_url_of('duckdb')} --gallery later.parquet "
         "--corrector corrector.safetensors --json",
     ],
     "index delete": [
-        f"--index {living_url_of(engine)} --ids gone-ids.{kind} --json"
+        f"{living_url_of(engine)} --ids gone-ids.{kind} --json"
         for engine, kind in zip(LIVING, ("npy", "json", "txt", "npy"), strict=True)
     ]
-    + [f"--index {living_url_of('faiss')} --ids gone-ids.txt --ignore-missing --json"],
+    + [f"{living_url_of('faiss')} --ids gone-ids.txt --ignore-missing --json"],
+    "index info": [f"{living_url_of(engine)} --json" for engine in LIVING],
     "index rollback": [
-        *(f"--index {living_url_of(engine)} --json" for engine in LIVING),
-        f"--index {living_url_of('faiss')} --undo --json",
-    ],
-    "index adopt": [
-        f"--index {APPLICATION} --corrector corrector.safetensors --json",
-        f"--index {APPLICATION} --bias bias.safetensors --ids numbers.npy --json",
+        *(f"{living_url_of(engine)} --json" for engine in LIVING),
+        f"{living_url_of('faiss')} --undo --json",
     ],
     "index refresh": [
         *(
-            f"--index {url_of(engine)} --corrector corrector.safetensors --json"
+            f"{url_of(engine)} --corrector corrector.safetensors --json"
             for engine in ("faiss", "usearch", "sqlite")
         ),
-        f"--index {url_of('faiss')} --corrector corrector.safetensors --gallery gallery.npy "
-        "--ids numbers.npy --json",
-        f"--index {url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
-        "--ids numbers.npy --popularity-weight 0.05 --json",
+        f"{url_of('faiss')} --corrector corrector.safetensors --clicks clicks.npy "
+        "--ids numbers.npy --popularity-weight 0.01 --json",
     ],
-    "index search": [
-        f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY
-    ],
+    "index search": [f"{url_of(engine)} --queries queries.npy -k 3 --json" for engine in _EVERY],
     "index verify": [
-        "--index faiss:index-faiss --queries queries.npy --gallery gallery.npy "
-        "--bias bias.safetensors --ids numbers.npy -k 3 --json",
-        *(f"--index {url_of(engine)} --queries queries.npy -k 3 --json" for engine in ENGINES[:4]),
+        "faiss:index-faiss --queries queries.npy --gallery gallery.npy "
+        "--corrector former.safetensors --ids numbers.npy -k 3 --json",
+        *(f"{url_of(engine)} --queries queries.npy -k 3 --json" for engine in ENGINES[:4]),
     ],
-    "index export": [
-        f"--from {url_of('sqlite')} --to faiss:out --references references.npy --json",
-        f"--from {url_of('faiss')} --to sqlite:out?table=p --bias bias.safetensors "
-        "--ids numbers.npy --json",
-        f"--from {url_of('usearch')} --to hnswlib:out --references references.npy --json",
-        f"--from {url_of('faiss')} --to usearch:out --corrector corrector.safetensors --json",
+    "index copy": [
+        f"{url_of('sqlite')} faiss:out --references references.npy --json",
+        f"{url_of('usearch')} hnswlib:out --references references.npy --json",
+        f"{url_of('faiss')} usearch:out --corrector corrector.safetensors --json",
+        f"{APPLICATION} faiss:out --corrector corrector.safetensors --json",
     ],
-    "table write": ["bias.safetensors -o out --ids ids.npy --shards 3 --json"],
-    "table refresh": ["bias-table --bias bias.safetensors --dry-run --json"],
     "scan": [
         "--gallery gallery.npy --references references.npy --ids ids.npy -o out.txt --json",
         "--gallery gallery.parquet --references bank.safetensors -o out.json",
@@ -188,22 +168,12 @@ LINES = {
         f"{_TASK} --groups groups.tsv -k 3 --bias bias.safetensors --json",
         f"{_TASK} --groups groups.jsonl --label-column label --query-table asked.csv -k 3 --json",
         f"{_LEARN} --groups groups.parquet -k 3 --difference a,b --json",
-        "--gallery people.npy --queries jobs.npy --visogender people.tsv --json",
-        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --images item-pictures "
-        "--query-captions query-captions.txt --json",
-        f"{_TASK} --groups groups.csv -k 3 --sheet out.png --captions item-captions.txt --json",
     ],
     "dataset": [
         "karpathy dataset_small.json --images pictures -o out --json",
         "coco captions_val2017.json --images pictures --decode -o out --json",
         "table pairs.csv --images pictures --skip-broken -o out --json",
-        "visogender visogender.tsv --images pictures -o out --json",
         "clip-retrieval clip -o out --json",
-    ],
-    "reproduce": [
-        "--table image-retrieval --embeddings paper --json",
-        "--embeddings paper --json",
-        "--table gender --embeddings paper --latex out.tex",
     ],
 }  # fmt: skip
 
@@ -213,31 +183,26 @@ FILES = {
     "gallery_references": "others.npy", "recent": "others.npy", "items": "new.npy",
     "bias": "bias.safetensors", "bank": "bank.safetensors", "corrector": "corrector.safetensors",
     "truth": "truth.npy", "ids": "ids.npy", "clicks": "clicks.npy", "metadata": "metadata.jsonl",
-    "groups": "groups.csv", "query_table": "asked.csv", "visogender": "people.tsv",
-    "log": "log.csv", "folder": "parts", "file": "gallery.npy", "files": "pairs.csv",
+    "groups": "groups.csv", "query_table": "asked.csv",
+    "log": "log.csv", "file": "gallery.npy", "files": "pairs.csv",
     "images": "pictures",
     "captions": "item-captions.txt", "query_captions": "query-captions.txt",
     "reference_captions": "captions.txt", "texts": "captions.txt",
-    "audio": "sounds", "tokenizer": "captions.txt", "embeddings": "paper",
+    "audio": "sounds",
     "validation_gallery": "gallery.npz", "validation_queries": "queries.npz",
     "validation_truth": "truth.json", "index": "faiss:index-faiss", "source": "faiss:index-faiss",
-    "table": "bias-table",
+    "url": "faiss:index-faiss",
 }  # fmt: skip
 OUTPUTS = {
-    "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots", "latex": "out.tex",
-    "save_corrector": "out-corrector.safetensors", "to": "faiss:out", "sheet": "out.png",
-    "results": "out-results", "export": "out",
+    "output": "out.safetensors", "markdown": "out.md", "plots": "out-plots",
+    "save_corrector": "out-corrector.safetensors", "target": "faiss:out",
+    "export": "out",
 }  # fmt: skip
-_ONLY_WITH_CHECKPOINTS = "tokenizer"
-# One needs an index of this corrector, and the indexes at hand are built with a bias; the other a
-# BLIP, whose lists are read as those of --texts and --images are.
-NOT_AT_HAND = {("index verify", "corrector"), ("encode", "references")}
+NOT_AT_HAND: set[tuple[str, str]] = set()
 # They change the index, so what it answers afterwards is a part of their answer.
-CHANGING = ("index add", "index adopt", "index delete", "index refresh", "index rollback")
-# It reads no file.
-LEFT_OUT = ("plan",)
+CHANGING = ("index add", "index delete", "index refresh", "index rollback")
 # They take seconds each, for the libraries they load or the work they do.
-SLOW = ("demo", "encode", "explore", "reproduce")
+SLOW = ("demo", "encode", "explore")
 
 
 @dataclass(frozen=True)
@@ -260,10 +225,9 @@ class Command:
 
 
 def walk_commands():
-    """All commands of the package but those of `LEFT_OUT`, by name."""
+    """All commands of the package, by name."""
     load_commands()
-    found = {name: function for name, function in _leaves(app, ()) if name not in LEFT_OUT}
-    return {name: _make(name, function) for name, function in found.items()}
+    return {name: _make(name, function) for name, function in _leaves(app, ())}
 
 
 def _leaves(group, path):
@@ -279,7 +243,7 @@ def _make(name, function):
     options = tuple(_option(one) for one in parameters if one.name != "debug")
     lines = [shlex.split(line) for line in LINES.get(name) or [_derive(options)]]
     for option in options:
-        is_input = option.flag and option.name in FILES and option.name != _ONLY_WITH_CHECKPOINTS
+        is_input = option.flag and option.name in FILES
         is_input = is_input and (name, option.name) not in NOT_AT_HAND
         if is_input and not any(option.flag in line for line in lines):
             lines.append([*lines[0], option.flag, FILES[option.name]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 DIM, N_GALLERY, N_QUERIES, N_REFERENCES = 8, 24, 12, 60
-ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb", "qdrant-edge")
+ENGINES = ("faiss", "hnswlib", "usearch", "sqlite", "duckdb", "lancedb")
 SERVERS = ("chroma", "milvus")
 # Engines of the indexes that are changed.
 LIVING = ("faiss", "usearch", "sqlite", "duckdb")
@@ -100,20 +100,19 @@ def make_tables(root):
 def make_data_sets(root):
     """Pictures, sounds, the files of published data sets, and clip-retrieval's folder."""
     import pyarrow
+    from PIL import Image
     from pyarrow import parquet
-
-    from nnnorm.io import write_png
 
     pixels = np.random.default_rng(17).integers(0, 255, size=(4, 12, 10, 3)).astype(np.uint8)
     (root / "pictures").mkdir()
     for number, one in enumerate(pixels):
-        write_png(root / f"pictures/p{number}.png", one)
+        Image.fromarray(one).save(root / f"pictures/p{number}.png")
     images = [f"p{number}.png" for number in range(4)]
     (root / "pictures.txt").write_text("".join(f"pictures/{name}\n" for name in images))
     (root / "captions.txt").write_text("a red circle\na blue square\n")
     (root / "item-pictures").mkdir()
     for number in range(N_GALLERY):
-        write_png(root / f"item-pictures/{number:03d}.png", pixels[number % 4])
+        Image.fromarray(pixels[number % 4]).save(root / f"item-pictures/{number:03d}.png")
     for name, n_lines in (("item", N_GALLERY), ("query", N_QUERIES)):
         lines = [f"{name} {number}\n" for number in range(n_lines)]
         (root / f"{name}-captions.txt").write_text("".join(lines))
@@ -135,9 +134,6 @@ def make_data_sets(root):
     (root / "captions_val2017.json").write_text(json.dumps(coco))
     rows = [f"{name},a picture of {n},{split[n]}" for n, name in enumerate(images)]
     (root / "pairs.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
-    header = "IDX\tOccupation\tObject\tOccupation_perceived_gender\n"
-    people = [f"p{n}\tjob {n // 2}\tdesk\t{('masculine', 'feminine')[n % 2]}\n" for n in range(4)]
-    (root / "visogender.tsv").write_text(header + "".join(people))
     folder = root / "clip"
     for part in ("img_emb", "text_emb", "metadata"):
         (folder / part).mkdir(parents=True)
@@ -152,53 +148,32 @@ def make_data_sets(root):
             }
         )
         parquet.write_table(table, folder / f"metadata/metadata_{number}.parquet")
-    make_viso(root)
-
-
-def make_viso(root):
-    """A table of VisoGender's whole size, with embeddings, for its protocol."""
-    from tests.made import make_visogender
-
-    made = make_visogender()
-    rows = zip(made.occupations, made.genders, strict=True)
-    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
-    lines += [f"OO_{n}\t{job}\tdesk\t{gender}" for n, (job, gender) in enumerate(rows)]
-    (root / "people.tsv").write_text("\n".join(lines) + "\n")
-    np.save(root / "people.npy", made.gallery)
-    np.save(root / "jobs.npy", made.queries)
 
 
 def make_records(root):
-    """A bias, a bank, a corrector, a table, a ranking and the parts of a fit."""
+    """A bias, a bank, a corrector and a ranking."""
     import nnnorm
-    from nnnorm.cluster import Share, settle, write_table
 
     gallery, references = np.load(root / "gallery.npy"), np.load(root / "references.npy")
     bias = nnnorm.NNN(8, 0.75).fit(gallery, references)
     bias.save(root / "bias.safetensors")
-    write_table(bias, root / "bias-table", n_shards=2)
     nnnorm.Bank.of(references).save(root / "bank.safetensors")
     nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.75)).save(
         root / "corrector.safetensors"
     )
+    others = np.load(root / "others.npy")
+    nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.5)).save(root / "former.safetensors")
     queries = np.load(root / "queries.npy")
     nnnorm.search(queries, gallery, k=3).save(root / "ranking.npz")
-    job = settle(gallery, references, nnnorm.NNN(8, 0.75), folder=root / "parts")
-    for number in (1, 2):
-        job.work(Share(number, 2))
     make_later(root)
 
 
 def make_later(root):
-    """What `index add` and `index delete` take: bias, ids and metadata of new items, ids to go."""
+    """What `index add` and `index delete` take: ids and metadata of new items, ids to go."""
     import pyarrow
     from pyarrow import parquet
 
-    import nnnorm
-
     new = np.load(root / "new.npy")
-    corrector = nnnorm.Corrector.load(root / "corrector.safetensors")
-    corrector.bias_of(new).save(root / "later-bias.safetensors")
     ids = list(range(500, 500 + len(new)))
     table = pyarrow.table({"embedding": list(new), "id": ids})
     parquet.write_table(table, root / "later.parquet")
@@ -213,7 +188,6 @@ def make_later(root):
 
 def make_index(folder, engine):
     """An index of an engine, in its own file or folder; its URL."""
-    from nnnorm import Bias
     from nnnorm.index import build_index
 
     root = Path(folder)
@@ -223,7 +197,7 @@ def make_index(folder, engine):
     build_index(
         url.replace(place, str(root / place), 1),
         np.load(root / "gallery.npy"),
-        Bias.load(root / "bias.safetensors"),
+        root / "former.safetensors",
         metadata=described,
     ).close()
     return url
@@ -231,13 +205,11 @@ def make_index(folder, engine):
 
 def make_living(folder, engine):
     """An index of a corrector, refreshed once, so that it can grow and be rolled back."""
-    import nnnorm
     from nnnorm.index import build_index
 
     root = Path(folder)
     place = root / f"index-living-{engine}"
-    gallery, others = np.load(root / "gallery.npy"), np.load(root / "others.npy")
-    former = nnnorm.Corrector.fit(gallery, others, nnnorm.NNN(8, 0.75))
+    gallery, former = np.load(root / "gallery.npy"), root / "former.safetensors"
     url = living_url_of(engine).replace(place.name, str(place), 1)
     described = [{"year": 1990 + n} for n in range(N_GALLERY)]
     with build_index(url, gallery, former, metadata=described) as index:
@@ -257,7 +229,7 @@ def make_application(folder):
 
 def url_of(engine):
     """The URL of the index that `make_index` makes, relative to its folder."""
-    table = "" if engine in ("faiss", "hnswlib", "usearch", "qdrant-edge") else "?table=photos"
+    table = "" if engine in ("faiss", "hnswlib", "usearch") else "?table=photos"
     if engine in ("chroma", "milvus"):
         table = "?collection=photos"
     suffix = ".db" if engine == "milvus" else ""
@@ -277,14 +249,6 @@ def make_model(folder):
     tiny.build("clip", root / "model")
     tiny.build("clap", root / "model-sounds")
     tiny.write_sounds(root / "sounds", n=2)
-
-
-def make_paper(folder):
-    """A folder of embeddings as `nnnorm reproduce` takes it."""
-    from tests.made import make_paper_folder
-
-    (Path(folder) / "paper").mkdir()
-    make_paper_folder(Path(folder) / "paper", n_train=60)
 
 
 def png_of_size(width, height):

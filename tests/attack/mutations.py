@@ -402,10 +402,10 @@ def _damage_record(path, rng):
 
 def _digest_of(about, arrays):
     """The digest of a changed record: written by the package itself, from these parts."""
-    from nnnorm.io.records import _digest
+    from nnnorm.files import digest_of
 
     kind = about.get("format", "").partition(".")[2].partition("/")[0]
-    return _digest(arrays, about.get(kind, "{}"))
+    return digest_of(arrays, about.get(kind, "{}"))
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -597,7 +597,7 @@ URLS = [
     "pgvector://%ZZ", "pgvector://u:p@localhost:1/x?table=y", "pgvector://u:p/w@h/x", "pgvector:",
     "qdrant://localhost:1/photos", "qdrant://u:PW@localhost:1/p", "qdrant://localhost:http/p",
     "qdrant://", "milvus://localhost:1/p", "milvus:", "chroma://localhost:1/p", "chroma:",
-    "lancedb:", "lancedb:gallery.npy?table=x", "qdrant-edge:gallery.npy", "hnswlib:gallery.npy",
+    "lancedb:", "lancedb:gallery.npy?table=x", "hnswlib:gallery.npy",
     "usearch:gallery.npy", "faiss:gallery.npy", "sqlite:gallery.npy?table=x", "usearch:queries.npy",
     "duckdb:gallery.npy?table=x", "chroma:gallery.npy?collection=x", "faiss:\udcff", "faiss://",
     "milvus:gallery.npy?collection=x", "faiss:x?kind=ivf&cells=-1", "file:///etc/passwd",

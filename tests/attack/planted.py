@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 import nnnorm.cli.core
+import nnnorm.embeddings
 import nnnorm.index
-import nnnorm.io.embeddings
 from nnnorm.errors import NNNormError
 
 
@@ -48,12 +48,12 @@ def memory():
 
 def silent():
     """NaN that passes."""
-    measured = nnnorm.io.embeddings.measure_rows
+    measured = nnnorm.embeddings.measure_rows
 
     def measure_rows(block, *arguments):
         return measured(np.where(np.isfinite(block), block, np.float32(1)), *arguments)
 
-    nnnorm.io.embeddings.measure_rows = measure_rows
+    nnnorm.embeddings.measure_rows = measure_rows
 
 
 def leftovers():
@@ -87,7 +87,6 @@ def half_done():
     def refuse(index, ids):
         if len(ids) > 1:
             delete(index, ids[:1])
-            index.save()
         raise NNNormError("these items can't be deleted")
 
     nnnorm.index.CorrectedIndex.delete = refuse

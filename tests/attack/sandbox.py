@@ -115,9 +115,6 @@ def serve():
 
 def _load_command():
     """The command line, with everything imported that all commands need."""
-    import nnnorm.datasets
-    import nnnorm.index
-    import nnnorm.study  # noqa: F401
     from nnnorm.cli import app, load_commands
 
     load_commands()

@@ -1,38 +1,28 @@
 """Indexes: options that engines crash on, damaged files, and Ctrl-C inside of an engine."""
 
 import dataclasses
-import json
 import os
 import time
-from pathlib import Path
 from typing import get_type_hints
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from nnnorm import Bias, NNNormError
-from nnnorm.cli import app
+from nnnorm import NNN, Corrector, NNNormError
 from nnnorm.errors import keep_interrupts
-from nnnorm.index import ENGINES, build_index, open_index, open_store
-from nnnorm.index.stores.duckdb import DuckdbStore
-from nnnorm.index.stores.faiss import FaissStore
-from nnnorm.index.stores.hnswlib import HnswlibStore
-from nnnorm.index.stores.usearch import UsearchStore
+from nnnorm.files import write_whole
+from nnnorm.index import ENGINES, build_index, open_backend, open_index
 from nnnorm.index.urls import load_engine
-from nnnorm.io import write_whole
 
-LOCAL = {"faiss": FaissStore, "hnswlib": HnswlibStore, "usearch": UsearchStore}
+LOCAL = ("faiss", "hnswlib", "usearch")
 each_local = pytest.mark.parametrize("engine", LOCAL)
 
 
 @pytest.fixture
 def small():
-    rows = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(140, 8)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows, Bias(np.linspace(0.1, 0.5, 40), 0.75, "nnn")
+    return rows[:40], Corrector.fit(rows[:40], rows[40:], NNN(8, 0.75))
 
 
 # --- options ---
@@ -45,30 +35,30 @@ def test_numbers_out_of_range_never_reach_an_engine(scheme):
     for one in dataclasses.fields(kind):
         if hints[one.name] is not int:
             continue
-        low, high = one.metadata["range"]
-        for value in (low - 1, high + 1, -(10**12), 10**12, 10**30, "9" * 5000, "--5", "1e3", "٣"):
-            with pytest.raises(NNNormError, match=f"{one.name} must be a whole number from"):
-                open_store(f"{scheme}:photos.db?{one.name}={value}")
+        low, high = one.metadata["bounds"]
+        for value in (low - 1, high + 1, -(10**12), 10**12, 10**30, "9" * 5000, "--5", "1e3"):
+            with pytest.raises(NNNormError, match=f"option {one.name} .*must be a whole number"):
+                open_backend(f"{scheme}:photos.db?{one.name}={value}")
 
 
 @each_local
-def test_the_ends_of_every_range_build_an_index(engine, small, tmp_path):
-    gallery, bias = small
-    bounds = {
-        one.name: one.metadata["range"] for one in dataclasses.fields(LOCAL[engine].options_type)
-    }
+def test_the_ends_of_every_range_build_an_index(engine, small):
+    kind = load_engine(engine)
+    bounds = {one.name: one.metadata.get("bounds") for one in dataclasses.fields(kind.options_type)}
     for name in {"links", "ef_construction", "ef"} & set(bounds):
         for value in bounds[name]:
             if name == "ef_construction" and engine == "faiss" and value > 1000:
                 continue
-            kind = {"kind": "hnsw"} if engine == "faiss" else {}
-            index = build_index(LOCAL[engine]("", **{name: value}, **kind), gallery, bias)
-            assert index.search(gallery[:2], k=3).ids.shape == (2, 3)
+            options = {"factory": "HNSW32"} if engine == "faiss" else {}
+            index = build_index(kind("", **{name: value}, **options), *small)
+            assert index.search(small[0][:2], k=3).ids.shape == (2, 3)
 
 
-def test_more_cells_than_items_are_refused_with_one_sentence(small):
-    with pytest.raises(NNNormError, match="cells must be at most the number of items, 40"):
-        build_index("faiss:?kind=ivf&cells=5000", *small)
+@pytest.mark.parametrize("factory", ["IVF5000,Flat", "nonsense", "PQ7", ""])
+def test_a_factory_that_faiss_cant_make_gets_one_sentence(factory, small):
+    with pytest.raises(NNNormError, match=r"factory") as caught:
+        build_index(f"faiss:?factory={factory}", *small)
+    assert "\n" not in str(caught.value)
 
 
 # --- damaged files ---
@@ -76,116 +66,58 @@ def test_more_cells_than_items_are_refused_with_one_sentence(small):
 
 @each_local
 def test_a_changed_bit_is_found_before_the_engine_opens_the_file(engine, small, tmp_path):
-    path = tmp_path / "photos.index"
-    build_index(f"{engine}:{path}", *small).close()
-    whole = path.read_bytes()
-    for place in np.linspace(0, len(whole) - 1, 25).astype(int):
-        damaged = bytearray(whole)
-        damaged[place] ^= 0x10
-        path.write_bytes(damaged)
-        with pytest.raises(NNNormError, match="not the file that was saved"):
-            open_index(f"{engine}:{path}")
-    for cut in (0, 1, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:cut])
-        with pytest.raises(NNNormError, match="not the file that was saved"):
-            open_index(f"{engine}:{path}")
-    path.write_bytes(whole)
-    assert len(open_index(f"{engine}:{path}")) == 40
+    url = f"{engine}:{tmp_path / 'photos'}"
+    build_index(url, *small, metadata=[{"row": row} for row in range(40)]).close()
+    (folder,) = (tmp_path / "photos").glob("v1_*")
+    for path in folder.iterdir():
+        whole = path.read_bytes()
+        damages = [whole[:cut] for cut in (0, 1, len(whole) // 2, len(whole) - 1)]
+        for place in np.linspace(0, len(whole) - 1, 15).astype(int):
+            damaged = bytearray(whole)
+            damaged[place] ^= 0x10
+            damages.append(bytes(damaged))
+        for damaged in damages:
+            path.write_bytes(damaged)
+            with pytest.raises(NNNormError, match="is damaged"):
+                open_index(url).search(small[0][:2])
+        path.write_bytes(whole)
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(NNNormError, match=r"open it again|no index metadata"):
+            open_index(url).search(small[0][:2])
+        (tmp_path / "elsewhere").rename(path)
+    assert len(open_index(url)) == 40
 
 
-@each_local
-def test_a_second_file_without_a_checksum_still_opens(engine, small, tmp_path):
-    path = tmp_path / "photos.index"
-    build_index(f"{engine}:{path}", *small).close()
-    change_sidecar(path, lambda about: about.pop("checksum"))
-    assert len(open_index(f"{engine}:{path}")) == 40
-
-
-def change_sidecar(path, change, arrays=lambda tensors: None):
-    beside = Path(f"{path}.nnnorm")
-    with safe_open(beside, framework="numpy") as file:
-        about, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    change(about)
-    arrays(tensors)
-    save_file(tensors, beside, about)
-
-
-WRONG = ["null", "true", "7", '"x"', "[]", "[1]", "{}", '{"a": 1}', "[" * 100_000, "x", ""]
-
-
-@each_local
-@pytest.mark.parametrize("key", ["note", "settings", "names", "metadata", "format"])
-def test_a_second_file_with_a_wrong_type_inside_gets_one_sentence(engine, small, tmp_path, key):
-    path = tmp_path / "photos.index"
-    build_index(f"{engine}:{path}", *small).close()
-    for wrong in WRONG:
-        change_sidecar(path, lambda about, wrong=wrong: about.update({key: wrong}))
-        try:
-            index = open_index(f"{engine}:{path}")
-        except NNNormError:
-            continue
-        assert len(index) == 40  # null is what stands there without names and metadata
-
-
-@pytest.mark.slow
-@each_local
-def test_every_setting_and_every_entry_of_the_note_is_checked(engine, small, tmp_path):
-    path = tmp_path / "photos.index"
-    build_index(f"{engine}:{path}", *small).close()
-    with safe_open(f"{path}.nnnorm", framework="numpy") as file:
-        kept = {part: json.loads(file.metadata()[part]) for part in ("settings", "note")}
-    for part, entries in kept.items():
-        for name in entries:
-            for wrong in (None, True, -1, 10**30, 1e999, "x", [], ["x"], {}, {"a": 1}):
-                text = json.dumps({**entries, name: wrong})
-                change_sidecar(path, lambda about, part=part, text=text: about.update({part: text}))
-                try:
-                    open_index(f"{engine}:{path}").search(small[0][:2], k=2)
-                except NNNormError:
-                    continue
-
-
-@each_local
-def test_labels_of_a_wrong_form_get_one_sentence(engine, small, tmp_path):
-    path = tmp_path / "photos.index"
-    build_index(f"{engine}:{path}", *small).close()
-    for wrong in (np.zeros((2, 2), dtype=np.int64), np.zeros(40), np.arange(3)):
-        change_sidecar(
-            path, lambda about: None, lambda tensors, wrong=wrong: tensors.update(labels=wrong)
-        )
-        with pytest.raises(NNNormError):
-            open_index(f"{engine}:{path}")
-
-
-@each_local
+@pytest.mark.parametrize("engine", [*LOCAL, "sqlite", "duckdb"])
 def test_a_pipe_is_no_index(engine, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(NNNormError, match="pipe"):
-        open_index(
-            f"{engine}:{tmp_path / 'pipe'}?dim=4"
-            if engine == "hnswlib"
-            else f"{engine}:{tmp_path / 'pipe'}"
-        )
-
-
-@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
-def test_a_pipe_is_no_database(engine, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(NNNormError, match="pipe"):
-        open_index(f"{engine}:{tmp_path / 'pipe'}?table=photos")
+        open_index(f"{engine}:{tmp_path / 'pipe'}")
 
 
 @each_local
-def test_a_pipe_is_no_second_file(engine, small, tmp_path):
-    path = tmp_path / "photos.index"
-    build_index(f"{engine}:{path}", *small).close()
-    Path(f"{path}.nnnorm").unlink()
-    os.mkfifo(f"{path}.nnnorm")
+def test_a_pipe_is_no_file_of_an_index(engine, small, tmp_path):
+    url = f"{engine}:{tmp_path / 'photos'}"
+    build_index(url, *small).close()
+    (path,) = (tmp_path / "photos").glob("v1_*/index")
+    path.unlink()
+    os.mkfifo(path)
     with pytest.raises(NNNormError, match="pipe"):
-        open_index(f"{engine}:{path}")
+        open_index(url).search(small[0][:2])
 
 
-@pytest.mark.parametrize("url", ["faiss:/", "hnswlib:/", "usearch:/", "sqlite:x?table=a%00b"])
+@each_local
+def test_files_of_others_are_not_overwritten(engine, small, tmp_path):
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    for name in ("mine", "folder"):
+        with pytest.raises(NNNormError, match=r"is a file|exists already"):
+            build_index(f"{engine}:{tmp_path / name}", *small)
+    assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("url", ["faiss:/", "sqlite:x?table=a%00b"])
 def test_a_place_that_is_no_file_gets_one_sentence(url, small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NNNormError):
@@ -193,30 +125,22 @@ def test_a_place_that_is_no_file_gets_one_sentence(url, small, tmp_path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-def test_ids_without_the_bias_that_they_name_are_refused(tmp_path):
-    (tmp_path / "ids.txt").write_text("a\nb\n")
-    line = ["index", "export", "--from", "faiss:a", "--to", "faiss:b", "--ids", "ids.txt"]
-    told = CliRunner().invoke(app, line)
-    assert told.exit_code == 1
-    assert "--ids names the rows of a bias" in told.output
-
-
 # --- Ctrl-C, kills ---
 
 
 @pytest.mark.parametrize(
-    ("store", "message"),
-    [(UsearchStore, "Operation has been terminated"), (DuckdbStore, "Query interrupted")],
+    ("engine", "message"),
+    [("usearch", "Operation has been terminated"), ("duckdb", "Query interrupted")],
 )
-def test_ctrl_c_inside_of_an_engine_is_an_interrupt(store, message, small, tmp_path, monkeypatch):
+def test_ctrl_c_inside_of_an_engine_is_an_interrupt(engine, message, small, tmp_path, monkeypatch):
     """The errors that usearch 2 and DuckDB 1 raise when a signal arrives while they work."""
 
     def interrupted(*_):
         raise RuntimeError(message)
 
-    monkeypatch.setattr(store, "add", interrupted)
+    monkeypatch.setattr(load_engine(engine), "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build_index(store(tmp_path / "photos.db"), *small)
+        build_index(f"{engine}:{tmp_path / 'photos'}", *small)
 
 
 def test_other_errors_stay_what_they_are():

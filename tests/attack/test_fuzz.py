@@ -40,7 +40,7 @@ def test_every_option_that_takes_a_file_is_attacked():
 def test_every_input_file_of_every_command_is_in_one_of_its_lines():
     for command in commands.walk_commands().values():
         for option in command.options:
-            is_file = option.flag and option.name in commands.FILES and option.name != "tokenizer"
+            is_file = option.flag and option.name in commands.FILES
             if is_file and (command.name, option.name) not in commands.NOT_AT_HAND:
                 assert any(option.flag in line for line in command.lines), option
 

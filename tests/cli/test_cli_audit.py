@@ -14,12 +14,9 @@ def made(tmp_path, monkeypatch):
     made.references = np.random.default_rng(3).normal(size=(50, 23)).astype(np.float32)
     for name in ("gallery", "queries", "references"):
         np.save(tmp_path / f"{name}.npy", getattr(made, name))
-    lines = ["IDX\tOccupation\tObject\tOccupation_perceived_gender"]
     table = ["job,who"]
-    for number, (job, gender) in enumerate(zip(made.occupations, made.genders, strict=True)):
-        lines.append(f"OO_{number}\t{job}\tdesk\t{gender}")
+    for job, gender in zip(made.occupations, made.genders, strict=True):
         table.append(f"{job},{gender}")
-    (tmp_path / "OO.tsv").write_text("\n".join(lines))
     (tmp_path / "groups.csv").write_text("\n".join(table))
     (tmp_path / "asked.csv").write_text("\n".join(["label", *made.asked]))
     monkeypatch.chdir(tmp_path)
@@ -38,14 +35,6 @@ def mean(printed, metric, when="before"):
     return next(line[when]["mean"] for line in printed["means"] if line["metric"] == metric)
 
 
-def test_visogender_s_protocol_runs_from_its_own_table(made):
-    printed = run_json(*FILES, "--visogender", "OO.tsv", "--references", "references.npy")
-    assert mean(printed, "bias@6") == pytest.approx(26 / 138)
-    assert mean(printed, "precision@5") == pytest.approx(82 / 115)
-    assert printed["correction"] == {"method": "nnn", "reference_k": 16, "alpha": 0.75}
-    assert len(printed["after"]["bias@10"]) == 23
-
-
 def test_any_gallery_with_a_group_column_can_be_audited(made):
     NNN(8, 0.5).fit(made.gallery, made.references).save("bias.safetensors")
     printed = run_json(
@@ -62,7 +51,8 @@ def test_any_gallery_with_a_group_column_can_be_audited(made):
 @pytest.mark.slow
 def test_without_a_correction_it_only_counts_and_writes_what_was_asked_for(made, tmp_path):
     result = run(
-        *FILES, "--visogender", "OO.tsv", "--markdown", "audit.md", "--plots", "plots"
+        *FILES, "--groups", "groups.csv", "--group-column", "who", "-k", 6,
+        "--difference", "masculine,feminine", "--markdown", "audit.md", "--plots", "plots",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "What this does not show" in " ".join(result.stdout.split())
@@ -73,20 +63,14 @@ def test_without_a_correction_it_only_counts_and_writes_what_was_asked_for(made,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give --groups or --visogender, one of them"),
-        (["--groups", "groups.csv", "--visogender", "OO.tsv"], "one of them"),
         (["--groups", "groups.csv"], "group is not there, it has: job, who"),
-        (["--visogender", "groups.tsv"], "there is no file groups.tsv"),
-        (["--visogender", "OO.tsv", "-k", "5"], "VisoGender's protocol has its own groups"),
-        (["--visogender", "OO.tsv", "--alpha", "1"], "--duplicates need --references"),
+        (["--groups", "groups.tsv"], "there is no file groups.tsv"),
+        (["--groups", "groups.csv", "--alpha", "1"], "--duplicates need --references"),
         (["--groups", "groups.csv", "--group-column", "who", "--label-column", "job"],
          "--label-column needs --query-table"),
-        (["--visogender", "short.tsv"], "has 1 pictures and 1 occupations, but the gallery has"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, arguments, words):
-    first = (tmp_path / "OO.tsv").read_text().split("\n")[:2]
-    (tmp_path / "short.tsv").write_text("\n".join(first))
     before = sorted(path.name for path in tmp_path.iterdir())
     result = run(*FILES, *arguments, "--markdown", "audit.md")
     assert result.exit_code == 1, result.output

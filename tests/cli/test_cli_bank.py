@@ -48,7 +48,7 @@ def test_build_and_add_give_the_bank_of_all_queries(files):
     whole = build("--half-life", "30d")
     build("--half-life", "30d", log="may.jsonl", output="may.safetensors")
     added = run_json("bank", "add", "may.safetensors", "later.jsonl", *LOG)
-    for name in ("n_intents", "n_seen", "fingerprint", "half_life", "last_seen"):
+    for name in ("n_unique", "n_seen", "fingerprint", "half_life", "last_seen"):
         assert added[name] == whole[name]
     assert (added["n_seen"], added["output"]) == (400, "may.safetensors")
     assert Bank.load("may.safetensors").fingerprint == whole["fingerprint"]
@@ -59,7 +59,7 @@ def test_add_writes_elsewhere_and_forgets_where_asked(files):
     more = ("later.jsonl", *LOG, "-o", "new.safetensors", "--forget-before", "2026-05-15")
     added = run_json("bank", "add", "bank.safetensors", *more)
     bank = Bank.load("new.safetensors")
-    assert len(bank) == added["n_intents"] < 40
+    assert len(bank) == added["n_unique"] < 40
     assert (bank.last_seen >= np.datetime64("2026-05-15")).all()
     assert Bank.load("bank.safetensors").n_seen == 200
 
@@ -73,15 +73,15 @@ def test_embeddings_alone_make_a_bank_too(files):
 
 
 def test_info_tells_what_a_bank_holds(files):
-    about = build("--half-life", "30d", "--most", 20)
+    about = build("--half-life", "30d", "--max-references", 20)
     for command in (("bank", "info"), ("info",)):
         text = run(*command, "bank.safetensors").stdout
-        assert "bank.safetensors: 20 sampled intents from 400 queries" in text
-        assert "20, a random part: at most 20 are kept" in text
+        assert "bank.safetensors: 20 sampled of 400 queries" in text
+        assert "20, a random sample: at most 20 are kept" in text
         assert "32 dimensions, normalised" in text
         assert "30 days" in text
         assert about["fingerprint"] in text
-    assert run_json("info", "bank.safetensors")["n_intents"] == 20
+    assert run_json("info", "bank.safetensors")["n_unique"] == 20
 
 
 def test_a_bank_is_references_for_fit_and_the_studies(files, rng):
@@ -90,42 +90,42 @@ def test_a_bank_is_references_for_fit_and_the_studies(files, rng):
         "fit", "--gallery", "gallery.npy", "--references", "bank.safetensors", "--normalize",
         "-o", "bias.safetensors",
     )  # fmt: skip
-    n_intents = len(Bank.load("bank.safetensors"))
-    assert (fitted["n_references"], fitted["params"]["n_intents"]) == (400, n_intents)
+    n_unique = len(Bank.load("bank.safetensors"))
+    assert (fitted["n_references"], fitted["params"]["n_unique"]) == (400, n_unique)
     assert len(Bias.load("bias.safetensors")) == 60
     gallery = np.load("gallery.npy")
     np.save("queries.npy", gallery + rng.normal(size=gallery.shape).astype(np.float32))
     np.save("truth.npy", np.arange(60))
     asked = ("--gallery", "gallery.npy", "--queries", "queries.npy", "--normalize")
     bank = ("--references", "bank.safetensors")
-    assert run_json("tune", *asked, *bank, "--truth", "truth.npy")["n_intents"] == n_intents
+    assert run_json("tune", *asked, *bank, "--truth", "truth.npy")["n_unique"] == n_unique
     assert run_json("diagnose", *asked, *bank)["after"] is not None
     rows = run_json("ablate", *asked, *bank, "--truth", "truth.npy", "--share", 1)["rows"]
-    assert rows[0]["n_intents"] == n_intents
+    assert rows[0]["n_unique"] == n_unique
 
 
-def test_fit_names_a_random_part_of_the_intents_as_one(files):
-    build("--most", "10")
+def test_fit_calls_a_sample_a_sample(files):
+    build("--max-references", "10")
     fit = ("fit", "--gallery", "gallery.npy", "--references", "bank.safetensors", "--normalize")
     done = run(*fit, "-o", "bias.safetensors")
-    assert "from 400 past queries (10 sampled intents)" in done.stdout
+    assert "from 400 past queries (10 sampled)" in done.stdout
 
 
-def test_fit_says_how_many_intents_there_are(files):
+def test_fit_says_how_many_queries_are_unique(files):
     done = run(
         "fit", "--gallery", "gallery.npy", "--references", "log.npy", "--normalize",
         "-o", "bias.safetensors",
     )  # fmt: skip
-    n_intents = Bias.load("bias.safetensors").params["n_intents"]
+    n_unique = Bias.load("bias.safetensors").params["n_unique"]
     words = " ".join(done.stdout.split())
-    assert f"60 items from 200 past queries ({n_intents} intents)" in words
+    assert f"60 items from 200 past queries ({n_unique} unique)" in words
 
 
-def test_own_rows_are_refused_unless_they_are_asked_for(files):
+def test_allow_gallery_rows_are_refused_unless_they_are_asked_for(files):
     given = ("--gallery", "gallery.npy", "--references", "gallery.npy", "--normalize")
     done = run("fit", *given, "-o", "bias.safetensors")
-    assert_fails(done, "--own-rows")
-    assert run("fit", *given, "-o", "bias.safetensors", "--own-rows").exit_code == 0
+    assert_fails(done, "--allow-gallery-rows")
+    assert run("fit", *given, "-o", "bias.safetensors", "--allow-gallery-rows").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -39,29 +39,29 @@ def files(made, tmp_path, monkeypatch):
 
 
 def test_a_planted_item_is_listed_and_the_exit_code_says_so(files):
-    result = run(*SCAN, "-o", "quarantine.txt")
+    result = run(*SCAN, "-o", "outliers.txt")
     assert result.exit_code == 3, result.output
-    assert "1 to quarantine" in result.stdout
-    assert "quarantine.txt" in result.stderr
-    assert (files / "quarantine.txt").read_text() == "400\n"
+    assert "1 to remove" in result.stdout
+    assert "outliers.txt" in result.stderr
+    assert (files / "outliers.txt").read_text() == "400\n"
 
 
 def test_a_clean_gallery_ends_with_0_and_an_empty_list(files):
     options = ["--gallery", "clean.npy", "--references", "references.npy"]
-    result = run("scan", *options, "-o", "quarantine.json")
+    result = run("scan", *options, "-o", "outliers.json")
     assert result.exit_code == 0, result.output
-    assert "Nothing to quarantine" in result.stdout
-    assert json.loads((files / "quarantine.json").read_text()) == []
+    assert "Nothing to remove" in result.stdout
+    assert json.loads((files / "outliers.json").read_text()) == []
 
 
-def test_json_has_the_suspects_with_their_reasons(files):
+def test_json_has_the_outliers_with_their_reasons(files):
     (files / "ids.txt").write_text("".join(f"p{row}\n" for row in range(401)))
     result = run(*SCAN, "--ids", "ids.txt", "--budget", "1", "--json")
     found = json.loads(result.stdout)
-    assert (found["quarantine"], found["watch"], found["fine"]) == (1, 0, 400)
+    assert (found["remove"], found["watch"], found["fine"]) == (1, 0, 400)
     assert found["budget"] == 1
-    assert [one["id"] for one in found["suspects"]] == ["p400"]
-    assert found["suspects"][0]["reasons"]
+    assert [one["id"] for one in found["outliers"]] == ["p400"]
+    assert found["outliers"][0]["reasons"]
 
 
 def test_new_items_are_judged_by_a_corrector(files):
@@ -69,7 +69,7 @@ def test_new_items_are_judged_by_a_corrector(files):
     assert result.exit_code == 3, result.output
     assert (files / "out.txt").read_text() == "20\n"
     whole = run("scan", "--corrector", "c.safetensors", "--gallery", "gallery.npy", "--json")
-    assert json.loads(whole.stdout)["suspects"][0]["item"] == 400
+    assert json.loads(whole.stdout)["outliers"][0]["item"] == 400
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from PIL import Image
 
 from nnnorm import NNNormError
 from nnnorm.encoders import images as module
-from nnnorm.encoders.images import check_images, open_image, square_pixels
+from nnnorm.encoders.images import check_images, open_image
 
 
 def png_that_claims(width, height):
@@ -42,7 +42,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(tmp_path, size):
     path = tmp_path / "bomb.png"
     path.write_bytes(png_that_claims(*size))
     for look in (open_image, lambda p: check_images([p])):
-        with pytest.raises(NNNormError, match=r"too large \(.*pixels.*decompression bomb\?"):
+        with pytest.raises(NNNormError, match=r"too large \(.*pixels"):
             look(path)
 
 
@@ -103,10 +103,3 @@ def test_all_headers_are_looked_at_and_the_bad_ones_counted(tmp_path, pictures):
     check_images(pictures)
     with pytest.raises(NNNormError, match=r"a\.jpg can't be read .*\(2 of 10 images can't be used"):
         check_images([*pictures, tmp_path / "a.jpg", tmp_path / "none.jpg"])
-
-
-def test_squares_are_what_the_processor_of_transformers_makes(pictures, tiny_encoder):
-    opened = [open_image(path) for path in pictures]
-    expected = tiny_encoder("siglip").process_images(opened)["pixel_values"].numpy()
-    half = (0.5, 0.5, 0.5)
-    np.testing.assert_allclose(square_pixels(opened, 32, half, half), expected, atol=1e-6)

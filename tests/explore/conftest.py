@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from nnnorm import load_shapes, open_embeddings
+from nnnorm.evaluation import open_truth
 from nnnorm.explore import Session, demo_material, make_app
 from nnnorm.explore.pictures import ScenePictures
 from nnnorm.explore.views import Views
-from nnnorm.study import open_truth
 
 N_ITEMS = 200
 ATTACK = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 1">'

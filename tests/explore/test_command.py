@@ -81,11 +81,11 @@ def served(files):
     """An index with the bias of another bank than the one that is looked at, and its material."""
     pytest.importorskip("faiss")
     gallery = np.load(files / "gallery.npy")
-    bias = nnnorm.NNN(8, 0.7).fit(gallery, nnnorm.load_shapes().references[300:600])
-    url = f"faiss:{files / 'index.faiss'}"
+    past = nnnorm.load_shapes().references[300:600]
+    corrector = nnnorm.Corrector.fit(gallery, past, nnnorm.NNN(8, 0.7))
+    url = f"faiss:{files / 'index'}"
     metadata = [{"kind": "ab"[n % 2]} for n in range(N_ITEMS)]
-    with nnnorm.build_index(url, gallery, bias, metadata=metadata) as one:
-        one.save()
+    nnnorm.build_index(url, gallery, corrector, metadata=metadata).close()
     return open_material(
         index=url, queries=files / "queries.npy", references=files / "references.npy"
     )
@@ -140,9 +140,8 @@ def test_the_password_of_an_index_is_neither_on_the_page_nor_in_its_export(
 def test_queries_of_an_index_of_unit_rows_are_divided_by_their_norms(files, tmp_path):
     pytest.importorskip("faiss")
     gallery, references = (2 * np.load(files / f"{name}.npy") for name in ("gallery", "references"))
-    bias = nnnorm.NNN(8, 0.7).fit(gallery, references, normalize=True)
-    with nnnorm.build_index(f"faiss:{tmp_path / 'unit'}", gallery, bias, normalize=True) as one:
-        one.save()
+    corrector = nnnorm.Corrector.fit(gallery, references, nnnorm.NNN(8, 0.7), normalize=True)
+    nnnorm.build_index(f"faiss:{tmp_path / 'unit'}", gallery, corrector).close()
     np.save(tmp_path / "queries.npy", 5 * np.load(files / "queries.npy"))
     np.save(tmp_path / "references.npy", references)
     found = open_material(

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nnnorm import Bias, NNNormError, load_shapes, open_embeddings
+from nnnorm.evaluation import open_truth
 from nnnorm.explore import (
     FolderPictures,
     Material,
@@ -24,7 +25,6 @@ from nnnorm.explore import (
 )
 from nnnorm.explore.keeping import Later
 from nnnorm.explore.pictures import Thumbnails
-from nnnorm.study import open_truth
 from tests.explore.conftest import ATTACK
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
@@ -291,9 +291,9 @@ def test_an_exported_bias_fits_the_gallery_and_is_the_shown_one(client, session,
     assert bias.fits(session.material.gallery)
 
 
-def test_the_quarantine_list_is_that_of_scan(client, session):
-    expected = "".join(f"{one}\n" for one in session.scan.wait().quarantined)
-    assert client.get("/api/export/quarantine").text == expected
+def test_the_list_of_outliers_is_that_of_scan(client, session):
+    expected = "".join(f"{one}\n" for one in session.scan.wait().to_remove)
+    assert client.get("/api/export/outliers").text == expected
 
 
 def test_the_table_for_embedding_atlas_has_places_and_counts(client, session, tmp_path):

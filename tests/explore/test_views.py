@@ -8,13 +8,13 @@ import pytest
 
 import nnnorm
 from nnnorm import NNN, NNNormError
+from nnnorm.evaluation import count_occurrences, expect_occurrences
 from nnnorm.explore import Material, Session, pack, unpack
 from nnnorm.explore.candidates import Candidates
 from nnnorm.explore.projection import project
 from nnnorm.explore.recording import make_table
 from nnnorm.explore.session import draw_some
 from nnnorm.explore.views import Views
-from nnnorm.study import count_occurrences, expect_occurrences
 
 SETTINGS = [
     ("nnn", {}),
@@ -41,7 +41,9 @@ def tied():
 
 def fitted(session, name, params):
     method = session.open_method(name, params)
-    return method, method.fit(session.material.gallery, session.material.references)
+    return method, method.fit(
+        session.material.gallery, session.material.references, duplicates="drop"
+    )
 
 
 @pytest.mark.parametrize(("name", "params"), SETTINGS)
@@ -238,10 +240,10 @@ def test_the_null_is_what_random_choices_give():
 def test_the_bank_counts_its_intents_and_copies(views, session):
     about, arrays = views.bank()
     assert about["n_references"] == 2000
-    assert about["n_intents"] + about["n_copies"] == 2000
+    assert about["n_unique"] + about["n_copies"] == 2000
     assert about["intents"][0]["count"] == max(session.used.counts)
-    assert about["foreign_z"] < about["foreign_limit"]
-    assert arrays["histogram"].sum() == about["n_intents"]
+    assert about["mismatch_z"] < about["mismatch_limit"]
+    assert arrays["histogram"].sum() == about["n_unique"]
 
 
 @pytest.mark.slow

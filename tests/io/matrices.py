@@ -9,8 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from nnnorm import embeddings as stored
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import open_embeddings, stored
 
 # Held exactly by float16, so that every float type carries the same numbers.
 VALUES = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float16).astype(np.float32)

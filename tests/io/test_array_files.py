@@ -6,13 +6,12 @@ arrived, what to do.
 
 import io
 import os
-from unittest import mock
 
 import numpy as np
 import pytest
 
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import open_embeddings
 from tests.io.matrices import VALUES, bases, refusal, save_shards, whole_numbers
 
 # Files that are refused
@@ -122,16 +121,6 @@ def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path, suffix, w
         except NNNormError:
             n_refused += 1
     assert n_refused > 0
-
-
-def test_a_lack_of_memory_is_not_blamed_on_the_file(tmp_path):
-    path = tmp_path / "a.npz"
-    path.write_bytes(npz_bytes())
-    with (
-        mock.patch.object(np.lib.format, "read_magic", side_effect=MemoryError),
-        pytest.raises(MemoryError),
-    ):
-        open_embeddings(path)
 
 
 class Trap:

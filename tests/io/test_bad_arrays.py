@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnnorm.bias import Bias
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import open_embeddings
 from tests.io.matrices import (
     VALUES,
     OnlyDLPack,

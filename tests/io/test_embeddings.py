@@ -5,8 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from nnnorm.embeddings import check_same_dim, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError
-from nnnorm.io import check_same_dim, open_embeddings, open_matrix
 from tests.io.matrices import IN_MEMORY, ON_DISK, VALUES, bases, small_blocks
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nnnorm.errors import NNNormError
-from nnnorm.io.files import check_writable, make_folder, write_whole
+from nnnorm.files import check_writable, make_folder, write_whole
 
 OLD, NEW = b"the old bytes", b"the new bytes, which are more"
 

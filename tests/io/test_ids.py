@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import check_ids
+from nnnorm.tables import check_ids
 
 
 @pytest.mark.parametrize("ids", [[3, 1], ("a", "b"), range(2), np.array(["a", "b"], dtype=object)])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnnorm
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormWarning
-from nnnorm.io import open_embeddings
 from tests.io.matrices import VALUES, nonzero_rows, patient, refusal, small_blocks
 
 # Normalising: explicit, never silent

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nnnorm
-from nnnorm.io import open_embeddings
-from nnnorm.io.stored import StoredMatrix
+from nnnorm.embeddings import StoredMatrix, open_embeddings
 from tests.io.matrices import VALUES, nonzero_rows, patient
 
 
@@ -55,31 +53,6 @@ def test_a_fingerprint_that_was_left_out_is_one_more_read_for_all_views(reads):
     view = open_embeddings(opened, name="queries")
     assert view.fingerprint == opened.fingerprint
     assert reads == {"embeddings": 7, "queries": 7}
-
-
-@pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize(
-    ("rule", "n_sampled"),
-    [("first", 512), ("second", 4 * 512 + 16_384)],  # for the reliability; for the density too
-)
-def test_a_fit_reads_its_gallery_three_times_and_its_bank_twice(
-    tmp_path, reads, normalize, rule, n_sampled
-):
-    """Once to check them and once to multiply, and a sample of the items for the choice of alpha.
-
-    Items that are repeated or among the references are looked for in a third read of the gallery.
-    """
-    rng = np.random.default_rng(0)
-    for name, n_rows in (("gallery", 20_000), ("references", 400)):
-        np.save(tmp_path / f"{name}.npy", rng.normal(size=(n_rows, 8)).astype(np.float16))
-    gallery, references = (
-        open_embeddings(tmp_path / f"{name}.npy", name=name, normalize=normalize)
-        for name in ("gallery", "references")
-    )
-    nnnorm.NNN(rule=rule).fit(gallery, references, solver="exact", duplicates="keep")
-    by_role = {name.partition(" ")[0]: n_rows for name, n_rows in reads.items()}
-    assert 2 * 400 <= by_role["references"] <= 2 * 400 + 64
-    assert 3 * 20_000 <= by_role["gallery"] <= 3 * 20_000 + n_sampled + 64
 
 
 # Fingerprint: of the float32 values, and of nothing else

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
-from nnnorm.io.embeddings import open_embeddings
-from nnnorm.io.parquet import read_embedding_column
+from nnnorm.parquet import read_embedding_column
 from tests.io.matrices import VALUES, refusal
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nnnorm.io import Embeddings, ScoreMatrix, open_embeddings, open_matrix
+from nnnorm.embeddings import Embeddings, ScoreMatrix, open_embeddings, open_matrix
 from tests.io.matrices import VALUES, refusal, small_blocks
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from nnnorm import NNNormError, open_embeddings
 from nnnorm.errors import MissingExtraError
-from nnnorm.io import open_rows
 
 ROWS = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32)
 
@@ -57,7 +56,6 @@ def test_a_url_is_opened_as_a_path_is(memory, kind):
         there = open_embeddings(source, name="gallery")
         assert there.fingerprint == here.fingerprint
         np.testing.assert_array_equal(there.take(np.array([49, 3, 30])), ROWS[[49, 3, 30]])
-    np.testing.assert_array_equal(open_rows(url, 4, 31).rows(0, 27), ROWS[4:31])
 
 
 def test_parquet_behind_a_url_keeps_its_ids(memory, tmp_path):
@@ -71,22 +69,17 @@ def test_parquet_behind_a_url_keeps_its_ids(memory, tmp_path):
 def test_parquet_files_that_fill_the_memory_are_read_in_pieces(tmp_path, monkeypatch):
     folder = write_parquet(tmp_path / "packed")
     held = open_embeddings(folder, name="gallery")
-    monkeypatch.setattr("nnnorm.io.arrays._LARGE_SHARE", 10**12)
+    monkeypatch.setattr("nnnorm.arrays._LARGE_SHARE", 10**12)
     found = open_embeddings(folder, name="gallery")
     assert found.fingerprint == held.fingerprint
     assert found.ids.tolist() == held.ids.tolist()
     np.testing.assert_array_equal(found.take(np.array([49, 3, 19, 20])), ROWS[[49, 3, 19, 20]])
 
 
-def test_rows_beyond_the_end_are_refused():
-    with pytest.raises(NNNormError, match=r"rows 40 to 51 were asked for, but .* has 50 rows"):
-        open_rows(ROWS, 40, 51)
-
-
 def test_what_is_not_there_or_is_cut_short_is_named(memory):
     memory.pipe_file("/set/img_emb_0.npy", npy(ROWS)[:-9])
     for url, words in {
-        "memory://set": "it is cut short",
+        "memory://set": "is it cut short",
         "memory://none.npy": r"gallery \(memory://none.npy\): there is no such file",
         "memory://set/*.parquet": "no file matches the pattern",
         "nosuch://bucket/x.npy": "nosuch://bucket/x.npy can't be reached .*Protocol not known",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm.io import Embeddings, open_embeddings
+from nnnorm.embeddings import Embeddings, open_embeddings
 from tests.io.matrices import VALUES, patient, save_shards, shards, small_blocks
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.io import read_column, read_columns, read_json, read_jsonl, read_lines
+from nnnorm.tables import read_column, read_columns, read_json, read_jsonl, read_lines
 
 
 @pytest.fixture

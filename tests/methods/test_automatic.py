@@ -2,29 +2,43 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN, NNNormError, NNNormWarning, open_embeddings
-from nnnorm.io import open_matrix
+from nnnorm.embeddings import open_matrix
 from nnnorm.methods import Statistics
-from nnnorm.methods.automatic import RULES, density_correlation, is_narrow, split_half_reliability
-from nnnorm.scoring import Matrix, Products
+from nnnorm.methods.automatic import Evidence, choose_alpha, choose_reference_k, measure
+from nnnorm.scoring import Matrix
 from tests import reference
 
 
 def reliability(scores, reference_k, **options):
-    return split_half_reliability(
-        Matrix(open_matrix(scores, name="scores")), reference_k, **options
-    )
+    scores = Matrix(open_matrix(scores, name="scores"))
+    return measure(scores, scores, reference_k, **options).reliability
 
 
 @pytest.mark.parametrize(
-    ("rule", "n_references", "reference_k"),
+    ("n_references", "n_gallery", "reference_k"),
     [
-        *(("second", n, k) for n, k in [(1, 1), (7, 7), (64, 8), (160, 10), (30_455, 32)]),
-        *(("first", n, k) for n, k in [(1, 1), (3, 3), (64, 4), (160, 10), (30_455, 128)]),
-        *(("paper", n, k) for n, k in [(1, 1), (127, 127), (30_455, 128)]),
+        *[(1, 100, 1), (2, 100, 1), (3, 100, 1), (16, 100, 8), (100, 1000, 8)],
+        *[(400, 1000, 25), (4000, 10**6, 32), (15_000, 150, 300), (10**6, 1, 500_000)],
     ],
 )
-def test_reference_k_is_a_share_of_the_bank_within_limits(rule, n_references, reference_k):
-    assert RULES[rule].choose_reference_k(n_references) == reference_k
+def test_reference_k_grows_with_the_past_queries_per_item_up_to_half_of_them(
+    n_references, n_gallery, reference_k
+):
+    assert choose_reference_k(n_references, n_gallery) == reference_k
+
+
+@pytest.mark.parametrize(
+    ("density", "coverage", "spread", "share"),
+    [
+        *[(0.4, 1.0, 1.0, 1.0), (0.3, 0.5, 1.25, 1.0), (0.0, 1.0, 1.0, 0.5)],
+        *[(-0.1, 1.0, 1.0, 0.0), (0.2, 0.1, 1.0, 0.0), (0.4, 1.0, 2.5, 0.125)],
+    ],
+)
+def test_alpha_shrinks_to_nothing_if_past_queries_do_not_match_the_gallery(
+    density, coverage, spread, share
+):
+    alpha = choose_alpha(Evidence(0.81, density, coverage, spread), 92)
+    assert alpha == pytest.approx(0.6 * 0.9 * 0.92 * share, abs=5e-4)
 
 
 def test_noise_is_not_reliable_and_true_offsets_are(rng):
@@ -60,16 +74,13 @@ def test_constant_scores_mean_no_trust():
     assert reliability(np.full((30, 40), 0.3), 4) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("rule", "k", "largest", "power"), [("second", 20, 0.5, 0.5), ("first", 20, 0.75, 1)]
-)
-def test_what_was_chosen_stands_in_the_bias(rng, rule, k, largest, power):
+def test_what_was_chosen_and_measured_stands_in_the_bias(rng):
     scores = rng.normal(size=(300, 1)) + rng.normal(size=(300, 320))
-    bias = NNN(rule=rule).fit_scores(scores)
-    assert bias.params["reference_k"] == k
-    assert bias.params["rule"] == rule
+    bias = NNN().fit_scores(scores)
+    assert bias.params["reference_k"] == 20
     assert bias.weight == bias.params["alpha"]
-    assert bias.weight == pytest.approx(largest * bias.params["reliability"] ** power * 320 / 328)
+    expected = 0.6 * bias.params["reliability"] ** 0.5 * 320 / 328
+    assert bias.weight == pytest.approx(expected, abs=5e-4)
     assert 0.5 < bias.params["reliability"] < 1
 
 
@@ -79,28 +90,48 @@ def cloud(rng, n_rows, dim=32):
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize("n_references", [5, 60, 700])
-def test_the_second_rule_is_its_naive_form(rng, n_references):
+@pytest.mark.parametrize("n_references", [5, 60, 700, 4000])
+def test_the_automatic_rule_is_its_naive_form(rng, n_references):
     gallery, references = cloud(rng, 300), cloud(rng, n_references)
-    bias = NNN().fit(gallery, references)
-    expected, alpha, c = reference.second_rule(gallery, references, bias.params["reliability"])
-    np.testing.assert_allclose(bias.values, expected, atol=2e-6)
-    assert bias.weight == pytest.approx(alpha, abs=1e-5)
-    assert bias.params["density"] == pytest.approx(c, abs=1e-5)
+    bias = NNN().fit(gallery, references, duplicates="keep")
+    k, alpha, values = reference.automatic_rule(gallery.astype(float), references.astype(float))
+    np.testing.assert_allclose(bias.values, values, atol=2e-6)
+    assert bias.params["reference_k"] == k
+    assert bias.weight == pytest.approx(alpha, abs=0.02 if n_references > 1024 else 2e-3)
     assert bias.params["center"] is True
 
 
-def test_the_papers_rule_is_its_setting_and_as_many_references_as_there_are(rng):
-    gallery, references = cloud(rng, 50), cloud(rng, 200)
-    paper = NNN(rule="paper").fit(gallery, references)
-    np.testing.assert_array_equal(paper.values, NNN.paper().fit(gallery, references).values)
-    chosen = {name: paper.params[name] for name in ("reference_k", "alpha", "rule")}
-    assert chosen == {"reference_k": 128, "alpha": 0.75, "rule": "paper"}
-    assert "center" not in paper.params
-    assert NNN(rule="paper").fit(gallery, references[:40]).params["reference_k"] == 40
+@pytest.mark.parametrize("method", [NNN.paper(), NNN(reference_k=128, alpha=0.75)])
+def test_explicit_numbers_are_the_paper_on_a_bank_with_copies(rng, method):
+    gallery, references = cloud(rng, 50), np.repeat(cloud(rng, 100), 3, axis=0)
+    bias = method.fit(gallery, references)
+    expected = reference.m_k(gallery.astype(float) @ references.T.astype(float), 128)
+    np.testing.assert_allclose(bias.values, expected, atol=2e-6)
+    assert bias.weight == 0.75
+    assert "center" not in bias.params
+    assert "n_unique" not in bias.params
 
 
-@pytest.mark.parametrize("solver", ["exact", "pruned", "approximate", "torch"])
+def test_automatic_settings_count_copies_once(rng):
+    gallery, references = cloud(rng, 50), cloud(rng, 100)
+    once = NNN().fit(gallery, references)
+    repeated = NNN().fit(gallery, np.repeat(references, 5, axis=0))
+    np.testing.assert_allclose(repeated.values, once.values, atol=1e-6)
+    assert repeated.weight == once.weight
+    assert repeated.n_references == 500
+
+
+def test_the_printed_setting_reproduces_the_bias(rng):
+    gallery, references = cloud(rng, 200), np.repeat(cloud(rng, 300), 2, axis=0)
+    automatic = NNN().fit(gallery, references)
+    k, alpha = automatic.params["reference_k"], automatic.params["alpha"]
+    explicit = NNN(reference_k=k, alpha=alpha, center=True)
+    assert repr(explicit) == f"NNN(reference_k={k}, alpha={alpha}, center=True)"
+    again = eval(repr(explicit)).fit(gallery, references, duplicates="drop")
+    np.testing.assert_array_equal(again.correction, automatic.correction)
+
+
+@pytest.mark.parametrize("solver", ["exact", "approximate", "torch"])
 def test_every_solver_centres(rng, solver):
     if solver == "torch":
         pytest.importorskip("torch")
@@ -139,38 +170,21 @@ def test_a_centre_may_be_given_so_that_new_items_get_the_numbers_of_a_whole_fit(
     np.testing.assert_allclose(settled.values(new), settled.values(whole)[some], atol=1e-6)
 
 
-def test_a_bank_that_covers_a_part_of_the_gallery_has_a_low_c_and_fit_says_so(rng):
-    gallery, references = cloud(rng, 1000), cloud(rng, 8000)
-    # Far from the middle of the cloud, and on one side of it.
-    narrow = references[np.argsort(2 * references.mean(axis=1) * 32**0.5 - references[:, 0])[:300]]
-    assert NNN().fit(gallery, references).params["density"] > 0.4
-    with pytest.warns(NNNormWarning, match="cover only a part of the gallery"):
-        bias = NNN().fit(gallery, narrow)
-    assert is_narrow(bias.params["density"], bias.params["reliability"], 1000)
+def test_mismatched_past_queries_are_warned_of_and_change_little(rng):
+    gallery = cloud(rng, 1000)
+    # All on the far side of a few items: they find the same few first.
+    mismatched = -gallery[:3].mean(axis=0) + 0.05 * rng.normal(size=(300, 32))
+    with pytest.warns(NNNormWarning, match="past queries don't resemble what this gallery"):
+        bias = NNN().fit(gallery, mismatched, duplicates="keep", normalize=True)
+    assert bias.params["match"] < 0.5
     assert bias.weight < 0.3
 
 
-def test_c_does_not_depend_on_the_items_that_are_their_own_neighbours(rng):
-    rows = open_embeddings(cloud(rng, 200) * rng.uniform(0.2, 5, size=(200, 1)), normalize=False)
-    references = open_embeddings(cloud(rng, 60))
-    scores = np.asarray(rows) @ np.asarray(rows).T
-    np.fill_diagonal(scores, -np.inf)
-    means = reference.m_k(np.asarray(rows) @ np.asarray(references).T, 8)
-    expected = np.corrcoef(means, reference.m_k(scores, 10))[0, 1]
-    found = density_correlation(Products(rows, references), rows, 8)
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({"rule": "third"}, "rule must be one of second, first, paper; got 'third'"),
-        ({"center": "yes"}, "center must be True, False or \"auto\"; got 'yes'"),
-    ],
-)
-def test_a_wrong_rule_is_named(params, words):
-    with pytest.raises(NNNormError, match=words):
-        NNN(**params)
+def test_a_wrong_parameter_is_named():
+    with pytest.raises(NNNormError, match="center must be True, False or \"auto\"; got 'yes'"):
+        NNN(center="yes")
+    with pytest.raises(NNNormError, match=r"alpha must be at least 0.*got -0\.5"):
+        NNN(reference_k=8, alpha=-0.5)
 
 
 def test_numbers_override_one_at_a_time(rng):
@@ -179,15 +193,27 @@ def test_numbers_override_one_at_a_time(rng):
     assert fixed_k.params["reference_k"] == 7
     assert "reliability" in fixed_k.params
     fixed_alpha = NNN(alpha=0.3).fit_scores(scores)
-    expected = {"reference_k": 20, "alpha": 0.3, "center": True, "rule": "second"}
-    assert fixed_alpha.params == expected
+    expected = {"reference_k": 20, "alpha": 0.3, "center": True}
+    assert fixed_alpha.params == {**expected, "solver": "exact"}
     assert "center" not in NNN(center=False).fit_scores(scores).params
     assert "center" not in NNN(7, 0.3).fit_scores(scores).params
 
 
-def test_a_bank_of_one_reference_corrects_nothing(rng):
-    bias = NNN().fit(rng.normal(size=(20, 4)), rng.normal(size=(1, 4)))
+@pytest.mark.parametrize("n_references", [1, 2, 3])
+def test_a_handful_of_past_queries_changes_next_to_nothing(rng, n_references):
+    bias = NNN().fit(cloud(rng, 20), cloud(rng, n_references))
+    assert 1 <= bias.params["reference_k"] <= n_references
+    assert bias.weight <= 0.6 * n_references / (n_references + 8)
+
+
+def test_one_query_repeated_corrects_nothing(rng):
+    with pytest.warns(NNNormWarning, match="500 rows of references"):
+        bias = NNN().fit(cloud(rng, 20), np.repeat(cloud(rng, 1), 500, axis=0))
     assert bias.weight == 0.0
+
+
+def test_a_gallery_of_one_item_corrects_nothing(rng):
+    assert NNN().fit(cloud(rng, 1), cloud(rng, 500)).weight == 0.0
 
 
 def test_the_choice_is_the_same_every_time(rng):

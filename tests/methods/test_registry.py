@@ -11,6 +11,8 @@ import pytest
 
 import nnnorm
 from nnnorm import DualSoftmax, NNNormError
+from nnnorm.evaluation import compare, tune
+from nnnorm.evaluation.tuning import check_methods
 from nnnorm.methods import (
     METHOD_NAMES,
     MethodName,
@@ -21,8 +23,6 @@ from nnnorm.methods import (
     registry,
 )
 from nnnorm.methods.base import Method, Variant, record
-from nnnorm.study import compare, tune
-from nnnorm.study.tuning import check_methods
 
 SOURCE = Path(nnnorm.__file__).parent
 BETAS = {"beta_query": 20.0, "beta_gallery": 5.0}

@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from nnnorm.report.audits import plot_audit, tabulate_audit
 
 from nnnorm import Bias, NNNormError
-from nnnorm.report.audits import plot_audit, tabulate_audit
-from nnnorm.study.audits import Line, audit, audit_visogender
-from nnnorm.study.intervals import Interval
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.groups import Line, audit
 from tests.made import make_visogender
 
 
@@ -15,13 +15,16 @@ def found():
     made = make_visogender()
     values = np.zeros(230)
     values[made.hubs] = 1000
-    return audit_visogender(
+    return audit(
         made.queries,
         made.gallery,
-        genders=made.genders,
-        occupations=made.occupations,
-        asked_occupations=made.asked,
-        bias=Bias(values, 1.0, "nnn"),
+        Bias(values, 1.0, "nnn"),
+        groups=made.genders,
+        ks=(6, 10),
+        difference=("masculine", "feminine"),
+        target="equal",
+        labels=made.occupations,
+        query_labels=made.asked,
     )
 
 

@@ -9,6 +9,18 @@ import numpy as np
 import pytest
 
 from nnnorm import Bias, MissingExtraError, NNNormError
+from nnnorm.evaluation.bootstrap import Interval
+from nnnorm.evaluation.comparison import (
+    Ablation,
+    AblationRow,
+    Comparison,
+    Result,
+    Task,
+    ablate,
+    compare,
+)
+from nnnorm.evaluation.hubness import measure_hubness
+from nnnorm.evaluation.tuning import Cell, Tuning, tune
 from nnnorm.report.plots import (
     plot_bank_size,
     plot_gains,
@@ -17,10 +29,6 @@ from nnnorm.report.plots import (
     plot_reference_k,
     save_figure,
 )
-from nnnorm.study.comparison import Ablation, AblationRow, Comparison, Result, Task, ablate, compare
-from nnnorm.study.hubness import measure_hubness
-from nnnorm.study.intervals import Interval
-from nnnorm.study.tuning import Cell, Tuning, tune
 
 pytestmark = pytest.mark.slow
 
@@ -129,56 +137,6 @@ def test_chance_is_what_the_same_hits_give_on_any_item_alike():
     assert np.nansum(values) == pytest.approx(1000, rel=0.01)
 
 
-def test_maxima_are_marked_above_their_bars_and_items_without_hits_are_counted():
-    axes = plot_occurrences(BEFORE, AFTER).axes[0]
-    *maxima, never = axes.texts
-    assert [text.get_text() for text in maxima] == ["max 30", "max 6"]
-    assert [tuple(text.xy) for text in maxima] == [(30, 1.25), (6, 1.25)]
-    assert never.get_text() == "never first: 4 → 0 of 10 items"
-    assert [line.get_xdata()[0] for line in axes.lines] == [30, 6]
-
-
-def test_one_distribution_may_stand_alone():
-    figure = plot_occurrences(BEFORE, labels=["raw"], title="Hubs")
-    assert len(figure.axes[0].patches) == 2
-    assert legend_of(figure) == ["raw", "by chance"]
-    assert title_of(figure) == "Hubs"
-
-
-@pytest.mark.parametrize("truth", [5, np.array([4, 6] * 5)])
-def test_right_answers_per_item_are_a_line_at_their_mean(truth):
-    figure = plot_occurrences(BEFORE, AFTER, truth_per_item=truth)
-    line = lines_of(figure.axes[0])["right answers: 5 per item"]
-    assert list(line.get_xdata()) == [5, 5]
-    assert legend_of(figure)[-1] == "right answers: 5 per item"
-
-
-@pytest.mark.parametrize("top", [59, 60, 119, 120, 1234, 1_500_000])
-def test_long_tails_are_put_in_wider_bins_that_lose_nobody(top):
-    counts = np.array([0, 0, 3, top])
-    axes = plot_occurrences(counts, counts // 2).axes[0]
-    for patch, each in zip(axes.patches[:2], (counts, counts // 2), strict=True):
-        values, edges, _ = patch.get_data()
-        assert values.sum() == 4
-        assert len(values) <= 61
-        assert edges[-1] > each.max()
-    step = 1 + top // 60
-    steps = "items" if step == 1 else f"items in steps of {step} queries"
-    assert axes.get_ylabel() == f"{steps}, log scale"
-    assert axes.texts[0].get_text() == f"max {top:,}"
-
-
-def test_labels_of_near_maxima_stand_one_above_the_other():
-    for after, heights in ((BEFORE, (18, 6)), (AFTER, (6, 6))):
-        axes = plot_occurrences(BEFORE, after).axes[0]
-        assert tuple(text.xyann[1] for text in axes.texts[:2]) == heights
-
-
-def test_items_that_never_come_can_be_drawn():
-    values, _, _ = plot_occurrences([0, 0]).axes[0].patches[0].get_data()
-    assert values.tolist() == [2]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -193,18 +151,6 @@ def test_items_that_never_come_can_be_drawn():
 def test_what_are_no_occurrences_is_refused(arguments, words):
     with pytest.raises(NNNormError, match=words):
         plot_occurrences(*arguments)
-
-
-@pytest.mark.parametrize("labels", [["one"], "NN"])
-def test_labels_must_name_both(labels):
-    with pytest.raises(NNNormError, match="labels must name 2 distributions"):
-        plot_occurrences(BEFORE, AFTER, labels=labels)
-
-
-@pytest.mark.parametrize("truth", [[1, 2], -1, float("nan")])
-def test_wrong_right_answers_per_item_are_refused(truth):
-    with pytest.raises(NNNormError, match="truth_per_item must be one number"):
-        plot_occurrences(BEFORE, truth_per_item=truth)
 
 
 # --- grid ----------------------------------------------------------------------------------------
@@ -227,70 +173,6 @@ def test_the_grid_has_every_cell_in_its_place(small):
         assert mesh[row, column] == 100 * cell.recall_at_1
         assert texts[column + 0.5, row + 0.5] == f"{100 * cell.recall_at_1:.1f}"
     assert mesh.count() == len(texts) == len(tuning.grid) - 1
-
-
-def test_both_choices_are_marked_at_their_cells():
-    figure = plot_grid(make_tuning([1, 2, 4, 8], [0.25, 0.5, 0.75]))
-    rule, maximum = figure.axes[0].patches
-    assert (np.floor(rule.get_xy()) == (0, 0)).all()
-    assert (np.floor(maximum.get_xy()) == (3, 2)).all()
-    assert rule.get_linestyle() == "-"
-    assert maximum.get_linestyle() != "-"
-    assert legend_of(figure) == [
-        "best by one-standard-error rule: k = 1, α = 0.25, 48.00 %",
-        "best by maximum: k = 8, α = 0.75, 49.10 %",
-    ]
-
-
-def test_two_marks_on_one_cell_lie_one_in_the_other():
-    outer, inner = plot_grid(make_tuning([16], [0.5])).axes[0].patches
-    assert outer.get_bbox().x0 < inner.get_bbox().x0 < inner.get_bbox().x1 < outer.get_bbox().x1
-    assert outer.get_bbox().y0 < inner.get_bbox().y0 < inner.get_bbox().y1 < outer.get_bbox().y1
-
-
-def test_a_choice_outside_the_grid_is_named_and_not_marked():
-    tuning = make_tuning([1, 2], [0.5, 1.0])
-    csls = Cell("csls", {"reference_k": 256}, 0.6)
-    figure = plot_grid(replace(tuning, best_by_rule=tuning.uncorrected, best_by_maximum=csls))
-    assert len(figure.axes[0].patches) == 0
-    assert legend_of(figure) == [
-        "best by one-standard-error rule: no correction, 50.00 %",
-        "best by maximum: CSLS with k = 256, 60.00 %",
-    ]
-
-
-def test_colours_turn_at_no_correction():
-    figure = plot_grid(make_tuning([1, 2, 4, 8, 16], [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]))
-    mesh = figure.axes[0].collections[0]
-    low, middle, high = (mesh.cmap(mesh.norm(value))[:3] for value in (48, 50, 52))
-    assert np.ptp(middle) < 0.05  # neither
-    assert low[0] > low[2]  # orange
-    assert high[2] > high[0]  # blue
-    assert mesh.norm(50) == 0.5
-    assert title_of(figure) == "R@1 on 5,000 tuning queries; no correction: 50.00 %"
-    assert figure.axes[1].get_ylabel() == "R@1, %"
-
-
-@pytest.mark.parametrize(("uncorrected", "extend"), [(0.481, "neither"), (0.483, "min"), (0.4, 0)])
-def test_the_colour_bar_says_when_losses_run_off_its_end(uncorrected, extend):
-    mesh = plot_grid(make_tuning([1, 2], [0.5, 1.0], uncorrected)).axes[0].collections[0]
-    assert mesh.colorbar.extend == (extend or "neither")
-    assert mesh.norm.vmax >= mesh.get_array().max()
-
-
-def test_a_cell_that_was_not_tried_is_left_empty():
-    tuning = make_tuning([1, 2], [0.5, 1.0])
-    figure = plot_grid(replace(tuning, grid=tuning.grid[:2] + tuning.grid[3:]))
-    mesh = figure.axes[0].collections[0].get_array()
-    assert mesh.mask.tolist() == [[False, False], [True, False]]
-    assert len(figure.axes[0].texts) == 3
-
-
-def test_a_large_grid_has_colours_and_no_numbers():
-    figure = plot_grid(make_tuning(range(1, 31), np.arange(30) / 20))
-    assert figure.axes[0].collections[0].get_array().shape == (30, 30)
-    assert len(figure.axes[0].texts) == 0
-    assert len(figure.axes[0].get_xticklabels()) <= 12
 
 
 @pytest.mark.parametrize("plot", [plot_grid, plot_reference_k])
@@ -322,28 +204,6 @@ def test_lines_over_k_hold_the_cells_of_their_alpha():
     assert title_of(figure) == "How many references to average? (5,000 tuning queries)"
 
 
-def test_lines_over_k_are_in_order_of_k():
-    axes = plot_reference_k(make_tuning([8, 1, 4], [0.5])).axes[0]
-    assert list(lines_of(axes)["α = 0.5"].get_xdata()) == [1, 4, 8]
-
-
-def test_alphas_can_be_chosen_up_to_rounding():
-    figure = plot_reference_k(make_tuning([1, 2], [0.1 * 3, 0.6]), [0.6, 0.3])
-    assert list(lines_of(figure.axes[0])) == ["no correction", "α = 0.6", "α = 0.3"]
-
-
-def test_unusual_alphas_are_thinned_out_to_four():
-    figure = plot_reference_k(make_tuning([1, 2], [0.1, 0.2, 0.3, 0.4, 0.6, 0.7, 0.8]))
-    lines = list(lines_of(figure.axes[0]))
-    assert lines[1:] == ["α = 0.1", "α = 0.3", "α = 0.6", "α = 0.8"]
-
-
-@pytest.mark.parametrize("alphas", [[0.7], [0.5, 0.7], []])
-def test_alphas_that_were_not_tried_are_refused(alphas):
-    with pytest.raises(NNNormError, match=r"among those that were tried \(0\.5, 1\); got \["):
-        plot_reference_k(make_tuning([1], [0.5, 1.0]), alphas)
-
-
 # --- bank size -----------------------------------------------------------------------------------
 
 
@@ -367,12 +227,6 @@ def test_each_bank_has_a_line_of_the_own_rule_and_a_dashed_tuned_one():
     assert title_of(figure) == "How many past queries are enough? (25,000 test queries)"
 
 
-def test_banks_with_long_names_are_named_in_the_legend():
-    figure = plot_bank_size(make_ablation([1000, 2000], ["a bank with quite a long name"]))
-    assert legend_of(figure)[0] == "a bank with quite a long name"
-    assert not figure.axes[0].texts
-
-
 def test_bands_are_the_intervals_of_the_gain_above_no_correction():
     ablation = make_ablation([1000, 2000, 4000], ["flickr"])
     (band,) = plot_bank_size(ablation).axes[0].collections
@@ -382,26 +236,6 @@ def test_bands_are_the_intervals_of_the_gain_above_no_correction():
         heights = corners[corners[:, 0] == row.n_references, 1]
         assert heights.min() == pytest.approx(20 + 100 * gain.low)
         assert heights.max() == pytest.approx(20 + 100 * gain.high)
-
-
-def test_a_bank_of_one_size_has_its_interval_too():
-    ablation = make_ablation([1000], ["flickr"])
-    axes = plot_bank_size(ablation).axes[0]
-    gain = ablation.rows[0].automatic.gain
-    ends = [ends_of(collection) for collection in axes.collections[1:]]
-    np.testing.assert_allclose(ends[0][0, :, 1], [20 + 100 * gain.low, 20 + 100 * gain.high])
-    assert axes.get_xlim() == (500, 2000)
-
-
-def test_sizes_are_written_in_plain_numbers():
-    figure = plot_bank_size(make_ablation([2000, 1_000_000, 20_000_000]))
-    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
-    assert {"3,000", "100,000", "1 M", "10 M"} <= set(labels)
-
-
-def test_an_ablation_without_banks_is_refused():
-    with pytest.raises(NNNormError, match="holds no bank"):
-        plot_bank_size(replace(make_ablation([5]), rows=()))
 
 
 # --- gains ---------------------------------------------------------------------------------------
@@ -421,23 +255,6 @@ def test_the_forest_has_one_row_per_method_best_first():
     assert title_of(figure) == "Gain in R@1 over no correction (20.00 %)"
 
 
-def test_the_title_of_the_forest_stays_clear_of_the_recalls():
-    figure = plot_gains(make_comparison({"Inverted softmax": GAINS["nnn"]}))
-    figure.canvas.draw()
-    axes = figure.axes[0]
-    boxes = {
-        text.get_text(): text.get_window_extent() for text in axes.findobj(matplotlib.text.Text)
-    }
-    title, head = boxes[title_of(figure)], boxes["R@1, %"]
-    assert title.x1 < head.x0 < head.x1 <= figure.bbox.x1 + 1
-
-
-def test_recalls_are_written_at_the_right_of_their_rows():
-    axes = plot_gains(make_comparison()).axes[0]
-    texts = {text.get_position()[1]: text.get_text() for text in axes.texts}
-    assert texts == {-0.75: "R@1, %", 0: "23.00", 1: "22.00", 2: "20.10", 3: "18.00"}
-
-
 def test_an_interval_that_includes_zero_is_grey_and_hollow():
     axes = plot_gains(make_comparison()).axes[0]
     dots = [line for line in axes.lines if line.get_marker() == "o"]
@@ -445,19 +262,6 @@ def test_an_interval_that_includes_zero_is_grey_and_hollow():
         assert is_colour(line.get_color(), colour)
         assert is_colour(line.get_markerfacecolor(), "white" if colour == GREY else colour)
     assert axes.get_xlabel() == "points of R@1 on 25,000 queries, 95 % interval; hollow: includes 0"
-
-
-def test_hollow_marks_are_explained_only_where_there_are_some():
-    axes = plot_gains(make_comparison({"nnn": GAINS["nnn"]})).axes[0]
-    assert axes.get_xlabel() == "points of R@1 on 25,000 queries, 95 % interval"
-
-
-def test_zero_is_a_line_and_signs_are_written():
-    figure = plot_gains(make_comparison())
-    axes = figure.axes[0]
-    assert list(axes.lines[0].get_xdata()) == [0, 0]
-    labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert {"−2", "0", "+2"} <= set(labels)
 
 
 def test_a_comparison_of_nothing_is_refused():
@@ -561,14 +365,6 @@ def test_the_suffix_decides_the_kind_of_file(tmp_path, name, start, end):
     assert len(content) > 5000
 
 
-def test_a_png_is_960_pixels_wide(tmp_path):
-    save_figure(plot_gains(make_comparison()), str(tmp_path / "gains.png"))
-    header = (tmp_path / "gains.png").read_bytes()[16:24]
-    width, height = np.frombuffer(header, ">u4")
-    assert width == 960
-    assert 250 < height < 960
-
-
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 def test_equal_figures_are_equal_files(tmp_path, suffix):
     paths = [tmp_path / f"{n}.{suffix}" for n in range(2)]
@@ -582,11 +378,6 @@ def test_another_suffix_is_refused_with_those_that_are_known(tmp_path, name, got
     with pytest.raises(NNNormError, match=rf"must end in \.png, \.svg or \.pdf; got {got}"):
         save_figure(plot_occurrences(BEFORE), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(NNNormError, match="does not exist; create it first"):
-        save_figure(plot_occurrences(BEFORE), tmp_path / "none" / "a.png")
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -625,23 +416,8 @@ def test_without_matplotlib_every_figure_names_the_extra(monkeypatch, plot):
         plot()
 
 
-def test_figures_change_no_settings_of_matplotlib():
-    before = dict(matplotlib.rcParams)
-    for draw in FIGURES.values():
-        draw()
-    assert dict(matplotlib.rcParams) == before
-
-
 def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-
-def test_matplotlib_is_imported_only_when_a_figure_is_made():
-    code = "import sys, nnnorm.report.plots as p; print('matplotlib' in sys.modules)"
-    assert run(code).stdout == "False\n"
-    assert run(f"{code}; p.plot_occurrences([1]); print('matplotlib' in sys.modules)").stdout == (
-        "False\nTrue\n"
-    )
 
 
 def test_pyplot_is_never_imported(tmp_path):

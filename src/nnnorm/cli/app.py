@@ -40,7 +40,8 @@ from nnnorm.version import __version__
 
 if TYPE_CHECKING:
     from nnnorm.bank import Bank
-    from nnnorm.io import Embeddings, Progress
+    from nnnorm.embeddings import Embeddings
+    from nnnorm.files import Progress
     from nnnorm.ranking import Ranking
 
 # Ends and usage errors; the third in the line of BadParameter is the base of all usage errors,
@@ -68,27 +69,23 @@ codecs.register_error("nnnorm", _show_odd_names)
 # Every command, its module, and its line of the help, in the order in which people need them.
 COMMANDS = {
     "demo": ("demo", "See it work on data that ships with the package."),
-    "check": ("study", "Do I have hubs, does a correction help, what next?"),
+    "check": ("evaluation", "Do I have hubs, does a correction help, what next?"),
     "fit": ("core", "Compute the bias of every item from past queries."),
     "search": ("core", "Search a gallery exactly, corrected by a bias."),
     "explore": ("explore", "Look at hubs, results and settings on a local page."),
     "index": ("index", "Run the corrected search inside an existing engine."),
-    "bank": ("bank", "Keep a bank of past queries: every intent once."),
+    "bank": ("bank", "Keep a bank of past queries: every unique query once."),
     "extend": ("corrector", "Compute the bias of new items."),
     "drift": ("corrector", "Tell whether the bank is still like today's queries."),
     "scan": ("scan", "Find items that look planted or broken."),
-    "evaluate": ("study", "Measure R@1, R@5, R@10 before and after a correction."),
-    "diagnose": ("study", "Show the items that come back too often."),
-    "tune": ("study", "Choose a setting on queries with known answers."),
-    "compare": ("study", "Tune every method, and report all on test queries."),
-    "ablate": ("study", "Measure NNN with smaller and other banks."),
+    "evaluate": ("evaluation", "Measure R@1, R@5, R@10 before and after a correction."),
+    "diagnose": ("evaluation", "Show the items that come back too often."),
+    "tune": ("evaluation", "Choose a setting on queries with known answers."),
+    "compare": ("evaluation", "Tune every method, and report all on test queries."),
+    "ablate": ("evaluation", "Measure NNN with smaller and other banks."),
     "audit": ("audit", "Count how often each group of items is retrieved."),
     "encode": ("encode", "Turn images, texts or sounds into embeddings."),
-    "merge": ("cluster", "Join the parts of a fit that was spread over processes."),
-    "plan": ("plan", "Tell what a fit on many machines will take."),
-    "table": ("table", "Keep a bias as sharded parquet for very large engines."),
-    "dataset": ("reproduce", "Write a data set's captions, pairs and splits as lists."),
-    "reproduce": ("reproduce", "Measure the paper's tables again."),
+    "dataset": ("dataset", "Write a data set's captions, pairs and splits as lists."),
     "info": ("core", "Show versions and the active BLAS, or what a file holds."),
 }
 
@@ -204,12 +201,10 @@ Queries = Annotated[Path, Option(help=f"Queries: {SOURCE}.")]
 References = Annotated[
     Path, Option(help=f"Past queries: {SOURCE}, or a bank made by `nnnorm bank`.")
 ]
-OwnRows = Annotated[
-    bool, Option("--own-rows", help="Allow references that are rows of the gallery.")
+AllowGalleryRows = Annotated[
+    bool, Option("--allow-gallery-rows", help="Allow references that are rows of the gallery.")
 ]
-BiasFile = Annotated[
-    Path | None, Option(help="A file made by `nnnorm fit`, or a folder by `nnnorm merge`.")
-]
+BiasFile = Annotated[Path | None, Option(help="A file made by `nnnorm fit`.")]
 Seed = Annotated[int, Option(help="Random seed of splits and intervals.", min=0)]
 Weight = Annotated[float | None, Option(help="Replaces the weight of the bias.")]
 IdsFile = Annotated[
@@ -251,7 +246,7 @@ class Inputs:
 
     def open(self, path: Path, name: str) -> "Embeddings":
         """Open embeddings of the command line."""
-        from nnnorm.io import open_embeddings
+        from nnnorm.embeddings import open_embeddings
 
         return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
 
@@ -263,56 +258,14 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The options that spread a fit over processes or machines."""
-
-    shard: Annotated[
-        str | None,
-        Option(
-            help="Part of the work: 2/4 is the second of four processes with one output folder, "
-            "which `nnnorm merge` joins."
-        ),
-    ] = None
-    on: Annotated[Literal["ray"] | None, Option(help="Spread the work over a Ray cluster.")] = None
-    address: Annotated[
-        str | None,
-        Option(help="With --on: of the cluster; by default one is started on this machine."),
-    ] = None
-    shards: Annotated[
-        int | None,
-        Option(help="With --on: number of parts, of which the lost ones are repeated.", min=1),
-    ] = None
-    num_cpus: Annotated[float, Option(help="With --on: cores of one task.", min=0)] = 1.0
-    num_gpus: Annotated[float, Option(help="With --on: GPUs of one task.", min=0)] = 0.0
-
-    def check(self, others: Mapping[str, Any]) -> None:
-        """Raise where options do not go together."""
-        if self.on is None and (self.address or self.shards or self.num_gpus or self.num_cpus != 1):
-            raise NNNormError(
-                "--address, --shards, --num-cpus and --num-gpus are for --on ray; add it"
-            )
-        if self.shard is None and self.on is None:
-            return
-        if self.shard is not None and self.on is not None:
-            raise NNNormError("--shard and --on are two ways to share the work; give one of them")
-        given = [name for name, value in others.items() if value is not None]
-        if given:
-            way = "--shard" if self.on is None else "--on"
-            raise NNNormError(f"{given[0]} can't be used with {way}; fit in one process for that")
-
-
-@dataclass(frozen=True)
 class Report:
     """The options that decide where the tables and plots of a study go.
 
-    On every command `--json` prints to stdout in place of the table, and `--markdown`, `--latex`
-    and `--plots` name what is written besides.
+    On every command `--json` prints to stdout in place of the table, and `--markdown` and
+    `--plots` name what is written besides.
     """
 
     markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
-    latex: Annotated[
-        Path | None, Option(help="Write the table to this LaTeX file, a document of its own.")
-    ] = None
     plots: Annotated[
         Path | None, Option(metavar="FOLDER", help="Write plots there (made if needed).")
     ] = None
@@ -321,36 +274,26 @@ class Report:
 
     def check(self) -> None:
         """Check before the work that its results can be written."""
-        from nnnorm.io import check_writable, make_folder
+        from nnnorm.files import check_writable, make_folder
 
-        for path in (self.markdown, self.latex):
-            if path is not None:
-                check_writable(path)
+        if self.markdown is not None:
+            check_writable(self.markdown)
         if self.plots is not None:
             require("matplotlib", "plots")
             make_folder(self.plots)
 
     def deliver(self, tables: Sequence[Any], result: Any, figures: Figures | None = None) -> None:
-        """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
-        from nnnorm.io import write_png, write_whole
+        """Write Markdown and plots where asked, then print the tables, or JSON."""
+        from nnnorm.files import write_whole
 
         if self.markdown is not None:
             text = "\n\n".join(table.to_markdown() for table in tables) + "\n"
             write_whole(self.markdown, lambda file: file.write(text.encode()))
-        if self.latex is not None:
-            from nnnorm.report import make_document
-
-            document = make_document(tables)
-            write_whole(self.latex, lambda file: file.write(document.encode()))
         if self.plots is not None:
             from nnnorm.report import plots as drawing
 
             for name, draw in (figures or {}).items():
-                made = draw(drawing)
-                if hasattr(made, "savefig"):
-                    drawing.save_figure(made, self.plots / name)
-                else:  # a contact sheet
-                    write_png(self.plots / name, made)
+                drawing.save_figure(draw(drawing), self.plots / name)
                 typer.echo(f"Plot: {self.plots / name}", err=True)
         if self.as_json:
             print_json(result)
@@ -453,7 +396,7 @@ def print_command(parts: Sequence[str]) -> None:
 
 def check_output(output: Path, suffix: str, inputs: list[Path | None], *more: str) -> None:
     """Refuse an output that can't be written, is of another kind, or is one of the inputs."""
-    from nnnorm.io import check_writable
+    from nnnorm.files import check_writable
 
     target = check_writable(output)
     if any(path is not None and os.path.realpath(path) == str(target) for path in inputs):
@@ -466,7 +409,8 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
     """Read ids, or clicks, from a .npy file, a JSON list, or a text file with one per line."""
     if path is None:
         return None
-    from nnnorm.io import read_json, read_npy
+    from nnnorm.arrays import read_npy
+    from nnnorm.tables import read_json
 
     kind, one = ("whole numbers or strings", "id") if what == "ids" else ("numbers", "number")
     expected = f".npy of {kind}, a .json list, or text with one {one} per line"

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from nnnorm import study
+from nnnorm import evaluation
 from nnnorm.bank import open_references
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
@@ -21,12 +21,11 @@ from nnnorm.cli.app import (
     number_or_auto,
     show_progress,
 )
-from nnnorm.cli.sheet import Sheet, draw_audit
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
 from nnnorm.errors import NNNormError
-from nnnorm.io import read_columns
 from nnnorm.methods import NNN
 from nnnorm.report import plot_audit, tabulate_audit
+from nnnorm.tables import read_columns
 
 
 @command(
@@ -37,12 +36,8 @@ def audit(
     gallery: Gallery,
     queries: Queries,
     groups: Annotated[
-        Path | None, Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item.")
-    ] = None,
-    visogender: Annotated[
-        Path | None,
-        Option(help="Instead: VisoGender's table, for its protocol; one query per job."),
-    ] = None,
+        Path, Option(help="Table (.csv, .tsv, .jsonl, .parquet) with a row per item.")
+    ],
     group_column: Annotated[str, Option(help="Column of the groups.")] = "group",
     label_column: Annotated[
         str | None, Option(help="Column with the label of each item; adds precision@k.")
@@ -61,82 +56,44 @@ def audit(
     references: Annotated[
         Path | None, Option(help=f"Instead of a bias: fit NNN from this bank, {SOURCE}.")
     ] = None,
-    reference_k: Annotated[
-        str | None, Option(help="With --references: a number or auto (VisoGender: 16).")
-    ] = None,
-    alpha: Annotated[
-        str | None, Option(help="With --references: a number or auto (VisoGender: 0.75).")
-    ] = None,
+    reference_k: Annotated[str | None, Option(help="With --references: a number or auto.")] = None,
+    alpha: Annotated[str | None, Option(help="With --references: a number or auto.")] = None,
     duplicates: Annotated[
         Duplicates | None,
-        Option(help="With --references: drop counts every intent once (VisoGender: keep)."),
+        Option(help="With --references: drop uses unique queries only. [drop]"),
     ] = None,
     seed: Seed = 0,
     *,
-    drawing: Sheet,
     inputs: Inputs,
     report: Report,
 ) -> None:
     """Count how often each group is retrieved, before and after a correction."""
-    from nnnorm.datasets import read_visogender
-
     report.check()
-    drawing.check([gallery, queries, groups, visogender, query_table, bias, references])
-    if (groups is None) == (visogender is None):
-        raise NNNormError("give --groups or --visogender, one of them")
     if bias and references:
         raise NNNormError("give --bias or --references, not both")
     if references is None and (reference_k or alpha or duplicates):
         raise NNNormError(
             "--reference-k, --alpha and --duplicates need --references; give it, or leave them out"
         )
-    table = read_visogender(visogender) if visogender else None
-    given: dict[str, Any] = {}
-    if groups is not None:
-        given = _read_groups(groups, group_column, label_column, query_table)
-        given |= {"ks": k or [10], "target": _read_target(target)}
-        given["difference"] = _read_pair(difference)
-    elif k or difference or query_table or label_column or target != "gallery":
-        raise NNNormError(
-            "VisoGender's protocol has its own groups, k and target; leave out the other options, "
-            "or use --groups"
-        )
+    given = _read_groups(groups, group_column, label_column, query_table)
+    given |= {"ks": k or [10], "target": _read_target(target)}
+    given["difference"] = _read_pair(difference)
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     loaded = Bias.load(bias) if bias else None
-    sheet = None
-    if drawing.sheet is not None:
-        sheet = drawing.open(len(items), len(asked), items.ids)
     with show_progress("Counting groups") as progress:
         if references is not None:
             bank = inputs.open_references(references)
-            study.warn_of_overlap(open_references(bank), asked)
-            method = _make_method(reference_k, alpha, is_protocol=table is not None)
-            copies = duplicates or ("drop" if table is None else "keep")
-            loaded = method.fit(items, bank, duplicates=copies, progress=progress)
-        if table is not None:
-            _check_counts(table, len(items), len(asked))
-            given = {"genders": table.genders, "occupations": table.occupations}
-            given["asked_occupations"] = list(table.questions)
-            found = study.audit_visogender(asked, items, loaded, seed=seed, **given)
-        else:
-            found = study.audit(asked, items, loaded, seed=seed, progress=progress, **given)
-    if sheet is not None:
-        in_groups = table.genders if table is not None else given["groups"]
-        draw_audit(sheet, asked, items, loaded, found, [str(group) for group in in_groups])
+            evaluation.warn_of_overlap(open_references(bank), asked)
+            method = NNN(
+                number_or_auto("--reference-k", reference_k or "auto", int),
+                number_or_auto("--alpha", alpha or "auto", float),
+            )
+            loaded = method.fit(items, bank, duplicates=duplicates or "drop", progress=progress)
+        found = evaluation.audit(asked, items, loaded, seed=seed, progress=progress, **given)
     correction = None if loaded is None else {"method": loaded.method, **loaded.params}
     about = {**found.to_dict(), "correction": correction}
     report.deliver(tabulate_audit(found), about, {"audit.png": lambda _: plot_audit(found)})
-
-
-def _check_counts(about: Any, n_gallery: int, n_queries: int) -> None:
-    wanted = len(about.images), len(about.questions)
-    if wanted != (n_gallery, n_queries):
-        raise NNNormError(
-            f"VisoGender's table has {wanted[0]} pictures and {wanted[1]} occupations, but the "
-            f"gallery has {n_gallery} rows and there are {n_queries} queries; `nnnorm dataset "
-            "visogender` writes lists in the right order"
-        )
 
 
 def _read_groups(
@@ -154,15 +111,6 @@ def _read_groups(
     elif label_column is not None:
         raise NNNormError("--label-column needs --query-table, with the label of each query")
     return given
-
-
-def _make_method(reference_k: str | None, alpha: str | None, *, is_protocol: bool) -> NNN:
-    """NNN with the given numbers, else those of VisoGender's protocol, or automatic ones."""
-    usual = ("16", "0.75") if is_protocol else ("auto", "auto")
-    return NNN(
-        number_or_auto("--reference-k", reference_k or usual[0], int),
-        number_or_auto("--alpha", alpha or usual[1], float),
-    )
 
 
 def _read_target(text: str) -> Any:

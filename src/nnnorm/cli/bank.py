@@ -1,4 +1,4 @@
-"""`nnnorm bank`: make a bank of reference queries from a log, add to it, look at it."""
+"""`nnnorm bank`: make a bank of past queries from a log, add to it, show it."""
 
 import shlex
 from pathlib import Path
@@ -20,14 +20,14 @@ from nnnorm.cli.app import (
     print_json,
     show_progress,
 )
-from nnnorm.copies import MOST_INTENTS, describe_intents
+from nnnorm.dedup import describe_unique
 from nnnorm.errors import NNNormError
-from nnnorm.io import TABLE_SUFFIXES
+from nnnorm.tables import TABLE_SUFFIXES
 
 bank_app = typer.Typer(
     cls=HelpfulGroup,
-    help="Keep a bank of reference queries: every intent once, from any log.",
-    short_help="Keep a bank of reference queries: every intent once, from any log.",
+    help="Keep a bank of past queries: every unique query once, from any log.",
+    short_help="Keep a bank of past queries: every unique query once, from any log.",
     rich_markup_mode=None,
 )
 app.add_typer(bank_app, name="bank")
@@ -58,20 +58,22 @@ def build(
     half_life: Annotated[
         str | None,
         Option(
-            help="Time after which an intent is half as likely to be kept, such as 30d; where "
-            "times are numbers, a number in their unit."
+            help="With --max-references: time after which a query is half as likely to be kept, "
+            "such as 30d; if times are numbers, a number in their unit."
         ),
     ] = None,
-    most: Annotated[int, Option(help="Number of intents to keep.", min=1)] = MOST_INTENTS,
-    seed: Annotated[int, Option(help="Random seed of which intents are kept.", min=0)] = 0,
+    max_references: Annotated[
+        int | None, Option(help="Keep a random sample of this many unique queries.", min=1)
+    ] = None,
+    seed: Annotated[int, Option(help="Random seed of the sample.", min=0)] = 0,
     normalize: Normalize = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Make a bank from a log of queries, in which every intent counts once."""
+    """Make a bank of the unique queries of a log."""
     check_output(output, ".safetensors", [log])
-    options: dict[str, Any] = {"half_life": half_life, "most": most, "seed": seed}
-    options["normalize"] = normalize
+    options: dict[str, Any] = {"half_life": half_life, "max_references": max_references}
+    options |= {"seed": seed, "normalize": normalize}
     with show_progress("Reading the log") as progress:
         if _is_table(log):
             options |= {"column": column, "time": time, "count": count}
@@ -100,7 +102,7 @@ def add(
     time: Time = None,
     count: Count = None,
     forget_before: Annotated[
-        str | None, Option(help="Then drop the intents that were last asked before this time.")
+        str | None, Option(help="Then drop the queries that were last asked before this time.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -132,10 +134,10 @@ def describe_bank(bank: Bank, path: Path) -> tuple[str, dict[str, Any]]:
     about = bank.to_dict()
     size = f"{len(bank):,}"
     if bank.is_sample:
-        size += f", a random part: at most {about['most']:,} are kept"
+        size += f", a random sample: at most {about['max_references']:,} are kept"
     often = int(bank.counts.max())
     facts = {
-        "intents": size,
+        "unique queries": size,
         "most asked": f"{often:,} times, {often / bank.n_seen:.1%} of all queries",
         "embeddings": f"{bank.dim} dimensions{', normalised' if bank.normalized else ''}",
         "last asked": describe_times(bank) or None,
@@ -143,8 +145,8 @@ def describe_bank(bank: Bank, path: Path) -> tuple[str, dict[str, Any]]:
         "fingerprint": about["fingerprint"],
         "made": f"{about['created'][:16].replace('T', ' ')} UTC",
     }
-    intents = describe_intents(len(bank), bank.is_sample)
-    return f"{path}: {intents} from {bank.n_seen:,} queries", facts
+    unique = describe_unique(len(bank), bank.is_sample)
+    return f"{path}: {unique} of {bank.n_seen:,} queries", facts
 
 
 def _describe_half_life(about: dict[str, Any]) -> str | None:

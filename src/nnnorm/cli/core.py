@@ -1,6 +1,7 @@
 """The main job on the command line: `fit`, `search` and `info`."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ from typer import Argument, Option
 from nnnorm.bank import Bank
 from nnnorm.bias import Bias
 from nnnorm.cli.app import (
+    AllowGalleryRows,
     BiasFile,
     Budget,
     Debug,
@@ -18,10 +20,8 @@ from nnnorm.cli.app import (
     IdsFile,
     Inputs,
     Json,
-    OwnRows,
     Queries,
     References,
-    Spread,
     Weight,
     check_output,
     command,
@@ -33,25 +33,22 @@ from nnnorm.cli.app import (
     show_progress,
 )
 from nnnorm.cli.bank import describe_bank
-from nnnorm.cli.sheet import Sheet, draw_search
-from nnnorm.copies import Duplicates, describe_intents, describe_size
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError
-from nnnorm.foreign import FOREIGN_Z
-from nnnorm.io import check_regular, kind_of_record, open_embeddings
-from nnnorm.means import Solver
+from nnnorm.dedup import Duplicates, describe_size, describe_unique
+from nnnorm.embeddings import open_embeddings
+from nnnorm.files import check_regular, kind_of_record
+from nnnorm.input_checks import describe_reliability
 from nnnorm.methods import (
     METHOD_NAMES,
     GateForm,
     MethodName,
-    RuleName,
     describe_setting,
     find_method,
     make_method,
 )
 from nnnorm.ranking import Ranking
 from nnnorm.scoring import count_threads
-from nnnorm.study import read_truth
+from nnnorm.solvers import Solver
 from nnnorm.version import __version__
 
 _TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
@@ -60,7 +57,7 @@ GalleryReferences = Annotated[
 ]
 DuplicatesOption = Annotated[
     Duplicates,
-    Option(help="Count every intent of the bank once, or keep all rows, as the paper does."),
+    Option(help="Drop near copies among the past queries, or keep every row, as the paper does."),
 ]
 _WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
 
@@ -81,8 +78,14 @@ def fit(
     references: References,
     output: Annotated[Path, Option("--output", "-o", help="Where the bias goes.")],
     gallery_references: GalleryReferences = None,
-    duplicates: DuplicatesOption = "drop",
-    own_rows: OwnRows = False,
+    duplicates: Annotated[
+        Duplicates | None,
+        Option(
+            help="Drop near copies among the past queries (the default for automatic settings) or "
+            "keep every row, as the paper does (the default if you give numbers)."
+        ),
+    ] = None,
+    allow_gallery_rows: AllowGalleryRows = False,
     method: Annotated[MethodName, Option(help="How the bias is made.")] = "nnn",
     reference_k: Annotated[
         str | None,
@@ -94,9 +97,6 @@ def fit(
     center: Annotated[
         bool | None,
         Option(help=f"Take the mean of the gallery from its rows first ({_users('center')})."),
-    ] = None,
-    rule: Annotated[
-        RuleName | None, Option(help=f"Chooses what is auto ({_users('rule')}); by default second.")
     ] = None,
     weight: Annotated[
         float | None, Option(help=f"Weight of the mean ({_users('weight')}).")
@@ -124,13 +124,12 @@ def fit(
     ] = None,
     solver: Annotated[
         Solver,
-        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact."),
+        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact up to about 30 s."),
     ] = "auto",
     quality: Annotated[
-        int | None, Option(help="Inverted lists to probe per item (approximate, faiss-ivf).")
+        int | None, Option(help="Inverted lists to probe per item (approximate).")
     ] = None,
     *,
-    spread: Spread,
     inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -141,7 +140,6 @@ def fit(
         "reference_k": number_or_auto("--reference-k", reference_k, int),
         "alpha": number_or_auto("--alpha", alpha, float),
         "center": center,
-        "rule": rule,
         "weight": weight,
         "beta": beta,
         "beta_query": beta_query,
@@ -152,42 +150,29 @@ def fit(
     }
     chosen = make_method(method, **{k: v for k, v in given.items() if v is not None})
     read = [gallery, references, gallery_references, recent]
-    spread.check({"--save-corrector": save_corrector, "--recent": recent})
     options: Any = {
         "gallery_references": gallery_references,
         "duplicates": duplicates,
-        "own_rows": own_rows,
+        "allow_gallery_rows": allow_gallery_rows,
         "solver": solver,
         "quality": quality,
         "memory_budget": memory_budget * 2**20,
     }
-    if spread.shard is not None:
-        from nnnorm.cli.cluster import fit_share
-
-        options |= {"normalize": inputs.normalize, "metric": inputs.metric, "as_json": as_json}
-        fit_share(spread, chosen, gallery, inputs.open_references(references), output, options)
-        return
     check_output(output, ".safetensors", read)
     if save_corrector is not None:
         check_output(save_corrector, ".safetensors", [*read, output])
     bank = inputs.open_references(references)
-    if spread.on is not None:
-        from nnnorm.cli.cluster import fit_on_cluster
-
-        options |= {"normalize": inputs.normalize, "metric": inputs.metric}
-        bias = fit_on_cluster(spread, chosen, gallery, bank, output, options)
-    else:
-        items = inputs.open(gallery, "gallery")
-        if gallery_references is not None:
-            options["gallery_references"] = inputs.open(gallery_references, "gallery_references")
-        own = inputs.open(recent, "recent") if recent else None
-        with show_progress("Scoring the gallery against the references") as progress:
-            options["progress"] = progress
-            if save_corrector is None and own is None:
-                bias = chosen.fit(items, bank, **options)
-            else:
-                corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
-                bias = _keep(corrector, save_corrector)
+    items = inputs.open(gallery, "gallery")
+    if gallery_references is not None:
+        options["gallery_references"] = inputs.open(gallery_references, "gallery_references")
+    own = inputs.open(recent, "recent") if recent else None
+    with show_progress("Scoring the gallery against the references") as progress:
+        options["progress"] = progress
+        if save_corrector is None and own is None:
+            bias = chosen.fit(items, bank, **options)
+        else:
+            corrector = Corrector.fit(items, bank, chosen, recent=own, **options)
+            bias = _keep(corrector, save_corrector)
     bias.save(output)
     if not bias.correction.any() and not bias.gates:
         typer.echo(f"Note: nothing will be corrected: {_why_nothing(bias)}", err=True)
@@ -237,11 +222,6 @@ def search(
         Path | None, Option("--output", "-o", help="Write scores and indices as .npz.")
     ] = None,
     *,
-    drawing: Sheet,
-    truth: Annotated[
-        Path | None,
-        Option(help="For --sheet: right items; shown are queries that a hub had answered."),
-    ] = None,
     inputs: Inputs,
     memory_budget: Budget = 512,
     as_json: Json = False,
@@ -252,22 +232,13 @@ def search(
 
     if output is not None:
         check_output(output, ".npz", [gallery, queries, bias, ids])
-    drawing.check([gallery, queries, bias, ids, output, truth])
-    if truth is not None and drawing.sheet is None:
-        raise NNNormError("--truth is for a sheet; give --sheet FILE, or use nnnorm evaluate")
     loaded = nnnorm.Bias.load(bias) if bias else None
     items = inputs.open(gallery, "gallery")
     asked = inputs.open(queries, "queries")
     named = read_ids(ids)
-    sheet = None
-    if drawing.sheet is not None:
-        sheet = drawing.open(len(items), len(asked), items.ids if named is None else named)
     with show_progress("Searching") as progress:
         options: Any = {"memory_budget": memory_budget * 2**20, "progress": progress}
         ranking = nnnorm.search(asked, items, loaded, k=k, weight=weight, ids=named, **options)
-        if sheet is not None:
-            drawn = loaded if loaded is None or weight is None else replace(loaded, weight=weight)
-            draw_search(sheet, asked, items, drawn, truth and read_truth(truth), options)
     if output is not None:
         ranking.save(output)
     if as_json:
@@ -313,20 +284,15 @@ def info(
 def _why_nothing(bias: Bias) -> str:
     if bias.method == "none":
         return "the method is none"
-    if bias.params.get("reliability") == 0 and _is_doubted(bias):
-        return (
-            "the references are not like the recent queries, whose biases do not agree with all "
-            "others, so the weight is 0; give more queries of your own"
-        )
     if bias.params.get("reliability") == 0:
         return (
             f"{bias.n_references:,} references can't tell the hubs of {len(bias):,} items from "
             "noise, so the weight is 0; give more past queries"
         )
-    if bias.params.get("density", 1) <= 0:
+    if bias.params.get("match") == 0:
         return (
-            "the references cover too small a part of the gallery, so the weight is 0; give past "
-            "queries of all kinds that this gallery gets"
+            "the past queries don't resemble what this gallery is searched for, so the weight is "
+            "0; give past queries of this very search"
         )
     return f"the weight is {bias.weight:g}" if bias.weight == 0 else "every item's value is 0"
 
@@ -336,33 +302,32 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     title = f"{path}: a bias for {len(bias):,} items"
     if bias.n_references is not None:
         title += f" from {bias.n_references:,} past queries"
-        n_intents = bias.params.get("n_intents", bias.n_references)
-        if n_intents != bias.n_references:
-            sampled = bias.params.get("intents_sampled", False)
-            title += f" ({describe_intents(n_intents, sampled)})"
+        n_unique = bias.params.get("n_unique", bias.n_references)
+        if n_unique != bias.n_references:
+            sampled = bias.params.get("references_sampled", False)
+            title += f" ({describe_unique(n_unique, sampled)})"
     low, high = float(bias.correction.min()), float(bias.correction.max())
     facts: dict[str, str | None] = {
         "method": find_method(bias.method)[1].label,
         "settings": describe_setting(bias.method, bias.params, between=", ", equals=" = ") or None,
         "correction": f"{low:.3f} to {high:.3f}, {bias.correction.mean():.3f} on average",
     }
-    if "bank" in bias.params:
-        facts["bank"] = _describe_choice(bias.params["bank"], bias.params["bank_z"])
+    if "past_queries" in bias.params:
+        facts["past queries"] = _describe_choice(
+            bias.params["past_queries"], bias.params["mismatch_z"]
+        )
     if "popularity_weight" in bias.params:
         facts["popularity"] = (
             f"{bias.params['popularity_weight']:g}·log(1 + clicks), of "
             f"{bias.params['n_clicks']:,} clicks"
         )
     if "reliability" in bias.params:
-        facts["reliability"] = f"{bias.params['reliability']:.2f} ({_describe_halves(bias)})"
+        n_queries = bias.params.get("n_unique", bias.n_references or 0)
+        facts["reliability"] = describe_reliability(bias.params["reliability"], n_queries)
     if "density" in bias.params:
-        facts["density"] = (
-            f"{bias.params['density']:.2f} (biases agree with how close items are to each other)"
-        )
-    if "error" in bias.params:
-        facts["solver"] = (
-            f"{bias.params['solver']}, with an error of {bias.params['error']:.1%} of the spread"
-        )
+        facts["density"] = f"{bias.params['density']:.2f} (agreement with how close items are)"
+    if "solver" in bias.params:
+        facts["solver"] = _describe_solver(bias.params)
     if bias.gates:
         opened = ", ".join(f"{gate.active.sum():,}" for gate in bias.gates)
         facts["gate"] = f"decides per query; opened by {opened} of the items"
@@ -374,25 +339,22 @@ def facts_of_bias(bias: Bias, path: Path) -> tuple[str, dict[str, str | None]]:
     return title, facts
 
 
-def _describe_choice(bank: str, z: float | None) -> str:
+def _describe_solver(params: Mapping[str, Any]) -> str:
+    words = str(params["solver"])
+    if "quality" in params:
+        words += f", quality {params['quality']}"
+    if "error" in params:
+        words += f", error {params['error']:.1%} of the standard deviation of the means"
+    return words
+
+
+def _describe_choice(used: str, z: float | None) -> str:
     if z is None:
-        return "the recent queries and the references; too few to tell whether they are alike"
+        return "the recent queries and the references; too few to compare them"
     shown = f"z = {z:.1f}".replace("-", "−")
-    if bank == "recent":
-        return f"the recent queries alone, as the references are not like them ({shown})"
-    are = "are not" if z > FOREIGN_Z else "are"
-    return f"the recent queries and the references, which {are} like them ({shown})"
-
-
-def _is_doubted(bias: Bias) -> bool:
-    """Whether the references are used although they are not like the recent queries."""
-    return bias.params.get("bank") == "both" and (bias.params["bank_z"] or 0) > FOREIGN_Z
-
-
-def _describe_halves(bias: Bias) -> str:
-    if _is_doubted(bias):
-        return "biases from half of the recent queries agree with those from all others"
-    return "biases from two halves of the bank agree"
+    if used == "recent":
+        return f"the recent queries alone: the references do not match them ({shown})"
+    return f"the recent queries and the references, which match them ({shown})"
 
 
 def _spread(values: Any) -> dict[str, Any]:
@@ -431,7 +393,6 @@ def _installation() -> tuple[str, dict[str, Any], dict[str, Any]]:
     uses = {
         "pyarrow": "parquet files",
         "torch": "--solver torch, cuda, mps",
-        "faiss-cpu": "--solver faiss-ivf",
     }
     facts = {
         name: f"{value} ({uses[name]})" if name in uses else str(value)
@@ -446,9 +407,8 @@ def _describe(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]]:
         bank = Bank.load(file)
         title, facts = describe_bank(bank, file)
         return title, bank.to_dict(), facts
-    is_bias_folder = file.is_dir() and any(file.glob("bias-*-of-*.safetensors"))
-    if file.suffix == ".safetensors" or is_bias_folder:
-        if not is_bias_folder and kind_of_record(file) == "corrector":
+    if file.suffix == ".safetensors":
+        if kind_of_record(file) == "corrector":
             return _describe_corrector(file)
         bias = Bias.load(file)
         title, facts = facts_of_bias(bias, file)
@@ -501,7 +461,7 @@ def _describe_corrector(file: Path) -> tuple[str, dict[str, Any], dict[str, Any]
     size = describe_size(
         bias.n_references or len(corrector.references),
         len(corrector.references),
-        bias.params.get("intents_sampled", False),
+        bias.params.get("references_sampled", False),
     )
     title = f"{file}: a corrector with {size}"
     facts["gallery"] = f"{len(bias):,} items"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from nnnorm import study
+from nnnorm import evaluation
 from nnnorm.cli.app import (
     SOURCE,
     Budget,
@@ -59,7 +59,7 @@ def drift(
     debug: Debug = False,
 ) -> None:
     """Tell whether the bank is still like today's queries: exit code 0 fine, 3 soon, 4 now."""
-    found = study.measure_drift(corrector, queries, gallery=gallery)
+    found = evaluation.measure_drift(corrector, queries, gallery=gallery)
     if as_json:
         print_json(found.to_dict())
     else:

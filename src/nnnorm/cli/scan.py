@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from nnnorm import study
+from nnnorm import evaluation
 from nnnorm.cli.app import (
     SOURCE,
     Budget,
@@ -21,16 +21,15 @@ from nnnorm.cli.app import (
     read_ids,
     show_progress,
 )
-from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation.outliers import DEFAULT_BUDGET, Scan, count_alerts
 from nnnorm.report import tabulate_scan
-from nnnorm.suspects import DEFAULT_BUDGET, Scan, count_alerts
 
 # A scan that found something, for a cron job; 1 and 2 are taken by errors and wrong usage.
 _FOUND = 3
 
 
-@command("scan --gallery photos.npy --references past_queries.npy -o quarantine.txt")
+@command("scan --gallery photos.npy --references past_queries.npy -o outliers.txt")
 def scan(
     gallery: Annotated[Path | None, Option(help=f"Items that are searched: {SOURCE}.")] = None,
     references: Annotated[
@@ -52,7 +51,7 @@ def scan(
     ] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="Write the ids to quarantine: .txt, one per line, or .json."),
+        Option("--output", "-o", help="Write the ids to remove: .txt, one per line, or .json."),
     ] = None,
     normalize: Normalize = None,
     seed: Seed = 0,
@@ -60,7 +59,7 @@ def scan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find items that look planted or broken: exit code 0 none, 3 some to quarantine."""
+    """Find items that look adversarial or corrupt: exit code 0 none, 3 some to remove."""
     if output is not None:
         check_output(output, ".txt", [gallery, references, corrector, items, ids], ".json")
     named = read_ids(ids)
@@ -75,13 +74,13 @@ def scan(
                 raise NNNormError(
                     "new items are judged each by itself, so --items takes no --budget"
                 )
-            found = Corrector.load(corrector).admit(items, ids=named, progress=progress)
+            found = evaluation.screen(corrector, items, ids=named, progress=progress)
         else:
             if gallery is None:
                 raise NNNormError("give --gallery, or --items with --corrector")
             budget = DEFAULT_BUDGET if budget is None else budget
             count_alerts(budget, 1)  # a wrong one is refused before the work
-            found = study.scan(
+            found = evaluation.scan(
                 gallery,
                 references,
                 corrector=corrector,
@@ -93,7 +92,7 @@ def scan(
                 progress=progress,
             )
     _deliver(found, output, as_json)
-    raise typer.Exit(_FOUND if found.quarantined else 0)
+    raise typer.Exit(_FOUND if found.to_remove else 0)
 
 
 def _deliver(found: Scan, output: Path | None, as_json: bool) -> None:
@@ -104,4 +103,4 @@ def _deliver(found: Scan, output: Path | None, as_json: bool) -> None:
         return
     tabulate_scan(found).print()
     if output is not None:
-        typer.echo(f"The ids of {len(found.quarantined):,} items are in {output}", err=True)
+        typer.echo(f"The ids of {len(found.to_remove):,} items are in {output}", err=True)

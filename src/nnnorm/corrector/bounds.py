@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
 from nnnorm.popularity import Popularity
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -24,7 +23,6 @@ import numpy.typing as npt
 from nnnorm.augmentation import Augmentation
 from nnnorm.bank import Bank, open_gallery_references
 from nnnorm.bias import Bias, check_correction, check_weight
-from nnnorm.copies import Duplicates
 from nnnorm.corrector.bounds import (
     bound_augmentation,
     check_room,
@@ -42,15 +40,15 @@ from nnnorm.corrector.references import (
     open_kept,
     round_to_half,
 )
+from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import Embeddings, Sound, Source, open_embeddings, open_sound
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
-from nnnorm.io import Embeddings, Progress, Sound, Source, open_embeddings, open_sound, save_record
-from nnnorm.means import Solver
+from nnnorm.files import Progress, save_record
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
-from nnnorm.signals import Expected
-from nnnorm.suspects import Scan, find_stray_norms, judge
+from nnnorm.solvers import Solver
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -62,7 +60,7 @@ _FAR = 4.0
 # Fewer items than this may well all be unusual.
 _FEWEST_JUDGED = 8
 # Parameters of a bias that say what was made of the references, and so hold for later items too.
-_OF_THE_BANK = ("n_intents", "intents_sampled", "bank", "bank_z")
+_OF_THE_BANK = ("n_unique", "references_sampled", "past_queries", "mismatch_z")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,8 +148,8 @@ class Corrector:
         *,
         recent: Source | None = None,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
-        own_rows: bool = False,
+        duplicates: Duplicates | None = None,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -169,14 +167,13 @@ class Corrector:
         method : Method
             One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
         recent : array or path, shape (n_recent, dim), optional
-            A few dozen queries of one's own, without labels, where the bank may come from
-            elsewhere. They join it; where both do not seem to be of one source, they also measure
-            its reliability, by which `NNN()` chooses α. Methods that measure none are then fitted
-            on the recent queries alone. The `params` of the bias have ``bank``, "both" or "recent",
-            and ``bank_z``, how far both are from one source (above 3 they are not).
+            A few dozen queries from your own traffic, without labels, if the references may come
+            from elsewhere. If both seem to be of one source, both are used, otherwise the recent
+            queries alone. The `params` of the bias have ``past_queries``, "both" or "recent", and
+            ``mismatch_z``: above 3 the references are of another source.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax`.
-        duplicates, own_rows : optional
+        duplicates, allow_gallery_rows : optional
             Whether copies in the bank count once, and whether references may be rows of the
             gallery, see `Method.fit`.
         solver, quality : optional
@@ -199,13 +196,15 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        Corrector(nnn k=4 α=0.5, 95 references of 8 dimensions, normalized)
+        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
         """
         check_method(method)
         items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        duplicates = method.duplicates_for(references, duplicates)
         chosen = choose_references(
+            items,
             references,
-            method,
+            allow_gallery_rows=allow_gallery_rows,
             recent=recent,
             duplicates=duplicates,
             normalize=normalize,
@@ -220,15 +219,14 @@ class Corrector:
             banks[0],
             gallery_references=banks[1] if len(banks) > 1 else None,
             duplicates="keep",  # what is left of them
-            own_rows=own_rows,
+            # With recent queries, the references have been checked.
+            allow_gallery_rows=allow_gallery_rows or recent is not None,
             solver=solver,
             quality=quality,
             normalize=normalize,
             memory_budget=memory_budget,
             progress=progress,
         )
-        if chosen.n_doubting:
-            bias = method.weigh_by_recent(bias, items, banks[0], chosen.n_doubting)
         bias = replace(bias, n_references=chosen.n_given, params={**bias.params, **chosen.params})
         settled = settle_method(bias)
         center = items.mean() if getattr(settled, "center", False) is True else None
@@ -260,7 +258,7 @@ class Corrector:
         recent: Source | None = None,
         gallery_references: Source | None = None,
         duplicates: Duplicates | None = None,
-        own_rows: bool = False,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
@@ -276,7 +274,8 @@ class Corrector:
             The newer bank.
         gallery : array or path, shape (n_gallery, dim)
             The items as they are now.
-        recent, gallery_references, duplicates, own_rows, solver, memory_budget, progress : optional
+        recent, gallery_references, duplicates, allow_gallery_rows, solver, memory_budget : optional
+        progress : callable, optional
             As in `fit`; the second bank and `duplicates` stay as they are if none is given.
 
         Returns
@@ -294,7 +293,7 @@ class Corrector:
         (True, 40)
         """
         items = self.open(gallery, "gallery")
-        if recent is None and "bank" in self.bias.params:
+        if recent is None and "past_queries" in self.bias.params:
             warn(
                 "this corrector was fitted with recent queries that decided whether the bank is "
                 "used, and the refit has none, so the new bank is used whatever it is like; pass "
@@ -310,7 +309,7 @@ class Corrector:
             ),
             # A bank has no copies to keep.
             duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             # A bank that is normalised suits unit rows too, which False would refuse.
             normalize=True if self.normalize else None if self.unit else False,
@@ -406,51 +405,6 @@ class Corrector:
         bias = self._bias_of(opened, memory_budget=memory_budget, progress=progress)
         self._warn_of_other_values(bias, opened)
         return bias
-
-    @explain_arguments
-    def admit(
-        self,
-        items: Source,
-        *,
-        ids: Sequence[Any] | None = None,
-        progress: Progress | None = None,
-    ) -> Scan:
-        """Judge new items before they get in: by the bank, and by the items that are kept.
-
-        Each item is judged by itself, so that the verdicts do not depend on what else arrives.
-
-        Parameters
-        ----------
-        items : array or path, shape (n_items, dim)
-            Rows of zeros or NaN are reported, not refused, and so are norms that do not fit.
-        ids : sequence of int or of str, optional
-            One per item.
-        progress : callable, optional
-            Called with ``(done, total)``.
-
-        Returns
-        -------
-        Scan
-            Its ``kept`` are the rows to add, its ``suspects`` the others, with the reasons.
-
-        Examples
-        --------
-        >>> from nnnorm import load_shapes
-        >>> shapes = load_shapes()
-        >>> corrector = Corrector.fit(shapes.gallery[:800], shapes.references[:2000])
-        >>> planted = shapes.references[4000:4400].mean(axis=0)
-        >>> new = np.stack([shapes.gallery[900], planted / np.linalg.norm(planted)])
-        >>> corrector.admit(new, ids=["photo", "hub"]).quarantined
-        ['hub']
-        """
-        rows = self.open_sound(items, "items")
-        unit = True if self.unit and not rows.embeddings.normalized else None
-        faults = find_stray_norms(rows.embeddings, unit=unit, norms=self.item_norms)
-        return judge(self._expected, rows, faults=faults, ids=ids, progress=progress)
-
-    @cached_property
-    def _expected(self) -> Expected:
-        return Expected(open_kept(self.sample, "items", self.normalize), self.bank)
 
     @explain_arguments
     def items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
@@ -632,6 +586,7 @@ class Corrector:
             )
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
+        options["solver"] = "exact"  # the value of an item must not depend on the others
         if self.center is not None:
             options["known"] = {"center": self.center}
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)

@@ -6,7 +6,7 @@ from typing import Any
 from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.io import check_entries, damaged, load_record
+from nnnorm.files import check_entries, damaged, load_record
 from nnnorm.methods import make_method
 
 MAKER = "nnnorm fit --save-corrector"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnnorm.bias import Bias
-from nnnorm.io import Embeddings, open_embeddings
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.ranking import search
 
 # Queries by which the first places that change are counted.

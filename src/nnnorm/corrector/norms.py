@@ -1,7 +1,7 @@
 """The norms that a corrector expects of rows: unit norms, equal norms, or any."""
 
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
 
 # Norms this close to 1 are unit norms that were rounded, as float16 does.
 _UNIT = 5e-3

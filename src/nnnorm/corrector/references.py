@@ -11,20 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
-from nnnorm.copies import (
+from nnnorm.corrector.norms import check_norms
+from nnnorm.dedup import (
     Duplicates,
-    Intents,
     References,
     count_params,
     count_references,
+    drop_copies,
     is_sample,
     used_rows,
-    without_copies,
 )
-from nnnorm.corrector.norms import check_norms
-from nnnorm.foreign import FOREIGN_Z, foreign_z
-from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings
-from nnnorm.methods import Method
+from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings
+from nnnorm.files import Progress
+from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Rows: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -44,34 +43,31 @@ class Chosen(NamedTuple):
         Number of rows before copies were dropped.
     params : dict
         What the `params` of the bias say of them.
-    n_doubting : int
-        Number of recent queries among the references, which come first, where the others are
-        foreign to them; else 0.
     """
 
     references: Embeddings
     n_given: int
     params: dict[str, Any]
-    n_doubting: int = 0
 
 
 def choose_references(
+    gallery: Embeddings,
     references: Source | Bank,
-    method: Method,
     *,
     recent: Source | None = None,
     duplicates: Duplicates = "drop",
     normalize: bool | None = None,
+    allow_gallery_rows: bool = False,
     progress: Progress | None = None,
 ) -> Chosen:
     """Choose what a corrector is fitted on: the bank, with recent queries where there are some.
 
     Parameters
     ----------
+    gallery : Embeddings, shape (n_gallery, dim)
     references : Bank, array or path, shape (n_references, dim)
-    method : Method
     recent : array or path, shape (n_recent, dim), optional
-    duplicates, normalize, progress : optional
+    duplicates, normalize, allow_gallery_rows, progress : optional
         As in `Corrector.fit`.
 
     Returns
@@ -80,10 +76,9 @@ def choose_references(
 
     Examples
     --------
-    >>> from nnnorm import NNN
     >>> bank, recent = np.eye(8)[:5], np.eye(8)[4:]
-    >>> chosen = choose_references(bank, NNN(), recent=recent)
-    >>> len(chosen.references), chosen.n_given, chosen.params["bank"]
+    >>> chosen = choose_references(open_embeddings(np.eye(8)), bank, recent=recent)
+    >>> len(chosen.references), chosen.n_given, chosen.params["past_queries"]
     (8, 9, 'both')
     """
     past = open_references(references, normalize=normalize)
@@ -92,31 +87,25 @@ def choose_references(
         return Chosen(used_rows(used), count_references(used), count_params(used))
     own = open_embeddings(recent, name="recent", normalize=normalize)
     check_norms(own, past.norm_range, "references")
-    return _join_recent(used, own, duplicates, method)
+    if not allow_gallery_rows:
+        check_inputs(gallery, past, compare=False, repeats=False)
+        warn_of_items(past, gallery, own)
+    return _join_recent(used, own, duplicates)
 
 
-def _join_recent(
-    used: References, recent: Embeddings, duplicates: Duplicates, method: Method
-) -> Chosen:
-    """The recent queries with the bank, or alone; copies among all of them count once.
-
-    A bank that is foreign to the recent queries is used with them where the method can weigh its
-    reliability by them.
-    """
+def _join_recent(used: References, recent: Embeddings, duplicates: Duplicates) -> Chosen:
+    """The recent queries alone if the bank doesn't match them, otherwise with the bank."""
     bank = used_rows(used)
-    z = foreign_z(bank, recent)
-    if z > FOREIGN_Z and not method.weighs_reliability:
-        alone = without_copies(recent, duplicates)
-        params = {**count_params(alone), "bank": "recent", "bank_z": z}
+    z = mismatch_z(bank, recent)
+    if z > MISMATCH_Z:
+        alone = drop_copies(recent, duplicates)
+        params = {**count_params(alone), "past_queries": "recent", "mismatch_z": z}
         return Chosen(used_rows(alone), len(recent), params)
-    both, n_recent = without_copies(recent.joined(bank), duplicates), len(recent)
-    n_given = count_references(used) + n_recent
-    if isinstance(both, Intents):
-        n_recent = int((both.rows < n_recent).sum())
-    sampled = {"intents_sampled": True} if is_sample(used) else {}
-    chosen = {"bank": "both", "bank_z": None if math.isnan(z) else z}
+    both = drop_copies(recent.joined(bank), duplicates)
+    sampled = {"references_sampled": True} if is_sample(used) else {}
+    chosen = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
     params = {**count_params(both), **sampled, **chosen}
-    return Chosen(used_rows(both), n_given, params, n_recent if z > FOREIGN_Z else 0)
+    return Chosen(used_rows(both), count_references(used) + len(recent), params)
 
 
 class Kept(NamedTuple):

@@ -12,10 +12,13 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.arrays import find_shards
 from nnnorm.datasets.pairs import Pairs, save_pairs
 from nnnorm.datasets.table import make_pairs
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, find_shards, open_embeddings, read_columns, write_whole
+from nnnorm.files import write_whole
+from nnnorm.tables import read_columns
 
 _BLOCK = 8192  # rows in memory at once
 

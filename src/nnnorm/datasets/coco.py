@@ -13,7 +13,7 @@ import numpy as np
 
 from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError
-from nnnorm.io import read_json
+from nnnorm.tables import read_json
 
 _WHAT = "a caption file of COCO, such as captions_val2017.json"
 

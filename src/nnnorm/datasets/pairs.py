@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import check_writable, read_json, safe_name, write_whole
+from nnnorm.files import check_writable, safe_name, write_whole
+from nnnorm.tables import read_json
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 _FORMAT = "nnnorm.pairs/1"

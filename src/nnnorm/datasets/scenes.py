@@ -1,22 +1,20 @@
-"""Scenes of coloured shapes on a 3×3 grid: generated, described and drawn with numpy alone.
+"""Scenes of colored shapes on a 3×3 grid: read, described, and drawn with Pillow.
 
 A scene is ten bytes: its background, then its nine cells from the top left, each empty (0) or one
 of 240 objects (12 shapes, 10 colours, 2 sizes). Pictures are drawn from these bytes at any
 resolution, so that thousands of scenes take little space.
 """
 
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError
+from nnnorm.errors import NNNormError, require
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Floats: TypeAlias = npt.NDArray[np.float64]
-_Inside: TypeAlias = Callable[[Floats, Floats], npt.NDArray[np.bool_]]
+_Points: TypeAlias = list[tuple[float, float]]
 
 COLOURS = {
     "red": (219, 50, 54),
@@ -47,8 +45,6 @@ _RADIUS = {"small": 0.27, "big": 0.405}  # of a cell
 _RIM = 0.05  # white rim around every object, visible on any background
 _SHADOW = 0.22
 _FINER = 4  # samples per pixel and side
-_RESOLUTIONS = range(12, 2049)
-_REPEATS = 1000  # repeated scenes in a row, after which generation gives up
 
 
 class Thing(NamedTuple):
@@ -66,53 +62,6 @@ class Thing(NamedTuple):
     colour: str
     size: str
     cell: int
-
-
-def make_scenes(
-    n_scenes: int,
-    *,
-    seed: int = 0,
-    shapes: Sequence[str] | None = None,
-    colours: Sequence[str] | None = None,
-    counts: Sequence[int] = (2, 3, 4),
-) -> Bytes:
-    """Generate random scenes, all different.
-
-    Parameters
-    ----------
-    n_scenes : int
-    seed : int
-        Random seed.
-    shapes, colours : sequence of str, optional
-        Use only these, for another distribution of scenes.
-    counts : sequence of int
-        Numbers of objects that a scene may have.
-
-    Returns
-    -------
-    ndarray, shape (n_scenes, 10), uint8
-
-    Examples
-    --------
-    >>> make_scenes(3).shape
-    (3, 10)
-    """
-    rng = np.random.default_rng(seed)
-    kinds = _numbers(shapes, SHAPES, "shape"), _numbers(colours, COLOURS, "colour")
-    made: dict[bytes, Bytes] = {}
-    repeats = 0
-    while len(made) < n_scenes:
-        scene = np.zeros(10, dtype=np.uint8)
-        scene[0] = rng.integers(len(BACKGROUNDS))
-        cells = rng.choice(9, size=rng.choice(counts), replace=False)
-        shape, colour = (rng.choice(allowed, size=len(cells)) for allowed in kinds)
-        size = rng.integers(len(SIZES), size=len(cells))
-        scene[1 + cells] = 1 + (shape * len(COLOURS) + colour) * len(SIZES) + size
-        is_new = made.setdefault(scene.tobytes(), scene) is scene
-        repeats = 0 if is_new else repeats + 1
-        if repeats == _REPEATS:
-            raise NNNormError(f"there are not {n_scenes:,} different scenes of this kind")
-    return np.stack(list(made.values())) if made else np.zeros((0, 10), dtype=np.uint8)
 
 
 def read_scene(scene: npt.ArrayLike) -> tuple[str, tuple[Thing, ...]]:
@@ -147,7 +96,7 @@ def describe_scene(scene: npt.ArrayLike) -> str:
 
 
 def draw_scene(scene: npt.ArrayLike, resolution: int = 96) -> Bytes:
-    """Draw a scene with smooth edges at any resolution.
+    """Draw a scene with smooth edges at any resolution, with Pillow.
 
     Parameters
     ----------
@@ -164,25 +113,40 @@ def draw_scene(scene: npt.ArrayLike, resolution: int = 96) -> Bytes:
     >>> draw_scene([0, 1, 0, 0, 0, 0, 0, 0, 0, 0], 24).shape
     (24, 24, 3)
     """
-    if isinstance(resolution, bool) or resolution not in _RESOLUTIONS:
+    if isinstance(resolution, bool) or resolution not in range(12, 2049):
         raise NNNormError(f"resolution must be a whole number from 12 to 2048; got {resolution!r}")
     background, things = read_scene(scene)
-    picture = np.empty((resolution, resolution, 3))
-    picture[:] = BACKGROUNDS[background]
+    image = require("PIL.Image", "images")
+    picture = image.new("RGB", (resolution, resolution), BACKGROUNDS[background])
+    edges = [round(place * resolution / 3) for place in range(4)]
     for thing in things:
-        window, (shadow, rim, body) = _stencil(thing, int(resolution))
-        part = picture[window]
-        part *= 1 - _SHADOW * shadow
-        part += rim * (255 - part)
-        part += body * (np.array(COLOURS[thing.colour], dtype=np.float64) - part)
-    return np.rint(picture).astype(np.uint8)
+        row, column = divmod(thing.cell, 3)
+        corner = edges[column], edges[row]
+        size = edges[column + 1] - edges[column], edges[row + 1] - edges[row]
+        shadow, rim, body = _draw_masks(thing.shape, thing.size, size)
+        picture.paste((0, 0, 0), corner, shadow)
+        picture.paste((255, 255, 255), corner, rim)
+        picture.paste(COLOURS[thing.colour], corner, body)
+    return np.asarray(picture)
 
 
-def _numbers(names: Sequence[str] | None, known: Any, what: str) -> npt.NDArray[np.int64]:
-    known = list(known)
-    if unknown := [name for name in names or [] if name not in known]:
-        raise NNNormError(f"{unknown[0]!r} is no {what}; there are {', '.join(known)}")
-    return np.array([known.index(name) for name in names or known])
+@lru_cache(maxsize=1024)
+def _draw_masks(shape: str, size: str, pixels: tuple[int, int]) -> tuple[Any, Any, Any]:
+    """Return the shares of shadow, rim and body in each pixel of a cell."""
+    image, draw, chops, filters = (
+        require(f"PIL.{name}", "images")
+        for name in ("Image", "ImageDraw", "ImageChops", "ImageFilter")
+    )
+    side = _FINER * max(pixels)
+    unit, rim = side * _RADIUS[size], max(1, round(side * _RIM))
+    body = image.new("L", (side, side))
+    for sign, points in SHAPES[shape]:
+        placed = [(side / 2 + unit * x, side / 2 - unit * y) for x, y in points]
+        draw.Draw(body).polygon(placed, fill=255 if sign > 0 else 0)
+    around = body.filter(filters.MaxFilter(2 * rim + 1))
+    shadow = chops.offset(around, round(0.4 * rim), round(0.9 * rim))
+    shadow = shadow.point(lambda share: round(_SHADOW * share))
+    return tuple(mask.resize(pixels, image.Resampling.BOX) for mask in (shadow, around, body))
 
 
 def _check_scene(scene: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -201,109 +165,44 @@ def _check_scene(scene: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return codes.astype(np.int64)
 
 
-# --- stencils ------------------------------------------------------------------------------------
+def _circle(radius: float, x: float = 0.0, y: float = 0.0) -> _Points:
+    turns = np.linspace(0, 2 * np.pi, 96, endpoint=False)
+    return [(x + radius * np.cos(turn), y + radius * np.sin(turn)) for turn in turns]
 
 
-def _stencil(
-    thing: Thing, resolution: int
-) -> tuple[tuple[slice, slice], tuple[Floats, Floats, Floats]]:
-    """Return the window of an object's cell, and the object's layers in it."""
-    spans = []
-    for place in divmod(thing.cell, 3):
-        start, stop = round(place * resolution / 3), round((place + 1) * resolution / 3)
-        spans.append((start, stop - start, (place + 0.5) * resolution / 3 - start))
-    (top, height, middle_y), (left, width, middle_x) = spans
-    window = slice(top, top + height), slice(left, left + width)
-    # Where three divides the resolution, all nine cells share their layers.
-    middle = round(middle_y, 6), round(middle_x, 6)
-    return window, _layers(thing.shape, thing.size, height, width, *middle, resolution / 3)
+def _star() -> _Points:
+    turns = np.linspace(0, 2 * np.pi, 10, endpoint=False)
+    far = [1.05 if place % 2 == 0 else 0.483 for place in range(10)]
+    return [(r * np.sin(t), r * np.cos(t) - 0.06) for r, t in zip(far, turns, strict=True)]
 
 
-@lru_cache(maxsize=1024)
-def _layers(
-    shape: str, size: str, height: int, width: int, middle_y: float, middle_x: float, cell: float
-) -> tuple[Floats, Floats, Floats]:
-    """Return the shares of shadow, rim and body in each pixel, from many samples per pixel."""
-    step = 1 / _FINER
-    unit = cell * _RADIUS[size]
-    x = (np.arange(0, width, step) + step / 2 - middle_x) / unit
-    y = (middle_y - np.arange(0, height, step) - step / 2) / unit
-    across, up = np.meshgrid(x, y)
-    inside = SHAPES[shape]
-    rim = _RIM / _RADIUS[size]
-    masks = (
-        _widen(inside, across - 0.4 * rim, up + 0.9 * rim, rim),
-        _widen(inside, across, up, rim),
-        inside(across, up),
-    )
-    shares = (m.reshape(height, _FINER, width, _FINER).mean(axis=(1, 3)) for m in masks)
-    shadow, border, body = (share[:, :, None] for share in shares)
-    return shadow, border, body
+def _heart() -> _Points:
+    turns = np.linspace(0, 2 * np.pi, 96, endpoint=False)
+    ys = 13 * np.cos(turns) - 5 * np.cos(2 * turns) - 2 * np.cos(3 * turns) - np.cos(4 * turns)
+    return [(0.92 * np.sin(t) ** 3, y / 17.5 + 0.08) for t, y in zip(turns, ys, strict=True)]
 
 
-def _widen(inside: _Inside, x: Floats, y: Floats, width: float) -> npt.NDArray[np.bool_]:
-    """Return the shape widened by `width`, approximated with 24 directions."""
-    mask = inside(x, y)
-    for turn in np.linspace(0, 2 * np.pi, 24, endpoint=False):
-        mask |= inside(x + width * np.cos(turn), y + width * np.sin(turn))
-    return mask
-
-
-# --- shapes: whether a point is inside; x to the right, y up, at most about 1 from the centre ----
-
-
-def _star(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    y = y + 0.06
-    point = 2 * np.pi / 5
-    turn = np.abs((np.arctan2(x, y) + point / 2) % point - point / 2)  # from the nearest point
-    inner = 0.46
-    edge = inner * np.sin(point / 2) / (inner * np.sin(point / 2 - turn) + np.sin(turn))
-    return np.hypot(x, y) < 1.05 * edge
-
-
-def _heart(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    x, y = 1.22 * x, 1.22 * y + 0.12
-    return (x**2 + y**2 - 1) ** 3 < x**2 * y**3
-
-
-def _ring(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    away = np.hypot(x, y)
-    return (away < 0.95) & (away > 0.52)
-
-
-def _cross(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    x, y = np.abs(x), np.abs(y)
-    return ((x < 0.3) & (y < 0.92)) | ((y < 0.3) & (x < 0.92))
-
-
-def _hexagon(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    x, y = np.abs(x), np.abs(y)
-    return (y < 0.8) & (np.sqrt(3) * x + y < 1.6)
-
-
-def _arrow(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    head = (y > 0) & (np.abs(x) + 0.86 * y < 0.82)
-    return head | ((np.abs(x) < 0.28) & (y <= 0) & (y > -0.9))
-
-
-def _drop(x: Floats, y: Floats) -> npt.NDArray[np.bool_]:
-    # The round part, and the two tangents that meet above it.
-    round_part = np.hypot(x, y + 0.34) < 0.6
-    slope = np.sqrt(1.36**2 - 0.6**2) / 0.6
-    return round_part | ((y > -0.08) & (slope * np.abs(x) + y < 1.02))
-
-
-SHAPES: dict[str, _Inside] = {
-    "circle": lambda x, y: np.hypot(x, y) < 0.92,
-    "square": lambda x, y: (x / 0.82) ** 10 + (y / 0.82) ** 10 < 1,
-    "triangle": lambda x, y: (y > -0.72) & (1.8 * np.abs(x) + y < 0.98),
-    "diamond": lambda x, y: np.abs(x) / 0.72 + np.abs(y) < 1,
-    "star": _star,
-    "heart": _heart,
-    "ring": _ring,
-    "cross": _cross,
-    "moon": lambda x, y: (np.hypot(x, y) < 0.95) & (np.hypot(x - 0.48, y - 0.22) > 0.76),
-    "hexagon": _hexagon,
-    "arrow": _arrow,
-    "drop": _drop,
+# Polygons that are filled (1) or cut out (−1), x to the right, y up, at most about 1 from the
+# center.
+SHAPES: dict[str, list[tuple[int, _Points]]] = {
+    "circle": [(1, _circle(0.92))],
+    "square": [(1, [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)])],
+    "triangle": [(1, [(-0.944, -0.72), (0.944, -0.72), (0, 0.98)])],
+    "diamond": [(1, [(-0.72, 0), (0, -1), (0.72, 0), (0, 1)])],
+    "star": [(1, _star())],
+    "heart": [(1, _heart())],
+    "ring": [(1, _circle(0.95)), (-1, _circle(0.52))],
+    "cross": [
+        (1, [(-0.3, -0.92), (0.3, -0.92), (0.3, 0.92), (-0.3, 0.92)]),
+        (1, [(-0.92, -0.3), (0.92, -0.3), (0.92, 0.3), (-0.92, 0.3)]),
+    ],
+    "moon": [(1, _circle(0.95)), (-1, _circle(0.76, 0.48, 0.22))],
+    "hexagon": [
+        (1, [(-0.92, 0), (-0.46, -0.8), (0.46, -0.8), (0.92, 0), (0.46, 0.8), (-0.46, 0.8)])
+    ],
+    "arrow": [
+        (1, [(-0.82, 0), (0.82, 0), (0, 0.953)]),
+        (1, [(-0.28, -0.9), (0.28, -0.9), (0.28, 0.05), (-0.28, 0.05)]),
+    ],
+    "drop": [(1, _circle(0.6, 0, -0.34)), (1, [(-0.54, -0.08), (0.54, -0.08), (0, 1.02)])],
 }

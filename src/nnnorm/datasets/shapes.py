@@ -6,16 +6,17 @@ runs on numpy alone, so that new queries can be encoded.
 """
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import as_file, files
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.datasets.captions import split_words, word_pairs
 from nnnorm.datasets.scenes import describe_scene, draw_scene
 from nnnorm.errors import NNNormError
 
@@ -24,6 +25,19 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Scenes: TypeAlias = npt.NDArray[np.uint8]
 _FILE = "shapes.npz"
 _TEXTS_AT_ONCE = 2000
+# Words with little meaning of their own; word pairs skip them.
+_LIGHT = frozenset(["a", "an", "the", "is", "of", "to", "at", "in", "on", "there", "with", "it"])
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into its words, in lower case."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def word_pairs(words: Sequence[str]) -> list[str]:
+    """Pair neighboring words, skipping articles and other light words."""
+    heavy = [word for word in words if word not in _LIGHT]
+    return [f"{first} {second}" for first, second in pairwise(heavy)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnnorm.datasets.pairs import Pairs, tidy
 from nnnorm.errors import NNNormError
-from nnnorm.io import read_columns
+from nnnorm.tables import read_columns
 
 
 def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:

@@ -9,19 +9,14 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.datasets import Shapes, load_shapes
 from nnnorm.errors import MissingExtraError, NNNormWarning
-from nnnorm.io import make_folder, write_png
-from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
-from nnnorm.ranking import Ranking, search
-from nnnorm.report import GREEN, ORANGE, Colour, Hits, draw_hits
-from nnnorm.study import (
+from nnnorm.evaluation import (
     Comparison,
     Diagnosis,
     Result,
@@ -37,6 +32,13 @@ from nnnorm.study import (
     report_gain,
     tune,
 )
+from nnnorm.files import make_folder
+from nnnorm.methods import NNN, NO_CORRECTION, MethodName, make_method
+from nnnorm.ranking import Ranking, search
+from nnnorm.report import GREEN, ORANGE, Hits, plot_hits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Step: TypeAlias = Callable[[str], None]
 
@@ -204,10 +206,10 @@ def _run(folder: Path, say: Step) -> Demo:
     first = before.indices[:, 0] == shapes.truth, after.indices[:, 0] == shapes.truth
     hubs = frozenset(map(int, find_hubs(diagnosis.occurrences)))
     examples = _pick_examples(shapes, before, after, hubs)
-    write_png(folder / "contact-sheet.png", _draw_examples(shapes, examples, hubs))
-    files, notes = ["contact-sheet.png", "bias.safetensors"], []
+    files, notes = ["bias.safetensors"], []
     try:
-        files += _plot(folder, diagnosis, tuning, comparison)
+        sheet = _draw_examples(shapes, examples, hubs)
+        files += _plot(folder, sheet, diagnosis, tuning, comparison)
     except MissingExtraError as error:
         notes.append(f"No plots: {error}")
     return Demo(
@@ -227,12 +229,10 @@ def _run(folder: Path, say: Step) -> Demo:
     )
 
 
-def _draw_examples(
-    shapes: Shapes, examples: tuple[Example, ...], hubs: frozenset[int]
-) -> npt.NDArray[np.uint8]:
-    """The contact sheet: the right picture framed green, hubs orange."""
+def _draw_examples(shapes: Shapes, examples: tuple[Example, ...], hubs: frozenset[int]) -> "Figure":
+    """Draw the contact sheet: the right picture framed green, hubs orange."""
 
-    def frame(hits: Hits, item: int) -> Colour | None:
+    def frame(hits: Hits, item: int) -> str | None:
         return GREEN if item in hits.right else ORANGE if item in hubs else None
 
     found = [
@@ -245,7 +245,7 @@ def _draw_examples(
         for example in examples
     ]
     legend = "green: the right picture, orange: a hub"
-    return draw_hits(found, lambda item: shapes.draw(item, _PIXELS), frame, legend)
+    return plot_hits(found, lambda item: shapes.draw(item, _PIXELS), frame, legend)
 
 
 def _measure(shapes: Shapes, bias: Bias) -> tuple[Result, Result, Result]:
@@ -288,10 +288,13 @@ def _pick_examples(
     )
 
 
-def _plot(folder: Path, diagnosis: Diagnosis, tuning: Tuning, comparison: Comparison) -> list[str]:
+def _plot(
+    folder: Path, sheet: "Figure", diagnosis: Diagnosis, tuning: Tuning, comparison: Comparison
+) -> list[str]:
     from nnnorm.report import plots
 
     figures = {
+        "contact-sheet.png": sheet,
         "occurrences.png": plots.plot_occurrences(
             diagnosis.occurrences,
             diagnosis.occurrences_after,

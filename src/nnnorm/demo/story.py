@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.demo.run import Demo, Example
+from nnnorm.evaluation import HUB, Result, find_hubs
 from nnnorm.methods import describe_setting
 from nnnorm.report import Table, tabulate_comparison
-from nnnorm.study import HUB, Result, find_hubs
 
 _NEXT = """\
 With embeddings of your own, a row per item or query, all from one model (for

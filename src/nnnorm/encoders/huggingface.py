@@ -17,21 +17,20 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.layers import to_numpy
-from nnnorm.encoders.weights import (
+from nnnorm.encoders.loading import (
     Dtype,
     check_vocabulary,
     explain_loading,
     fingerprint_files,
-    free_memory,
     list_some,
     pick_device,
     pick_dtype,
-    quiet_loading,
+    to_numpy,
 )
-from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.errors import NNNormError, require
 
 Tensor: TypeAlias = Any
+_Process: TypeAlias = Callable[[list[Any]], dict[str, npt.NDArray[Any]]]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
@@ -57,29 +56,6 @@ _BLIP_WORDS, _BLIP_TOKENS = 30, 35
 _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
 
-class Parts(NamedTuple):
-    """What a model of transformers consists of, in memory.
-
-    Attributes
-    ----------
-    config, model, tokenizer : object
-        Of the library.
-    process : callable
-        Turns a list of Pillow images (or sounds) into named arrays, one row each.
-    preprocessing : mapping
-        What `process` does, for ``about.json``.
-    about : mapping
-        Encoder, revision and hash of the weights.
-    """
-
-    config: Any
-    model: Any
-    tokenizer: Any
-    process: Callable[[list[Any]], Mapping[str, npt.NDArray[Any]]]
-    preprocessing: Mapping[str, Any]
-    about: Mapping[str, Any]
-
-
 class HuggingFace(Encoder):
     """A dual encoder of the transformers library.
 
@@ -93,10 +69,6 @@ class HuggingFace(Encoder):
         ``"auto"``, ``"cpu"``, ``"cuda"``, …
     dtype : {"float32", "bfloat16", "float16"}
         Type of the weights and of the computation.
-    clean_texts : bool
-        For BLIP: whether to clean texts as its authors do (`clean_caption`).
-    parts : Parts, optional
-        A model that is already in memory; `model` is then only its name.
 
     Examples
     --------
@@ -112,66 +84,44 @@ class HuggingFace(Encoder):
         revision: str | None = None,
         device: str = "auto",
         dtype: Dtype = "float32",
-        clean_texts: bool = True,
-        parts: Parts | None = None,
     ) -> None:
-        self._device = pick_device(device)
-        self._dtype = pick_dtype(dtype, self._device)
-        config = _read_config(model, revision) if parts is None else parts.config
-        kind = _KINDS[config.model_type]
-        if not clean_texts and config.model_type != "blip":
-            raise NNNormError(
-                f"clean_texts=False (--raw-texts) is for BLIP; got a model of type "
-                f"{config.model_type}, whose texts are not cleaned"
-            )
-        parts = parts or _load_parts(model, revision, config, kind)
-        self._config, self._type = config, config.model_type
-        self._cleans = self._type == "blip" and clean_texts
-        self._model = parts.model.to(self._device, self._dtype)
-        self._tokenizer, self._process = parts.tokenizer, parts.process
+        self._device, self._dtype = pick_device(device), pick_dtype(dtype)
+        self._config = config = _read_config(model, revision)
+        kind, self._type = _KINDS[config.model_type], config.model_type
+        self._model = load_pretrained(model, kind.architecture, revision)
+        self._model.to(self._device, self._dtype)
+        self._tokenizer = _load_part(model, "AutoTokenizer", revision)
         check_vocabulary(self._tokenizer, model)
-        self.name = model
-        self.modalities = kind.modalities
+        if "images" in kind.modalities:
+            self._process, preprocessing = _load_images(model, revision)
+        else:
+            self._process, preprocessing, self.rate = _load_sounds(model, revision, config)
+        self.name, self.modalities = model, kind.modalities
         self.dim = self._find_dim()
         self.context = self._find_context(kind)
-        if "audio" in kind.modalities:
-            self.rate = int(parts.preprocessing["rate"])
+        is_folder = Path(model).is_dir()
+        weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
+        texts = {"tokenizer": type(self._tokenizer).__name__, "max_length": self.context}
+        texts |= {"padding": self._padding, "lower_case": self._lowers or self._cleans}
+        if self._cleans:
+            texts["cleaned"] = f"as by BLIP's authors, at most {_BLIP_WORDS} words"
         self.about = {
             "encoder": "transformers",
             "model": model,
             "architecture": kind.architecture,
             "dtype": dtype,
-            **parts.about,
-            "preprocessing": {
-                "texts": {
-                    "tokenizer": type(self._tokenizer).__name__,
-                    "max_length": self.context,
-                    "padding": self._padding,
-                    "lower_case": self._lowers or self._cleans,
-                    **(
-                        {"cleaned": "as by BLIP's authors, at most 30 words"}
-                        if self._cleans
-                        else {}
-                    ),
-                },
-                kind.modalities[0]: parts.preprocessing[kind.modalities[0]],
-            },
-            "normalisation": f"unit norm, by {'the model' if self._type == 'clap' else 'nnnorm'}",
+            "revision": None if is_folder else getattr(config, "_commit_hash", None),
+            "weights_sha256": fingerprint_files(weights) if is_folder else None,
+            "preprocessing": {"texts": texts, kind.modalities[0]: preprocessing},
+            "normalization": f"unit norm, by {'the model' if self._type == 'clap' else 'nnnorm'}",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of every text before cutting, with special tokens."""
         if not texts:
             return []
-        written = self._written(texts, max_words=None)
-        found = self._tokenizer(written, truncation=False, verbose=False)
+        found = self._tokenizer(self._written(texts, None), truncation=False, verbose=False)
         return [len(ids) for ids in found["input_ids"]]
-
-    @property
-    def longest_text(self) -> str:
-        """The longest text that is read in full, in words."""
-        tokens = super().longest_text
-        return f"{_BLIP_WORDS} words or {tokens}" if self._cleans else tokens
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Count the texts with more tokens than the context, or too many words for BLIP."""
@@ -214,10 +164,6 @@ class HuggingFace(Encoder):
         with torch.inference_mode():
             return to_numpy(_features(self._model.get_audio_features(**inputs)))
 
-    def free_memory(self) -> None:
-        """Free what the device keeps for later, after a batch that did not fit."""
-        free_memory(self._device)
-
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return token ids (and mask) on the device."""
         found = self._tokenizer(
@@ -230,10 +176,6 @@ class HuggingFace(Encoder):
         # SigLIP was trained without a mask; BLIP's text tower takes no token types.
         names = ("input_ids",) if self._is_siglip else ("input_ids", "attention_mask")
         return {name: found[name].to(self._device) for name in names}
-
-    def process_images(self, images: list[Any]) -> dict[str, Tensor]:
-        """Return pixels (and masks) of Pillow images on the device."""
-        return self.stack([self.prepare_image(image) for image in images])
 
     def stack(self, prepared: Sequence[Mapping[str, npt.NDArray[Any]]]) -> dict[str, Tensor]:
         """Join prepared items to one batch on the device, floats in the type of the weights."""
@@ -250,22 +192,9 @@ class HuggingFace(Encoder):
         """The model of the library."""
         return self._model
 
-    def matching_token(self) -> int:
-        """Return the id of BLIP's ``[ENC]``, with which a text begins that is matched to an image.
-
-        The tokenizers of the published models do not know it; it follows ``[DEC]``, with which
-        BLIP begins the captions it writes.
-        """
-        known: int | None = self._tokenizer.get_vocab().get("[ENC]")
-        text = self._model.config.text_config
-        if known is None and text.bos_token_id == text.vocab_size - 2:
-            known = text.vocab_size - 1
-        if known is None:
-            raise NNNormError(
-                f"{self.name} has no token [ENC], with which BLIP matches texts to images; is its "
-                "tokenizer that of another model?"
-            )
-        return known
+    @property
+    def _cleans(self) -> bool:
+        return bool(self._type == "blip")
 
     @property
     def _is_siglip(self) -> bool:
@@ -285,14 +214,8 @@ class HuggingFace(Encoder):
         """Texts as the tokenizer gets them."""
         if not self._cleans:
             return [text.lower() for text in texts] if self._lowers else list(texts)
-        cleaned = [clean_caption(text, max_words) for text in texts]
-        for text, clean in zip(texts, cleaned, strict=True):
-            if not clean:
-                raise NNNormError(
-                    f"texts: nothing is left of {text!r} once it is cleaned as by BLIP's authors; "
-                    "remove it, or use clean_texts=False (--raw-texts)"
-                )
-        return cleaned
+        # A text of punctuation alone would be empty once cleaned: it stays as it is.
+        return [clean_caption(text, max_words) or text for text in texts]
 
     def _find_dim(self) -> int:
         if self._type == "blip":
@@ -308,86 +231,36 @@ class HuggingFace(Encoder):
         return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
 
 
-def _load_parts(model: str, revision: str | None, config: Any, kind: _Kind) -> Parts:
-    """Load a folder or a name on the hub."""
-    loaded = load_pretrained(model, kind.architecture, revision)
-    tokenizer = _load_part(model, "AutoTokenizer", revision)
-    preprocessing: dict[str, Any] = {}
-    if "images" in kind.modalities:
-        images = _load_part(model, "AutoImageProcessor", revision, **_pillow_backend())
-        preprocessing["images"] = json.loads(images.to_json_string())
+def _load_images(model: str, revision: str | None) -> tuple[_Process, Any]:
+    """Return a function that prepares images by the model's own processor, and what it does."""
+    version = require("transformers", "encoders").__version__
+    # Without torchvision, in versions 4 and 5.
+    backend = {"use_fast": False} if version.startswith("4.") else {"backend": "pil"}
+    images = _load_part(model, "AutoImageProcessor", revision, **backend)
 
-        resize = _find_resize(images, preprocessing["images"])
+    def process(batch: list[Any]) -> dict[str, npt.NDArray[Any]]:
+        return _as_arrays(images(images=batch, return_tensors="np"))
 
-        def process(batch: list[Any]) -> Mapping[str, npt.NDArray[Any]]:
-            resized = [resize(image) for image in batch]
-            return _as_arrays(images(images=resized, return_tensors="np"))
-    else:
-        sounds = _load_part(model, "AutoFeatureExtractor", revision)
-        if config.audio_config.enable_fusion or sounds.truncation == "fusion":
-            raise NNNormError(
-                f"{model} fuses long sounds from pieces drawn at random, so the same sound "
-                "would get another row each time; use a CLAP without fusion (unfused)"
-            )
-        rate = sounds.sampling_rate
-        preprocessing["rate"] = rate
-        preprocessing["audio"] = (
-            f"mono, {rate} Hz, the first {sounds.nb_max_samples / rate:g} s, "
-            f"shorter ones: {sounds.padding}"
+    return process, json.loads(images.to_json_string())
+
+
+def _load_sounds(model: str, revision: str | None, config: Any) -> tuple[_Process, str, int]:
+    """Return a function that prepares sounds, what it does, and the sampling rate."""
+    sounds = _load_part(model, "AutoFeatureExtractor", revision)
+    if config.audio_config.enable_fusion or sounds.truncation == "fusion":
+        raise NNNormError(
+            f"{model} fuses long sounds from pieces drawn at random, so the same sound "
+            "would get another row each time; use a CLAP without fusion (unfused)"
         )
+    rate, longest = int(sounds.sampling_rate), sounds.nb_max_samples
 
-        def process(batch: list[Any]) -> Mapping[str, npt.NDArray[Any]]:
-            # The library crops a longer sound at a random position.
-            cut = [sound[: sounds.nb_max_samples] for sound in batch]
-            return _as_arrays(sounds(cut, sampling_rate=rate, return_tensors="np"))
+    def process(batch: list[Any]) -> dict[str, npt.NDArray[Any]]:
+        # The library crops a longer sound at a random position.
+        cut = [sound[:longest] for sound in batch]
+        return _as_arrays(sounds(cut, sampling_rate=rate, return_tensors="np"))
 
-    is_folder = Path(model).is_dir()
-    weights = [*Path(model).glob("*.safetensors"), *Path(model).glob("*.bin")]
-    about = {
-        "revision": None if is_folder else getattr(config, "_commit_hash", None),
-        "weights_sha256": fingerprint_files(weights) if is_folder else None,
-    }
-    return Parts(config, loaded, tokenizer, process, preprocessing, about)
-
-
-def _find_resize(processor: Any, about: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Return a function that gives an image the size to which its processor will resize it.
-
-    A processor turns an image into an array and back before it resizes it, and holds the
-    interpreter meanwhile. Of a resized image there is less to turn, and the pixels are the same, as
-    Pillow leaves an image of the right size alone. This is tried on two images; where it does not
-    hold, images stay as they are.
-    """
-    size = {name: side for name, side in (about.get("size") or {}).items() if side}
-    resample, edge = about.get("resample"), size.get("shortest_edge")
-
-    def unchanged(image: Any) -> Any:
-        return image
-
-    def resize(image: Any) -> Any:
-        width, height = image.size
-        if edge:
-            longer = int(edge * max(width, height) / min(width, height))
-            new = (edge, longer) if width <= height else (longer, edge)
-        else:
-            new = (size["width"], size["height"])
-        return image.resize(new, resample)
-
-    is_known = size.keys() in ({"shortest_edge"}, {"width", "height"})
-    if not (about.get("do_resize") and isinstance(resample, int) and is_known):
-        return unchanged
-    pillow, rng = require("PIL.Image", "encoders"), np.random.default_rng(0)
-    # A longer side with the largest fraction, which rounding and cutting off treat differently.
-    longer = max(range(101, 140), key=lambda side: (edge or 0) * side / 100 % 1)
-    for shape in ((301, 233, 3), (100, longer, 3)):
-        image = pillow.fromarray(rng.integers(0, 256, shape, dtype=np.uint8))
-        plain, quick = (
-            _as_arrays(processor(images=[one], return_tensors="np"))
-            for one in (image, resize(image))
-        )
-        if any(not np.array_equal(plain[name], quick[name]) for name in plain):
-            return unchanged
-    return resize
+    words = f"mono, {rate} Hz, the first {longest / rate:g} s, shorter ones: {sounds.padding}"
+    return process, words, rate
 
 
 def _as_arrays(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
@@ -425,11 +298,11 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
     """
     transformers = require("transformers", "encoders")
     failed = f"model {model} can't be loaded as {architecture}"
-    advice = "is the folder whole, and do its weights belong to its config.json?"
+    advice = "is the folder complete, and do its weights belong to its config.json?"
     # Sizes are checked below: the error of the library does not name the tensors.
     options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     options["trust_remote_code"] = False
-    with explain_loading(failed, advice), quiet_loading():
+    with explain_loading(failed, advice):
         kind = getattr(transformers, architecture)
         loaded, info = kind.from_pretrained(model, revision=revision, **options)
     shapes = {key: tuple(map(tuple, sizes)) for key, *sizes in info["mismatched_keys"]}
@@ -455,45 +328,27 @@ def _read_config(model: str, revision: str | None) -> Any:
     transformers = require("transformers", "encoders")
     known = ", ".join(sorted(_KINDS))
     if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-        raise NNNormError(f"{model} is no model folder: it has no config.json")
-    try:
-        with quiet_loading():
-            # By default the library may ask at the terminal whether to run code of the model.
-            config = transformers.AutoConfig.from_pretrained(
-                model, revision=revision, trust_remote_code=False
-            )
-    except Exception as error:
-        where = "" if Path(model).is_dir() else "there is no such folder here, and on the hub: "
-        raise NNNormError(
-            f"model {model} can't be loaded ({where}{first_line(error)}); expected a folder with a "
-            f"config.json of {known}, or a name on the hub"
-        ) from error
+        raise NNNormError(f"{model} isn't a model folder: it has no config.json")
+    where = "" if Path(model).is_dir() else "there is no such folder here; "
+    expected = f"{where}expected a folder with a config.json of {known}, or a name on the hub"
+    with explain_loading(f"model {model} can't be loaded", expected):
+        # By default the library may ask at the terminal whether to run code of the model.
+        config = transformers.AutoConfig.from_pretrained(
+            model, revision=revision, trust_remote_code=False
+        )
     if config.model_type not in _KINDS:
         raise NNNormError(
-            f"model {model} is of type {config.model_type!r}, which is no dual encoder known here; "
+            f"model {model} is of type {config.model_type!r}, not a dual encoder known here; "
             f"expected one of {known}, or a sentence-transformers folder (with modules.json)"
         )
     return config
 
 
 def _load_part(model: str, auto_class: str, revision: str | None, **options: Any) -> Any:
-    transformers = require("transformers", "encoders")
-    try:
-        with quiet_loading():
-            loader = getattr(transformers, auto_class)
-            options = {"revision": revision, "trust_remote_code": False, **options}
-            return loader.from_pretrained(model, **options)
-    except Exception as error:
-        raise NNNormError(
-            f"the {auto_class.removeprefix('Auto')} of model {model} can't be loaded "
-            f"({first_line(error)}); is the folder whole?"
-        ) from error
-
-
-def _pillow_backend() -> dict[str, Any]:
-    """Return the option for a processor without torchvision, for versions 4 and 5."""
-    version = require("transformers", "encoders").__version__
-    return {"use_fast": False} if version.startswith("4.") else {"backend": "pil"}
+    loader = getattr(require("transformers", "encoders"), auto_class)
+    failed = f"the {auto_class.removeprefix('Auto')} of model {model} can't be loaded"
+    with explain_loading(failed, "is the folder complete?"):
+        return loader.from_pretrained(model, revision=revision, trust_remote_code=False, **options)
 
 
 def _features(found: Any) -> Tensor:

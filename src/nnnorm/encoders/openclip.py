@@ -12,14 +12,13 @@ from typing import Any
 import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder
-from nnnorm.encoders.layers import to_numpy
-from nnnorm.encoders.weights import (
+from nnnorm.encoders.loading import (
     Dtype,
     explain_loading,
     fingerprint_files,
-    free_memory,
     pick_device,
     pick_dtype,
+    to_numpy,
 )
 from nnnorm.errors import NNNormError, require
 
@@ -49,7 +48,7 @@ class OpenClip(Encoder):
         architecture, weights = split_name(model)
         library = require("open_clip", "open-clip")
         self._device = pick_device(device)
-        self._dtype = pick_dtype(dtype, self._device)
+        self._dtype = pick_dtype(dtype)
         failed = f"model {model} can't be loaded by open_clip"
         with explain_loading(failed, "see open_clip.list_pretrained() for the names"):
             self._model, _, self._transform = library.create_model_and_transforms(
@@ -68,7 +67,7 @@ class OpenClip(Encoder):
             "revision": None if is_file else weights,
             "weights_sha256": fingerprint_files([Path(weights or "")]) if is_file else None,
             "preprocessing": {"images": str(self._transform), "max_length": self.context},
-            "normalisation": "unit norm, by nnnorm",
+            "normalization": "unit norm, by nnnorm",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
@@ -87,10 +86,6 @@ class OpenClip(Encoder):
     def prepare_image(self, image: Any) -> Any:
         """Transform an image as the model's authors do."""
         return self._transform(image)
-
-    def free_memory(self) -> None:
-        """Free what the device keeps for later, after a batch that did not fit."""
-        free_memory(self._device)
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
         """Run the image tower on transformed images."""

@@ -13,19 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.weights import (
+from nnnorm.encoders.loading import (
     Dtype,
     check_vocabulary,
     explain_loading,
     fingerprint_files,
-    free_memory,
     list_some,
     pick_device,
     pick_dtype,
-    quiet_loading,
 )
 from nnnorm.errors import NNNormError, require
-from nnnorm.io import read_json
+from nnnorm.tables import read_json
 
 
 class SentenceEncoder(Encoder):
@@ -59,7 +57,7 @@ class SentenceEncoder(Encoder):
     ) -> None:
         library = require("sentence_transformers", "sentence-transformers")
         self._device = pick_device(device)
-        number_type = pick_dtype(dtype, self._device)
+        number_type = pick_dtype(dtype)
         is_folder = Path(model).is_dir()
         failed = f"model {model} can't be loaded by sentence-transformers"
         advice = "expected a folder with modules.json, or a name on the hub"
@@ -67,7 +65,7 @@ class SentenceEncoder(Encoder):
         options["trust_remote_code"] = False  # code that comes with a model is never run
         if is_folder:
             _check_modules(Path(model))
-        with explain_loading(failed, advice), quiet_loading():
+        with explain_loading(failed, advice):
             self._model = library.SentenceTransformer(model, device=self._device, **options)
         if is_folder:
             _check_weights(self._model[0], Path(model))
@@ -94,7 +92,7 @@ class SentenceEncoder(Encoder):
                 "max_length": self.context,
                 "prompt": self._model.prompts.get(prompt) if prompt else None,
             },
-            "normalisation": "unit norm, by nnnorm",
+            "normalization": "unit norm, by nnnorm",
         }
 
     def token_counts(self, texts: Sequence[str]) -> list[int]:
@@ -112,10 +110,6 @@ class SentenceEncoder(Encoder):
         """Encode one batch with the library."""
         return self._run(images)
 
-    def free_memory(self) -> None:
-        """Free what the device keeps for later, after a batch that did not fit."""
-        free_memory(self._device)
-
     def _run(self, batch: list[Any]) -> npt.NDArray[Any]:
         rows = self._model.encode(
             batch, batch_size=len(batch), convert_to_numpy=True, show_progress_bar=False
@@ -124,7 +118,7 @@ class SentenceEncoder(Encoder):
 
 
 def _check_modules(folder: Path) -> None:
-    """Refuse modules whose code is in the folder, which the library would import and run."""
+    """Reject modules whose code is in the folder, which the library would import and run."""
     path = folder / "modules.json"
     if not path.is_file():
         return  # the library says what it expects
@@ -146,17 +140,17 @@ def _check_weights(module: Any, folder: Path) -> None:
     if place is None or not hasattr(inner, "from_pretrained"):
         return
     try:
-        with quiet_loading():
+        with explain_loading("", ""):
             _, info = type(inner).from_pretrained(
                 place, output_loading_info=True, trust_remote_code=False
             )
-    except (OSError, ValueError):  # an adapter or another format, which the library has loaded
+    except NNNormError:  # an adapter or another format, which the library has loaded
         return
     # BERT's pooler is for other tasks; these models have their own pooling.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
         raise NNNormError(
             f"model {folder} lacks {len(missing)} of the weights of {type(inner).__name__}: "
-            f"{list_some(missing)}; is the folder whole?"
+            f"{list_some(missing)}; is the folder complete?"
         )
 
 

@@ -14,40 +14,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.containers import Stored
-from nnnorm.encoders.inputs import check_all
 from nnnorm.errors import NNNormError, first_line, require
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 def read_sound(source: Any, rate: int) -> FloatArray:
-    """Read a sound as mono float32 at `rate`.
-
-    Parameters
-    ----------
-    source : str, PathLike, Stored or ndarray
-        A file, a member of a tar file, or samples of shape ``(n_samples,)`` that are already at
-        `rate`.
-    rate : int
-        Sampling rate of the result, in samples per second.
-
-    Returns
-    -------
-    ndarray, shape (n_samples,)
-
-    Examples
-    --------
-    >>> read_sound(np.zeros(4), 48_000).dtype
-    dtype('float32')
-    >>> read_sound("nowhere.wav", 48_000)
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path
-    """
-    name = "a sound"
-    if isinstance(source, (str, os.PathLike, Stored)):
-        name = f"sound {source}"
-        samples = _read_file(source, name, rate)
+    """Read a sound as mono float32 at `rate`, from a path, the bytes of a file, or samples."""
+    name = f"sound {source}" if isinstance(source, (str, os.PathLike)) else "a sound"
+    if isinstance(source, (str, os.PathLike, bytes)):
+        channels, found = _call("read", source, name, dtype="float32", always_2d=True)
+        samples = _resample(channels, found, rate)
     else:
         samples = np.asarray(source, dtype=np.float32)
         if samples.ndim != 1:
@@ -55,40 +32,37 @@ def read_sound(source: Any, rate: int) -> FloatArray:
     if len(samples) == 0:
         raise NNNormError(f"{name} is empty; remove it")
     if not np.isfinite(samples).all():
-        raise NNNormError(f"{name} has samples that are not finite; convert it anew")
+        raise NNNormError(f"{name} has samples that are not finite; convert it again")
     return samples
 
 
-def check_sounds(paths: Sequence[Any]) -> None:
-    """Check the headers of all sounds before long work; raise for the first that can't be used.
+def check_sounds(sounds: Sequence[Any]) -> None:
+    """Check the headers of all sound files before long work; raise for the first bad one."""
+    errors = []
+    for sound in sounds:
+        if isinstance(sound, (str, os.PathLike)):
+            try:
+                _call("info", sound, f"sound {sound}")
+            except NNNormError as error:
+                errors.append(error)
+    if errors:
+        raise NNNormError(f"{errors[0]} ({len(errors)} of {len(sounds)} sounds can't be used)")
 
-    Examples
-    --------
-    >>> check_sounds(["nowhere.wav", "never.wav"])
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: sound nowhere.wav: there is no such file; check the path (2 of 2 ...
-    """
-    info = require("soundfile", "audio").info
-    check_all(paths, lambda path: _opened(info, path, f"sound {path}"), "sounds")
 
-
-def _opened(read: Any, source: Any, name: str, **options: Any) -> Any:
+def _call(function: str, source: Any, name: str, **options: Any) -> Any:
     soundfile = require("soundfile", "audio")
-    if isinstance(source, Stored):
-        place: Any = io.BytesIO(source.read())
-    elif not (place := Path(source)).is_file():
+    place = io.BytesIO(source) if isinstance(source, bytes) else Path(source)
+    if isinstance(place, Path) and not place.is_file():
         raise NNNormError(f"{name}: there is no such file; check the path")
     try:
-        return read(place, **options)
+        return getattr(soundfile, function)(place, **options)
     except (soundfile.SoundFileError, OSError) as error:
         raise NNNormError(
-            f"{name} can't be read ({first_line(error)}); is it cut short, or no sound?"
+            f"{name} can't be read ({first_line(error)}); is it cut short, or not a sound?"
         ) from error
 
 
-def _read_file(source: Any, name: str, rate: int) -> FloatArray:
-    soundfile = require("soundfile", "audio")
-    channels, found = _opened(soundfile.read, source, name, dtype="float32", always_2d=True)
+def _resample(channels: FloatArray, found: int, rate: int) -> FloatArray:
     mono: FloatArray = channels.mean(axis=1)
     if found == rate or len(mono) == 0:
         return mono

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.io import Embeddings, Progress, ScoreMatrix
+from nnnorm.embeddings import Embeddings, ScoreMatrix
+from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, search
 from nnnorm.scoring import Matrix, top_k
 

@@ -18,22 +18,22 @@ import numpy.typing as npt
 from nnnorm.bank import Bank, open_references
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.encoders import list_files, list_texts, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
+from nnnorm.evaluation import (
+    Truth,
+    open_truth,
+    read_truth,
+    warn_of_mismatched_bank,
+    warn_of_overlap,
+)
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
 from nnnorm.explore.served import Served
-from nnnorm.index import open_index, show_url
-from nnnorm.io import (
-    TABLE_SUFFIXES,
-    Embeddings,
-    check_ids,
-    open_embeddings,
-    read_all_columns,
-    read_json,
-    read_jsonl,
-)
-from nnnorm.roles import check_roles
-from nnnorm.study import Truth, open_truth, read_truth, warn_of_foreign_bank, warn_of_overlap
+from nnnorm.files import show_url
+from nnnorm.index import open_index
+from nnnorm.input_checks import check_inputs
+from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 # Columns of the metadata that name an item's picture, the first that is there.
@@ -245,9 +245,9 @@ def open_material(
         right = None
         if truth is not None:
             right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
-        check_roles(items, past, own_rows=None)
+        check_inputs(items, past, allow_gallery_rows=None, compare=False)
         warn_of_overlap(past, asked)
-        warn_of_foreign_bank(past, asked, items, right)
+        warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
         latest = asked
@@ -321,23 +321,18 @@ def _read_index(
     Rows and metadata are as they were given.
     """
     with open_index(url) as opened:
-        batches, recipe = list(opened.scan()), opened.recipe
+        batches, config = list(opened.scan()), opened.config
     if not batches:
         raise NNNormError(f"{show_url(url)} holds no items; add some, or give --gallery")
     rows = np.concatenate([batch.vectors for batch in batches])
-    entries = [entry for batch in batches for entry in batch.metadata_list()]
+    entries = [entry for batch in batches for entry in batch.metadata]
     columns = _columns(entries)
     ids = np.concatenate([batch.ids for batch in batches])
-    # A collection without values serves the uncorrected search.
-    values = [
-        np.zeros(len(batch), np.float32) if batch.values is None else batch.values
-        for batch in batches
-    ]
-    stored = np.concatenate(values)
+    stored = np.concatenate([np.asarray(batch.bias) for batch in batches])
     # The page shows the name and writes it to exports: no password may be in it.
-    served = Served(show_url(url), recipe.method, recipe.reference_k, stored, recipe.weight)
+    served = Served(show_url(url), config.method, config.reference_k, stored, config.weight)
     items = open_embeddings(rows, name="gallery", normalize=normalize)
-    return items, ids, columns, served, recipe.unit
+    return items, ids, columns, served, config.unit
 
 
 def _read_metadata(path: Path, n_items: int) -> dict[str, list[str]]:

@@ -16,7 +16,6 @@ from typing import NamedTuple, Protocol
 from nnnorm.datasets import Shapes
 from nnnorm.encoders import open_image
 from nnnorm.errors import NNNormError, require
-from nnnorm.io import encode_png
 
 _LOG = logging.getLogger("nnnorm.explore")
 # Side of a thumbnail in pixels: a card of the page on a screen of twice the density.
@@ -54,7 +53,10 @@ class ScenePictures:
 
     def draw(self, item: int) -> bytes:
         """Draw the scene of an item."""
-        return encode_png(self._shapes.draw(item, 144))
+        content = io.BytesIO()
+        picture = require("PIL.Image", "explore").fromarray(self._shapes.draw(item, 144))
+        picture.save(content, format="PNG")
+        return content.getvalue()
 
 
 class FolderPictures:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Embeddings
+from nnnorm.embeddings import Embeddings
 from nnnorm.ranking import search
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

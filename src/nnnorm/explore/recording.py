@@ -25,7 +25,7 @@ from nnnorm.explore.packing import pack
 from nnnorm.explore.served import SERVED
 from nnnorm.explore.session import Session, draw_some
 from nnnorm.explore.views import NOT_SCANNED, Views
-from nnnorm.io import Progress, make_folder, write_whole
+from nnnorm.files import Progress, make_folder, write_whole
 from nnnorm.methods import Method
 
 STATIC = Path(__file__).parent / "static"

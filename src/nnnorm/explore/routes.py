@@ -156,7 +156,7 @@ class _Answers:
         return self._views.items(map(int, items.split(",")))
 
     def bank(self) -> Any:
-        """The intents of the bank, its foreignness, and any drift."""
+        """The intents of the bank, how well it matches the queries, and any drift."""
         with self._working:
             return _packed(*self._views.bank())
 
@@ -180,10 +180,10 @@ class _Answers:
         with self._working:
             return _attachment(self._session.save_bias(method), "bias.safetensors")
 
-    def save_quarantine(self) -> Any:
-        """The ids that `nnnorm scan` would quarantine, one per line, for `nnnorm index delete`."""
-        text = "".join(f"{one}\n" for one in self._session.scan.wait().quarantined)
-        return _attachment(text.encode(), "quarantine.txt", "text/plain")
+    def save_outliers(self) -> Any:
+        """The ids that `nnnorm scan` would remove, one per line, for `nnnorm index delete`."""
+        text = "".join(f"{one}\n" for one in self._session.scan.wait().to_remove)
+        return _attachment(text.encode(), "outliers.txt", "text/plain")
 
     def save_table(self, method: Chosen) -> Any:
         """The items of the map as parquet, for Embedding Atlas."""
@@ -258,7 +258,7 @@ def _add_routes(app: Any, answer: _Answers) -> None:
         "map/values": answer.map_values,
         "bank": answer.bank,
         "export/bias": answer.save_bias,
-        "export/quarantine": answer.save_quarantine,
+        "export/outliers": answer.save_outliers,
         "export/table": answer.save_table,
     }
     for path, function in as_json.items():

@@ -18,14 +18,17 @@ import numpy.typing as npt
 
 from nnnorm.bank import use_references
 from nnnorm.bias import Bias
+from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
+from nnnorm.evaluation import Truth, Tuning, count_occurrences, scan, tune
+from nnnorm.evaluation.outliers import Scan
 from nnnorm.explore.candidates import Answer, Candidates
 from nnnorm.explore.keeping import Kept, Later
 from nnnorm.explore.material import Material
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
 from nnnorm.explore.served import SERVED
-from nnnorm.io import Embeddings, Progress, open_embeddings
+from nnnorm.files import Progress
 from nnnorm.methods import (
     CSLS,
     DN,
@@ -38,8 +41,6 @@ from nnnorm.methods import (
     make_method,
 )
 from nnnorm.ranking import score_matrix
-from nnnorm.study import Truth, Tuning, count_occurrences, scan, tune
-from nnnorm.suspects import Scan
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]

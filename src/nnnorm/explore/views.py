@@ -13,16 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bias import Bias
-from nnnorm.copies import SAME_INTENT, Intents, as_units, describe_size, find_intents
+from nnnorm.dedup import NEAR_COPY, UniqueRows, as_units, describe_size, unique_rows
+from nnnorm.embeddings import ScoreMatrix
 from nnnorm.errors import NNNormError
-from nnnorm.explore.served import Served
-from nnnorm.explore.session import Session
-from nnnorm.foreign import FOREIGN_Z, foreign_z
-from nnnorm.io import ScoreMatrix
-from nnnorm.methods import Method, describe_setting
-from nnnorm.ranking import Ranking, search
-from nnnorm.scoring import Matrix, top_k
-from nnnorm.study import (
+from nnnorm.evaluation import (
     clusters_of,
     evaluate_ranking,
     expect_occurrences,
@@ -33,7 +27,13 @@ from nnnorm.study import (
     measure_hubness,
     robust_z,
 )
-from nnnorm.suspects import Suspect
+from nnnorm.evaluation.outliers import Outlier
+from nnnorm.explore.served import Served
+from nnnorm.explore.session import Session
+from nnnorm.input_checks import MISMATCH_Z, mismatch_z
+from nnnorm.methods import Method, describe_setting
+from nnnorm.ranking import Ranking, search
+from nnnorm.scoring import Matrix, top_k
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -48,7 +48,7 @@ _N_WRONG = 200
 _NEAR_COPY = 0.98
 _MOST_COPIES = 5000
 _N_GROUPS = 12
-# Enough for the width of an interval on a screen; the reports of `study` draw more.
+# Enough for the width of an interval on a screen; the reports of `evaluation` draw more.
 _N_RESAMPLES = 1000
 
 
@@ -79,14 +79,14 @@ class Views:
         """Describe the data, the methods with their controls, and the filters."""
         session = self.session
         material = session.material
-        intents = session.used if isinstance(session.used, Intents) else None
+        intents = session.used if isinstance(session.used, UniqueRows) else None
         return {
             "version": __version__,
             "n_gallery": len(material.gallery),
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
             "n_references": len(material.references) if intents is None else intents.n_rows,
-            "n_intents": len(session.used),
+            "n_unique": len(session.used),
             "dim": material.gallery.dim,
             "has_truth": material.truth is not None,
             "has_pictures": material.pictures is not None,
@@ -201,7 +201,7 @@ class Views:
         never, back = (_draw(session, some) for some in (is_never, is_back))
         hubs = _list_hubs(session, bias, mask)
         is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
-        suspects = _suspects(session)
+        outliers = _outliers(session)
         wrong = [-1.0 if hub.wrong_share is None else hub.wrong_share for hub in hubs]
         rows = np.array([hub.item for hub in hubs], dtype=np.int64)
         about = {
@@ -216,7 +216,7 @@ class Views:
             "n_back": int(is_back.sum()),
             "n_gone": int((is_never & ~was_never).sum()),
             "scan_is_ready": is_ready,
-            "verdicts": [_verdict(suspects, item) for item in rows.tolist()],
+            "verdicts": [_verdict(outliers, item) for item in rows.tolist()],
             "items": _items(session, [*rows, *never, *back]),
         }
         return about, {
@@ -247,15 +247,15 @@ class Views:
         taken, wrong, groups = _taken(session, item)
         copies = session.views.get(("copies", item), lambda: _copies_of(session, item))
         is_ready = session.scan.is_ready
-        suspects = _suspects(session)
-        suspect = None if suspects is None else suspects.get(item)
+        outliers = _outliers(session)
+        outlier = None if outliers is None else outliers.get(item)
         about = {
             "item": item,
             "n_before": len(taken),
             "n_wrong": None if session.truth is None else len(wrong),
             "n_shown": sum(map(len, groups)),
-            "verdict": _verdict(suspects, item),
-            "reasons": [] if suspect is None else list(suspect.reasons),
+            "verdict": _verdict(outliers, item),
+            "reasons": [] if outlier is None else list(outlier.reasons),
             "scan_is_ready": is_ready,
             "groups": [
                 [
@@ -304,12 +304,12 @@ class Views:
             return {"ready": False}
         found = session.scan.result()
         if found is None:
-            return {"ready": True, "is_scanned": False, "suspects": []}
+            return {"ready": True, "is_scanned": False, "outliers": []}
         return {
             "ready": True,
             "is_scanned": True,
             **found.to_dict(),
-            "items": _items(session, [one.item for one in found.suspects]),
+            "items": _items(session, [one.item for one in found.outliers]),
         }
 
     def quality(self, method: Method) -> dict[str, Any]:
@@ -411,14 +411,16 @@ def _commands(session: Session, method: Method) -> list[str]:
     if isinstance(method, Served):
         url, queries = shlex.quote(method.url), shlex.quote(options["queries"])
         changed = "" if method == session.material.served else f" --weight {method.weight:g}"
-        return [f"nnnorm index search --index {url} --queries {queries}{changed}"]
+        return [f"nnnorm index search {url} --queries {queries}{changed}"]
     chosen = f"--method {method.name}"
     for name, value in method.params.items():
         flag = name.replace("_", "-")
         if value is True or value is False:
             chosen += f" --{'' if value else 'no-'}{flag}"
-        elif value != "auto" and name != "rule":
+        elif value != "auto":
             chosen += f" --{flag} {value:g}"
+    if not method.is_automatic:
+        chosen += " --duplicates drop"  # as the explorer itself does
     ending = {"yes": " --normalize", "no": " --no-normalize"}.get(options.get("normalize", ""), "")
     gallery, queries, references = (
         shlex.quote(options.get(name, otherwise))
@@ -539,16 +541,16 @@ def _draw(session: Session, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64
     return items if len(items) <= _N_SHOWN else np.sort(rng.choice(items, _N_SHOWN, replace=False))
 
 
-def _suspects(session: Session) -> dict[int, Suspect] | None:
+def _outliers(session: Session) -> dict[int, Outlier] | None:
     """Items that are not fine, by number; None while the scan goes on, or where it is refused."""
     found = session.scan.result() if session.scan.is_ready else None
-    return None if found is None else {suspect.item: suspect for suspect in found.suspects}
+    return None if found is None else {outlier.item: outlier for outlier in found.outliers}
 
 
-def _verdict(suspects: Mapping[int, Suspect] | None, item: int) -> str:
-    if suspects is None:
+def _verdict(outliers: Mapping[int, Outlier] | None, item: int) -> str:
+    if outliers is None:
         return NOT_SCANNED
-    return suspects[item].verdict if item in suspects else "fine"
+    return outliers[item].verdict if item in outliers else "fine"
 
 
 def _right(session: Session, row: Any) -> list[int]:
@@ -560,7 +562,7 @@ def _group(session: Session, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np
     if len(rows) == 0:
         return []
     asked = session.queries.subset(rows)
-    leaders = find_intents(asked).embeddings
+    leaders = unique_rows(asked).embeddings
     scores = as_units(asked.rows(0, len(asked))) @ as_units(leaders.rows(0, len(leaders))).T
     nearest = scores.argmax(axis=1)
     groups = [rows[nearest == leader] for leader in range(len(leaders))]
@@ -652,30 +654,30 @@ def _measure_quality(session: Session, method: Method) -> dict[str, Any]:
 
 def _describe_bank(session: Session) -> View:
     material, used = session.material, session.used
-    counts = used.counts if isinstance(used, Intents) else np.ones(len(used), dtype=np.int64)
-    rows = used.rows if isinstance(used, Intents) else np.arange(len(used))
+    counts = used.counts if isinstance(used, UniqueRows) else np.ones(len(used), dtype=np.int64)
+    rows = used.rows if isinstance(used, UniqueRows) else np.arange(len(used))
     order = np.argsort(-counts, kind="stable")[:20]
     texts = material.reference_captions
     asked = session.queries
     if session.truth is not None:  # captions of one item are closer to each other than to the bank
         asked = asked.subset(np.unique(clusters_of(session.truth), return_index=True)[1])
-    z = foreign_z(material.references, asked)
+    z = mismatch_z(material.references, asked)
     drift = None
     if material.corrector is not None and material.recent is not None:
         try:
             drift = measure_drift(material.corrector, material.recent).to_dict()
         except NNNormError as error:  # the rest of the view does not need it
             drift = {"error": str(error)}
-    n_rows = used.n_rows if isinstance(used, Intents) else len(used)
+    n_rows = used.n_rows if isinstance(used, UniqueRows) else len(used)
     about = {
         "n_references": n_rows,
-        "n_intents": len(used),
-        "is_sample": isinstance(used, Intents) and used.is_sample,
-        "size": describe_size(n_rows, len(used), isinstance(used, Intents) and used.is_sample),
-        "same_intent": SAME_INTENT,
+        "n_unique": len(used),
+        "is_sample": isinstance(used, UniqueRows) and used.is_sample,
+        "size": describe_size(n_rows, len(used), isinstance(used, UniqueRows) and used.is_sample),
+        "near_copy": NEAR_COPY,
         "n_copies": int((counts - 1).sum()),
-        "foreign_z": None if np.isnan(z) else float(z),
-        "foreign_limit": FOREIGN_Z,
+        "mismatch_z": None if np.isnan(z) else float(z),
+        "mismatch_limit": MISMATCH_Z,
         "drift": drift,
         "intents": [
             {

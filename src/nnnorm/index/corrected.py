@@ -1,93 +1,89 @@
-"""The corrected search inside an engine: `build_index`, `open_index`, and what they return.
+"""`CorrectedIndex`, and the functions that build, open and copy one: the same for all engines.
 
-This serves all engines; the file of an engine only stores and finds (`store.py`). The weight is
-part of the query, so it can change with each search and never needs a new index.
+Staging beside, one atomic swap, the previous version kept: a kill at any moment leaves the previous
+version or the new one, and a rollback is the same swap again.
 """
 
 import asyncio
-import hashlib
-import json
+import contextlib
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnnorm.bias import check_correction, check_weight
+from nnnorm.bias import check_weight
 from nnnorm.corrector import Corrector
-from nnnorm.errors import NNNormError, explain_arguments, keep_interrupts, warn
-from nnnorm.index.clicks import open_clicks
-from nnnorm.index.fill import check_fits, cut, fill_store, make_sample
-from nnnorm.index.generations import refresh, rollback
-from nnnorm.index.ranking import (
-    IndexRanking,
-    Step,
-    Steps,
-    add_metadata,
-    rank,
-    rerank,
-    run_steps,
-    run_steps_async,
-)
-from nnnorm.index.recipe import MetadataPrint, Recipe, make_recipe
-from nnnorm.index.store import (
-    BATCH,
-    Facts,
+from nnnorm.embeddings import Source
+from nnnorm.errors import NNNormError, warn
+from nnnorm.files import Progress
+from nnnorm.index.backend import (
+    CONFIGURED,
+    Backend,
+    CollectionInfo,
     FloatArray,
+    Hits,
     Ids,
     Items,
+    Layout,
     Metadata,
-    Store,
-    Way,
-    check_async_client,
-    check_ids,
-    check_metadata,
-    join_items,
-    name_items,
-    scan_generation,
+    Mode,
 )
-from nnnorm.index.urls import open_store
-from nnnorm.index.values import Correction, open_correction, open_corrector, open_items
-from nnnorm.io import Progress, Source
+from nnnorm.index.config import IndexConfig, bias_values, open_corrector, open_rows
+from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
+from nnnorm.index.urls import open_backend
 from nnnorm.popularity import Popularity
+from nnnorm.tables import check_ids
 
-_MOST_FETCHED = 10_000
-# Searches until one falls between two changes of the generation, which are rare.
-_ATTEMPTS = 100
+_BATCH = 4096  # items given their bias at once
+_SAMPLE = 65_536  # vectors that an engine may train on
+_ATTEMPTS = 5
+_LONGEST_ID = 1000
+
+Correction = Corrector | str | os.PathLike[str]
+
+
+class _State(NamedTuple):
+    """What one search needs: always of one version."""
+
+    version: str
+    config: IndexConfig
 
 
 class CorrectedIndex:
     """A collection in some engine that ranks by ``s(q, r) − weight·m(r)``.
 
-    Returned by `build_index` and `open_index`; also a context manager that closes the engine.
+    `build_index`, `open_index` and `copy_index` return one. An open index serves the version that
+    it opened until `reload`; a search never mixes two versions. Threads may share it.
 
     Attributes
     ----------
-    store : Store
+    backend : Backend
         The engine's collection.
-    recipe : Recipe
-        How the correction was built in.
+    config : IndexConfig
+        What the index knows about its correction.
     """
 
-    def __init__(self, store: Store, recipe: Recipe, mark: object = None) -> None:
-        self.store = store
-        store.returns_values = recipe.way == "rerank"
-        self._served = _Served(recipe, store.mark() if mark is None else mark)
-
-    @property
-    def recipe(self) -> Recipe:
-        """How the correction was built in."""
-        return self._served.recipe
-
-    @property
-    def _mark(self) -> object:
-        return self._served.mark
+    def __init__(self, backend: Backend, corrector: Corrector | None = None) -> None:
+        self.backend = backend
+        self._correctors: dict[str, Corrector] = {}
+        with backend.translating():
+            self._state = self._read_state()
+        if corrector is not None:
+            built = self.config.corrector
+            if corrector.fingerprint != built:
+                raise NNNormError(
+                    f"{backend.name} was built by corrector {built[:8]}; got corrector "
+                    f"{corrector.fingerprint[:8]}. Open it with its own corrector, or refresh it"
+                )
+            self._correctors[built] = corrector
 
     def __repr__(self) -> str:
-        recipe = self.recipe
-        return f"CorrectedIndex({self.store.name}: {recipe.method}, way {recipe.way!r})"
+        return f"CorrectedIndex({self.backend.name}: {self.config.method}, {self.config.mode})"
 
     def __enter__(self) -> "CorrectedIndex":
         return self
@@ -96,700 +92,646 @@ class CorrectedIndex:
         self.close()
 
     def __len__(self) -> int:
-        return _facts(self.store).n_items
+        with self.backend.translating():
+            return self.backend.count(self._state.version)
+
+    @property
+    def config(self) -> IndexConfig:
+        """What the index knows about its correction."""
+        return self._state.config
+
+    @property
+    def corrector(self) -> Corrector | None:
+        """The corrector of the served version, if the index was opened with it."""
+        return self._correctors.get(self.config.corrector)
+
+    def close(self) -> None:
+        """Close the engine, unless its client was given. Nothing has to be saved."""
+        with self.backend.translating():
+            self.backend.close()
+
+    def reload(self) -> None:
+        """Serve the newest version, and its newest items."""
+        with self.backend.translating():
+            self._state = self._read_state()
+
+    def info(self) -> CollectionInfo:
+        """Describe the served version: corrector, number of items, whether rollback is possible."""
+        config = self.config
+        with self.backend.translating():
+            older, newer = self._neighbors(self._state)
+        return CollectionInfo(
+            name=self.backend.name,
+            n_items=len(self),
+            **{name: getattr(config, name) for name in CONFIGURED},
+            can_roll_back=older is not None and newer is None,
+            is_rolled_back=newer is not None,
+        )
+
+    def _read_state(self) -> _State:
+        for _ in range(_ATTEMPTS):  # another process may swap and drop meanwhile
+            version = self.backend.served()
+            if version is None:
+                raise NNNormError(
+                    f"there is no index {self.backend.name}; check the name, or build it first"
+                )
+            stored = self.backend.read_config(version)
+            if stored is not None:
+                config = IndexConfig.from_dict(stored, self.backend.name)
+                self.backend.restore_options(config.created)
+                return _State(version, config)
+        raise NNNormError(f"{self.backend.name} has no index metadata; build the index again")
+
+    def _finished(self) -> list[_State]:
+        found = [(one, self.backend.read_config(one)) for one in self.backend.versions()]
+        name = self.backend.name
+        return [_State(one, IndexConfig.from_dict(stored, name)) for one, stored in found if stored]
+
+    def _neighbors(self, state: _State) -> tuple[_State | None, _State | None]:
+        """Return the version before the last refresh, and the one that a rollback left."""
+        older = newer = None
+        for other in sorted(self._finished(), key=lambda one: one.config.version):
+            if other.config.version == state.config.previous:
+                older = other
+            if other.config.previous == state.config.version:
+                newer = other
+        return older, newer
 
     # --- searching -------------------------------------------------------------------------------
 
-    @explain_arguments
     def search(
         self,
         queries: Source,
-        *,
         k: int = 10,
+        *,
         weight: float | None = None,
         filter: Any = None,
         with_metadata: bool = False,
-        max_fetch: int = _MOST_FETCHED,
-        normalize: bool | None = None,
-    ) -> IndexRanking:
+    ) -> Hits:
         """Find the k best items of every query by the corrected score.
-
-        An answer comes from one generation of the collection, also while another process refreshes
-        it: from the former one or from the new one.
 
         Parameters
         ----------
         queries : array or path, shape (n_queries, dim)
         k : int
-            Number of hits per query; fewer where there are fewer items.
+            Hits per query; fewer if there are fewer items.
         weight : float, optional
-            Replaces the weight of the bias; nothing is re-indexed. 0 switches the correction off.
+            Replaces the weight of the corrector; 0 switches the correction off.
         filter : optional
-            Which items may come back, in the engine's own language; see the engine's page.
+            Which items may be returned, in the engine's own language; see the engine's page.
         with_metadata : bool
             Whether to return the metadata of the hits too.
-        max_fetch : int
-            Largest number of hits that a re-rank fetches per query; `IndexRanking.certain` is False
-            where that was too few.
-        normalize : bool, optional
-            Divide every query by its norm; by default where the items were divided by theirs.
 
         Returns
         -------
-        IndexRanking
-        """
-        rows = self._open_queries(queries, normalize)
-        return run_steps(self._steps(rows, k, weight, filter, with_metadata, max_fetch))
-
-    @explain_arguments
-    async def search_async(
-        self,
-        queries: Source,
-        *,
-        k: int = 10,
-        weight: float | None = None,
-        filter: Any = None,
-        with_metadata: bool = False,
-        max_fetch: int = _MOST_FETCHED,
-        normalize: bool | None = None,
-        client: Any = None,
-    ) -> IndexRanking:
-        """Search as `search` does, without blocking the event loop.
-
-        Parameters
-        ----------
-        queries, k, weight, filter, with_metadata, max_fetch, normalize :
-            As in `search`.
-        client : optional
-            An asynchronous client of the engine, connected to the same collection, which is
-            awaited: psycopg's or LanceDB's ``AsyncConnection``, ``AsyncQdrantClient``,
-            ``AsyncMilvusClient``, or what Chroma's ``AsyncHttpClient`` returns. By default, and for
-            other engines, the search runs in a thread.
-
-        Returns
-        -------
-        IndexRanking
+        Hits
 
         Examples
         --------
-        >>> import asyncio
-        >>> import numpy as np
-        >>> from nnnorm import Bias
-        >>> bias = Bias(np.array([0.75, 0.25]), weight=0.5, method="nnn")
-        >>> index = build_index("faiss:", np.eye(2), bias)
-        >>> asyncio.run(index.search_async(np.float32([[0.8, 0.6]]), k=1)).ids.tolist()
-        [[1]]
+        >>> from nnnorm import Corrector, load_shapes
+        >>> shapes = load_shapes()
+        >>> corrector = Corrector.fit(shapes.gallery, shapes.references)
+        >>> index = build_index("faiss:", shapes.gallery, corrector)
+        >>> index.search(shapes.queries[:2], k=3).ids.shape
+        (2, 3)
         """
-        if client is None:
-            return await asyncio.to_thread(
-                self.search,
-                queries,
-                k=k,
-                weight=weight,
-                filter=filter,
-                with_metadata=with_metadata,
-                max_fetch=max_fetch,
-                normalize=normalize,
-            )
-        check_async_client(self.store, client)
-        rows = await asyncio.to_thread(self._open_queries, queries, normalize)
-        steps = self._steps(rows, k, weight, filter, with_metadata, max_fetch)
-        return await run_steps_async(steps, self.store, client)
-
-    def _steps(
-        self,
-        rows: FloatArray,
-        k: int,
-        weight: float | None,
-        filter: Any,
-        with_metadata: bool,
-        max_fetch: int,
-    ) -> Steps[IndexRanking]:
-        """Search until an answer comes from one generation."""
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
-        most = self.store.largest_k
+        most = self.backend.largest_k
         if most is not None and k > most:
-            raise NNNormError(f"{self.store.engine} returns at most {most} hits; got k={k}")
-        if filter is not None and not self.store.filters:
-            raise NNNormError(
-                f"{self.store.engine} has no filters; leave out the filter, or use another engine"
-            )
+            raise NNNormError(f"{self.backend.engine} returns at most {most} hits; got k={k}")
+        if filter is not None and not self.backend.filters:
+            raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
         given = None if weight is None else check_weight(weight)
-        former, noted = None, None
-        for _ in range(_ATTEMPTS):
-            # Once per search: another thread or task may read the next note meanwhile.
-            served = self._served
-            expected = served.mark
-            ranking, mark = yield from self._search(
-                served, rows, int(k), given, filter, max_fetch, with_metadata
-            )
-            marks = [] if mark is None else [mark]
-            # Metadata are read after the hits, and by the store's own client.
-            if expected is not None and (mark is None or with_metadata):
-                marks.append((yield Step(self.store.mark)))
-            if all(one == expected for one in marks):
-                return ranking
-            # The note was read after the former search: a client that lives would see as much.
-            if mark is not None and mark == former and mark != noted:
-                raise NNNormError(
-                    f"the given client sees another generation of {self.store.name} than the index "
-                    "does, as in a transaction that began before the last refresh; end that "
-                    "transaction and search again, or leave out client="
-                )
-            former = mark
-            noted = yield Step(self._read_note)  # the next generation is served since
-        raise NNNormError(
-            f"{self.store.name} changed during each of {_ATTEMPTS} searches; search it again when "
-            "fewer programs write to it"
-        )
+        rows = self.config.open_queries(queries, self.backend.name)
+        for attempt in range(_ATTEMPTS):
+            state = self._state
+            try:
+                with self.backend.translating():
+                    return self._search(state, rows, int(k), given, filter, with_metadata)
+            except NNNormError:
+                if attempt == _ATTEMPTS - 1 or not self._is_gone(state):
+                    raise
+                self.reload()
+        raise AssertionError
 
     def _search(
         self,
-        served: "_Served",
+        state: _State,
         rows: FloatArray,
         k: int,
         weight: float | None,
         filter: Any,
-        max_fetch: int,
         with_metadata: bool,
-    ) -> Steps[tuple[IndexRanking, object]]:
-        """Search once, and return the mark of the hits too; None where it is not known."""
-        store, recipe = self.store, served.recipe
-        used = recipe.weight if weight is None else weight
-        check_correction(used, [recipe.lowest, recipe.highest])
-        known: dict[Any, dict[str, Any]] = {}
-        if recipe.way == "rerank":
-            limit = max(k, min(max_fetch, store.largest_k or max_fetch))
-            asked = {"weight": used, "limit": limit, "filter": filter, "mark": served.mark}
-            ranking, mark = yield from rerank(store, recipe, rows, k, **asked)
-        else:
-            if recipe.way == "column":
-                found = yield Step(store.search_column, (rows, k, used, filter))
-                scores = found.scores
-            else:
-                vectors = recipe.ask(rows, used)
-                found = yield Step(store.search, (vectors, k, filter))
-                scores = recipe.read_scores(found.scores, vectors, used)
-            ranking, mark = rank(found.ids, scores, k), found.mark
-            if with_metadata and found.metadata is not None:
-                known = {
-                    own: entry
-                    for ids, entries in zip(found.ids.tolist(), found.metadata, strict=True)
-                    for own, entry in zip(ids, entries, strict=False)
-                }
-        if with_metadata:
-            ranking = yield from add_metadata(store, ranking, known)
-        return ranking, mark
+    ) -> Hits:
+        version, config = state
+        used = config.weight if weight is None else weight
+        config.check_weight(used)
+        asked = config.transform_queries(rows, used)
+        in_column = used if config.mode == "column" else None
+        hits = self.backend.search(version, asked, k, filter, in_column)
+        hits = _sort(replace(hits, scores=config.read_scores(hits.scores, asked, used)))
+        return self._with_metadata(version, hits) if with_metadata else hits
 
-    @explain_arguments
-    def ask(
-        self, queries: Source, *, weight: float | None = None, normalize: bool | None = None
-    ) -> FloatArray:
-        """Return the vectors to send with the engine's own client, so that it ranks as `search`.
+    def _with_metadata(self, version: str, hits: Hits) -> Hits:
+        found = hits.scores > -np.inf
+        ids = np.unique(hits.ids[found])
+        known = self.backend.lookup(version, ids) if len(ids) else {}
+        rows = zip(hits.ids.tolist(), found.tolist(), strict=True)
+        listed = [
+            [known.get(own, {}) for own, is_hit in zip(*row, strict=True) if is_hit] for row in rows
+        ]
+        return replace(hits, metadata=listed)
 
-        Its scores are then those of the engine. In the ways "rerank" and "column" the vectors are
-        the queries themselves, and the weight belongs into the formula.
+    def _is_gone(self, state: _State) -> bool:
+        """Whether the version of a failed search was dropped: it is two refreshes old."""
+        if self._state is not state:
+            return True
+        with contextlib.suppress(NNNormError), self.backend.translating():
+            return state.version not in self.backend.versions()
+        return False
 
-        Parameters
-        ----------
-        queries : array or path, shape (n_queries, dim)
-        weight : float, optional
-            Replaces the weight of the bias.
-        normalize : bool, optional
-            As in `search`.
+    async def search_async(self, queries: Source, k: int = 10, **options: Any) -> Hits:
+        """Search as `search` does, in a thread, without blocking the event loop."""
+        return await asyncio.to_thread(self.search, queries, k, **options)
 
-        Returns
-        -------
-        ndarray, shape (n_queries, width), float32
+    def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
+        """Return the vectors to send with the engine's own client, shape ``(n_queries, width)``."""
+        config = self.config
+        rows = config.open_queries(queries, self.backend.name)
+        return config.transform_queries(rows, config.weight if weight is None else weight)
 
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from nnnorm import Bias
-        >>> bias = Bias(np.array([0.75, 0.25]), weight=0.5, method="nnn")
-        >>> build_index("faiss:", np.eye(2), bias).ask(np.eye(2)).tolist()
-        [[1.0, 0.0, -0.5], [0.0, 1.0, -0.5]]
-        """
-        self._catch_up()
-        rows = self._open_queries(queries, normalize)
-        used = self.recipe.weight if weight is None else check_weight(weight)
-        return self.recipe.ask(rows, used)
+    def scan(self) -> Iterator[Items]:
+        """Yield all items with the rows that were given, their bias and metadata, in batches."""
+        version, config = self._state
+        with self.backend.translating():
+            for items in self.backend.scan(version):
+                yield config.restore_items(items)
 
-    def _open_queries(self, queries: Source, normalize: bool | None) -> FloatArray:
-        few = self.recipe.open_few(queries, normalize)
-        if few is not None:
-            return few
-        return self.recipe.open_queries(queries, normalize, self.store.name)
+    # --- changing items --------------------------------------------------------------------------
 
-    # --- writing ---------------------------------------------------------------------------------
-
-    @explain_arguments
     def add(
-        self,
-        gallery: Source,
-        bias: Correction,
-        *,
-        ids: Any = None,
-        metadata: Sequence[Metadata] | None = None,
-        normalize: bool | None = None,
+        self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
     ) -> None:
-        """Add items. Engines that live in memory need a `save` afterwards.
-
-        An interrupted `add` is continued by the same call.
+        """Add items. They are durable when the call returns.
 
         Parameters
         ----------
-        gallery : array or path, shape (n_new, dim)
-        bias : Corrector, path or Bias
-            The corrector of this index, or its file, which gives the new items their bias; or a
-            bias that was fitted on them by the same method, settings and references.
+        rows : array or path, shape (n_new, dim)
         ids : sequence of int or str
-            By default those of the file of the gallery. None of them may be in the index yet.
+            None of them may be in the index. By default those of the file of the rows.
         metadata : sequence of mappings, optional
-            One per item.
-        normalize : bool, optional
-            Divide every row by its norm; see `open_embeddings`.
+            One per item; values are JSON.
         """
-        new = self._open_new(gallery, bias, ids, metadata, normalize)
-        there = self.store.present(new.ids)
-        is_continued = self.recipe.added == new.fingerprint
-        if there.any() and not is_continued:
-            raise NNNormError(
-                f"{store_has(self.store, new.ids[there])}; ids must be unique: use upsert to "
-                "replace items, or choose other ids"
-            )
-        self._note(new, added=new.fingerprint, clicks=None)
-        for batch in new.batches:
-            missing = ~self.store.present(batch.ids) if is_continued else np.ones(len(batch), bool)
-            if missing.any():
-                with self._writing(new):
-                    self.store.add(batch.take(missing))
+        self._add(rows, ids, metadata, replaces=False)
 
-    @explain_arguments
     def upsert(
-        self,
-        gallery: Source,
-        bias: Correction,
-        *,
-        ids: Any = None,
-        metadata: Sequence[Metadata] | None = None,
-        normalize: bool | None = None,
+        self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
     ) -> None:
-        """Add items, and replace those whose ids are in the index already.
+        """Add items, and replace those whose ids are in the index; parameters as in `add`."""
+        self._add(rows, ids, metadata, replaces=True)
 
-        Engines that live in memory need a `save` afterwards.
+    def _add(
+        self, rows: Source, ids: Any, metadata: Sequence[Metadata] | None, *, replaces: bool
+    ) -> None:
+        corrector = self._own_corrector(self.config)
+        items = open_rows(rows, corrector, "the new items")
+        named = items.ids if ids is None else ids
+        if named is None:
+            raise NNNormError("new items need ids; pass ids=, one per row")
+        given = _check_new_ids(named, len(items))
+        entries = check_metadata(metadata, len(items))
+        values = bias_values(corrector, items)
+        with self._writing() as (version, config):
+            self._own_corrector(config)
+            _check_kind(given, config.string_ids, self.backend.name)
+            if not replaces and (there := self.backend.present(version, given)).any():
+                raise NNNormError(
+                    f"{self.backend.name} has the id {given[there][0].item()!r} already; use "
+                    "upsert to replace items, or choose other ids"
+                )
+            vectors, bias = config.transform_items(items.rows(0, len(items)), values)
+            write = self.backend.upsert if replaces else self.backend.add
+            write(version, Items(given, vectors, bias, entries))
 
-        Parameters
-        ----------
-        gallery, bias, ids, metadata, normalize :
-            As for `add`; an item that is replaced loses its metadata where none are given.
-        """
-        new = self._open_new(gallery, bias, ids, metadata, normalize)
-        if not self.store.can_delete and self.store.present(new.ids).any():
-            raise NNNormError(
-                f"{self.store.name} can't replace items, because it can't delete; build it again, "
-                "or use another kind of index"
-            )
-        self._note(new, added=None, clicks=None)
-        for batch in new.batches:
-            with self._writing(new):
-                self.store.upsert(batch)
-
-    @explain_arguments
     def delete(self, ids: Any) -> None:
-        """Delete items by id; all of them must exist. See `add` for engines that live in memory."""
-        if not self.store.can_delete:
+        """Delete items by their ids, all of which must be in the index."""
+        given = _check_new_ids(ids, np.size(np.array(ids, dtype=object)))
+        with self._writing() as (version, config):
+            _check_kind(given, config.string_ids, self.backend.name)
+            there = self.backend.present(version, given)
+            if not there.all():
+                raise NNNormError(
+                    f"{self.backend.name} has no item {given[~there][0].item()!r}; nothing was "
+                    "deleted"
+                )
+            self.backend.delete(version, given)
+
+    def present(self, ids: Any) -> Any:
+        """Return which of these ids are in the index, shape ``(n_ids,)``."""
+        given = _check_new_ids(ids, np.size(np.array(ids, dtype=object)))
+        version, config = self._state
+        if (given.dtype.kind == "U") != config.string_ids:
+            return np.zeros(len(given), dtype=bool)
+        with self.backend.translating():
+            return self.backend.present(version, given)
+
+    def _own_corrector(self, config: IndexConfig) -> Corrector:
+        corrector = self._correctors.get(config.corrector)
+        if corrector is None:
             raise NNNormError(
-                f"{self.store.name} can't delete items; build it again without them, or use "
-                "another kind of index"
+                f"items of {self.backend.name} get their bias from corrector "
+                f"{config.corrector[:8]}; open it with open_index(url, corrector=…)"
             )
-        # An object array, as `check_ids` has it, so that lists inside of the list are named.
-        array = np.atleast_1d(ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=object))
-        named = check_ids(array, len(array), name="the items to delete")
-        there = self.store.present(named)
-        if not there.all():
-            raise NNNormError(
-                f"{self.store.name} has no item with the id {named[~there][0].item()!r}; "
-                "nothing was deleted"
-            )
-        self.store.delete(named)
-
-    @explain_arguments
-    def pack(
-        self,
-        gallery: Source,
-        bias: Correction,
-        *,
-        ids: Any = None,
-        metadata: Sequence[Metadata] | None = None,
-        normalize: bool | None = None,
-    ) -> Items:
-        """Return items exactly as this index stores them, to write with the engine's own client.
-
-        Parameters
-        ----------
-        gallery, bias, ids, metadata, normalize :
-            As for `add`; ids are 0…n−1 where there are none.
-
-        Returns
-        -------
-        Items
-            With `vectors` of the width of the collection, and `values` where the bias is stored
-            beside them.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from nnnorm import Bias
-        >>> bias = Bias(np.array([0.75, 0.25]), weight=0.5, method="nnn")
-        >>> index = build_index("faiss:", np.eye(2), bias)
-        >>> index.pack(np.eye(2), bias, ids=[7, 8]).vectors.tolist()
-        [[1.0, 0.0, 0.25], [0.0, 1.0, -0.25]]
-        """
-        new = self._open_new(gallery, bias, ids, metadata, normalize, needs_ids=False)
-        # The range decides whether a re-rank is certain, and a refresh with the same clicks as
-        # before has something to do again once these items are written.
-        is_noted = new.recipe.way == "rerank" or new.recipe.clicks is not None
-        if is_noted and replace(new.recipe, clicks=None) != self.recipe:
-            self._note(new, clicks=None)
-        return join_items(new.batches)
-
-    def _open_new(
-        self,
-        gallery: Source,
-        bias: Correction,
-        ids: Any,
-        metadata: Sequence[Metadata] | None,
-        normalize: bool | None,
-        needs_ids: bool = True,
-    ) -> "_New":
-        """Open new items, give them their bias, and pack all of them, before any is written."""
-        self._catch_up()
-        known = self.recipe
-        given = open_correction(bias)
-        items, own = open_items(gallery, given, name="new items", normalize=normalize)
-        if items.dim != known.dim:
-            raise NNNormError(
-                f"new items and those of {self.store.name} must share dim; got {items.dim} and "
-                f"{known.dim}. Were they encoded by different models?"
-            )
-        known.check_origin(own, self.store.name)
-        known.check_unit(items, self.store.name)
-        if known.popularity is not None and "popularity_weight" not in own.params:
-            warn(
-                f"the bias of {self.store.name} has a popularity of weight {known.popularity:g} "
-                f"added, and the new items ({len(items):,}) have no clicks: they count 0, also "
-                "where they replace others, until the next refresh with popularity= (--clicks); "
-                "or pass corrector.bias_of(items) + Popularity(clicks, weight="
-                f"{known.popularity:g}) as their bias"
-            )
-        if ids is None and items.ids is None and needs_ids:
-            raise NNNormError("new items need ids that are not in the index yet; pass ids=")
-        named = name_items(items, ids, name="new items")
-        if needs_ids:
-            self.store.check_new(named)
-        described = check_metadata(metadata, len(items))
-        # In an index of a popularity alone, a bias of weight 0 is no popularity.
-        is_nothing = own.weight == 0 and known.popularity is not None
-        values = np.zeros_like(own.values) if is_nothing else own.values
-        recipe = known.widen(items, values)
-        batches = [recipe.pack(batch) for batch in cut(items, values, named, described)]
-        about = [items.fingerprint, named.tolist(), MetadataPrint().take(described or ()).value]
-        fingerprint = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
-        return _New(named, batches, recipe, fingerprint)
-
-    def _catch_up(self) -> None:
-        """Read the note again where another connection has changed it or the generation."""
-        if self.store.mark() != self._mark:
-            self._read_note()
+        return corrector
 
     @contextmanager
-    def _writing(self, new: "_New") -> Iterator[None]:
-        """Write new items or their note, unless they were packed for another generation."""
-        with keep_interrupts(), self.store.transaction():
-            self._catch_up()
-            if not self.recipe.packs_like(new.recipe):
+    def _writing(self) -> Iterator[_State]:
+        """Change the served version, as the only writer if the engine can lock."""
+        with self.backend.translating(), self.backend.writing():
+            state = self._catch_up()
+            with self.backend.write(state.version) as version:
+                yield _State(version, state.config)
+            if self.backend.served() != version:
                 raise NNNormError(
-                    f"{self.store.name} was changed by another program, such as by a refresh, "
-                    "while these items were prepared for it; repeat the add, or use upsert where "
-                    "a part of them is in the index already"
+                    f"{self.backend.name} was refreshed by another process during this call, and "
+                    "the change may be lost; open the index again and repeat the call"
                 )
-            yield
+            self._state = _State(version, state.config)
 
-    def _note(self, new: "_New", **changes: Any) -> None:
-        """Write the note, before any items: the certainty of a re-rank depends on it."""
-        with self._writing(new):
-            recipe = replace(self.recipe.span(new.recipe), **changes)
-            if recipe == self.recipe:
-                return
-            self.store.write_note(recipe.to_dict())
-            served = _Served(recipe, self.store.mark())
-        self._served = served
-        if self.store.read_note() != recipe.to_dict():  # the mark may be that of a later note
-            self._read_note()
+    def _catch_up(self) -> _State:
+        """Return the newest state, or raise if another process has served another corrector."""
+        newest = self._read_state()
+        if newest.config.corrector != self.config.corrector:
+            raise NNNormError(
+                f"{self.backend.name} was refreshed or rolled back since it was opened; open it "
+                "again, with its new corrector"
+            )
+        self._state = newest
+        return newest
 
-    # --- generations -----------------------------------------------------------------------------
+    # --- versions --------------------------------------------------------------------------------
 
-    @explain_arguments
     def refresh(
         self,
-        corrector: "Corrector | str | os.PathLike[str]",
+        corrector: Correction,
         *,
         popularity: Popularity | None = None,
-        gallery: Source | None = None,
         ids: Any = None,
         progress: Progress | None = None,
     ) -> None:
-        """Give all items the bias of another corrector, or new clicks, at once for all readers.
+        """Give all items the bias of another corrector, in one step for all readers.
 
-        The new generation is written beside the one that is served, which stays as it is until both
-        are exchanged in one step; it is then kept for `rollback`. An interrupted refresh is
-        continued by the same call. Nothing else may write to the collection meanwhile.
+        A new version is filled from the stored rows and swapped in. The previous version is kept
+        for `rollback`.
 
         Parameters
         ----------
         corrector : Corrector or path
-            The new corrector, or its file; with a popularity it may be the one of this index.
         popularity : Popularity, optional
-            Clicks to add to the bias, as ``bias + popularity`` does; an index that has a popularity
-            needs them at each refresh, and a weight of 0 takes it off. Items whose id has no clicks
-            count 0, and clicks of ids that are not in the index are left out, with a warning.
-        gallery : array or path, shape (n_gallery, dim), optional
-            The original vectors of all items, for collections that store them in few bits.
+            Clicks to add to the bias. Items without clicks count 0.
         ids : sequence of int or str, optional
-            Ids of the rows of the gallery, and of the clicks; by default those of the gallery's
-            file, or 0…n−1, which then have to be all ids of the index.
+            The items that the clicks belong to; by default 0…n−1.
         progress : callable, optional
             Called with ``(done, total)``.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> from nnnorm import NNN
-        >>> rng = np.random.default_rng(0)
-        >>> gallery, bank = rng.normal(size=(4, 8)), rng.normal(size=(99, 8))
-        >>> corrector = Corrector.fit(gallery, bank, NNN(4, 0.5), normalize=True)
-        >>> index = build_index("faiss:", gallery, corrector, ids=["a", "b", "c", "d"])
-        >>> clicks = Popularity([0, 20, 0, 999], weight=0.5)
-        >>> index.refresh(corrector, popularity=clicks, ids=["d", "c", "b", "a"])
-        >>> index.search(gallery[1:2], k=1).ids.tolist()
-        [['a']]
         """
-        opened = open_corrector(corrector)
-        if ids is not None and gallery is None and popularity is None:
-            raise NNNormError(
-                "ids (--ids) are those of the rows of a gallery or of clicks; give gallery "
-                "(--gallery) or popularity (--clicks) too, or leave out ids"
+        new = open_corrector(corrector)
+        backend = self.backend
+        with backend.translating(), backend.writing():
+            state = self._read_state()
+            if new.dim != state.config.dim:
+                raise NNNormError(
+                    f"the corrector has dimension {new.dim}, the items of {backend.name} "
+                    f"{state.config.dim}; fit it on embeddings of the same model"
+                )
+            if popularity is None and state.config.popularity is not None:
+                warn(f"the clicks of {backend.name} are left out; pass popularity= to keep them")
+            n_items = backend.count(state.version)
+            clicks = _Clicks(popularity, ids, n_items, backend.name) if popularity else None
+            number = state.config.version
+            config = IndexConfig.make(
+                new,
+                version=1 + max(other.config.version for other in self._finished()),
+                previous=number,
+                mode=state.config.mode,
+                metric=backend.metric,
+                string_ids=state.config.string_ids,
+                columns=state.config.columns,
+                created=state.config.created,
+                rotated=state.config.rotated,
+                popularity=None if popularity is None else popularity.weight,
             )
-        items = None if gallery is None else opened.open(gallery, "gallery")
-        named = None if items is None else name_items(items, ids)
-        of_clicks = ids if named is None else named
-        self._catch_up()
-        refresh(
-            self.store,
-            self.recipe,
-            opened,
-            gallery=items,
-            ids=named,
-            clicks=None if popularity is None else open_clicks(popularity, of_clicks),
-            progress=progress,
-        )
-        self._read_note()
 
-    @explain_arguments
+            def parts() -> Iterator[Items]:
+                for stored in backend.scan(state.version):
+                    items = state.config.restore_items(stored)
+                    rows = open_rows(items.vectors, new, f"the items of {backend.name}")
+                    values = bias_values(new, rows, clicks.find(items.ids) if clicks else None)
+                    made = config.transform_items(rows.rows(0, len(rows)), values)
+                    yield Items(items.ids, *made, items.metadata)
+
+            _tidy(backend, lambda one, stored: stored is not None and stored["version"] != number)
+            version = _fill(backend, config, parts(), n_items, progress)
+            if clicks is not None:
+                clicks.check()
+            if backend.served() != state.version or backend.count(state.version) != n_items:
+                backend.drop(version)
+                raise NNNormError(
+                    f"{backend.name} was changed by another process during the refresh, which was "
+                    "given up; run it again"
+                )
+            backend.swap(version)
+            _tidy(backend, lambda one, _: one in (version, state.version))
+            self._correctors[new.fingerprint] = new
+            self._state = _State(version, config)
+
     def rollback(self, *, undo: bool = False) -> None:
-        """Serve the generation before the last `refresh` again, with the items that it had then.
+        """Serve the version before the last refresh again; `undo` returns to the newer one.
 
-        A call that is repeated, as after a kill, leaves that generation where it is, and warns.
-
-        Parameters
-        ----------
-        undo : bool
-            Serve the generation of the last `refresh` instead, which a rollback keeps.
+        Repeating the call changes nothing, so it can be run again after an interruption.
         """
-        if not rollback(self.store, undo=undo):
-            which = "of" if undo else "before"
-            other = "leave out undo (--undo)" if undo else "use undo=True (--undo)"
-            warn(
-                f"{self.store.name} serves the generation {which} the last refresh already; for "
-                f"the other one {other}"
+        with self.backend.translating(), self.backend.writing():
+            state = self._read_state()
+            older, newer = self._neighbors(state)
+            if older is None and newer is None:
+                raise NNNormError(
+                    f"{self.backend.name} has no previous version; a refresh keeps one"
+                )
+            target = (newer if undo else None if newer else older) or state
+            if target.version != state.version:
+                self.backend.swap(target.version)
+            self._state = target
+
+
+def _sort(hits: Hits) -> Hits:
+    """Sort hits by their scores: cosines may be equal if products aren't."""
+    if not (hits.scores[:, 1:] > hits.scores[:, :-1]).any():
+        return hits
+    order = np.argsort(-hits.scores, axis=1, kind="stable")
+    ids, scores = (np.take_along_axis(one, order, axis=1) for one in (hits.ids, hits.scores))
+    return Hits(ids, scores)
+
+
+class _Clicks:
+    """The popularity of a refresh, matched to items by id."""
+
+    def __init__(self, popularity: Popularity, ids: Any, n_items: int, name: str) -> None:
+        if not isinstance(popularity, Popularity):
+            raise NNNormError(
+                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
+                f"{type(popularity).__name__}"
             )
-        self._read_note()
+        if ids is None and len(popularity) != n_items:
+            raise NNNormError(
+                f"clicks without ids must be one per item; got {len(popularity):,} for "
+                f"{n_items:,} items of {name}: pass ids, one per number of clicks"
+            )
+        named = range(n_items) if ids is None else check_ids(ids, len(popularity)).tolist()
+        self._left = dict(zip(named, np.asarray(popularity.clicks).tolist(), strict=True))
+        self._weight, self._n, self._name = popularity.weight, len(popularity), name
 
-    def _read_note(self) -> object:
-        """Read the recipe of the generation that is served, and return its mark."""
-        self._served = open_index(self.store)._served
-        return self._served.mark
+    def find(self, ids: Ids) -> Popularity:
+        """Return the popularity of some items; each item is asked once."""
+        return Popularity([self._left.pop(own, 0.0) for own in ids.tolist()], self._weight)
 
-    # --- files -----------------------------------------------------------------------------------
-
-    def scan(self, batch: int = BATCH) -> Iterator[Items]:
-        """Yield all items as they were given: ids, raw vectors, bias values, metadata.
-
-        All are of one generation; an error is raised where another one is served meanwhile.
-        """
-        self._catch_up()
-        recipe, mark = self._served
-        for items in scan_generation(self.store, mark, recipe.to_dict(), batch):
-            yield recipe.unpack(items)
-
-    def save(self) -> None:
-        """Make everything durable (engines that live in memory write their file)."""
-        self.store.save()
-
-    def close(self) -> None:
-        """Close files and connections; nothing is saved by this."""
-        self.store.close()
-
-
-class _Served(NamedTuple):
-    """A recipe, and the mark of the generation that it describes, see `Store.mark`."""
-
-    recipe: Recipe
-    mark: object
+    def check(self) -> None:
+        """Warn of clicks whose items the index doesn't have, or raise if there are no others."""
+        if len(self._left) == self._n:
+            raise NNNormError(
+                f"none of the {self._n:,} ids of the clicks is in {self._name}, such as "
+                f"{next(iter(self._left))!r}; pass the ids of its items"
+            )
+        if self._left:
+            warn(
+                f"{len(self._left):,} of {self._n:,} ids of the clicks aren't in {self._name}, "
+                f"such as {next(iter(self._left))!r}; their clicks are left out"
+            )
 
 
-class _New(NamedTuple):
-    """New items, ready to be written."""
-
-    ids: Ids
-    batches: list[Items]
-    recipe: Recipe  # that covers them
-    fingerprint: str
+# --- making an index -----------------------------------------------------------------------------
 
 
-@explain_arguments
 def build_index(
-    store: "Store | str",
+    url: str | Backend,
     gallery: Source,
-    bias: Correction,
+    corrector: Correction,
     *,
     ids: Any = None,
     metadata: Sequence[Metadata] | None = None,
-    way: Way | None = None,
-    scale: float | None = None,
-    normalize: bool | None = None,
+    mode: Mode | None = None,
     progress: Progress | None = None,
 ) -> CorrectedIndex:
-    """Store a gallery and its bias in an engine, so that the engine ranks by the corrected score.
+    """Store a gallery in an engine so that it ranks by the corrected score.
 
     Parameters
     ----------
-    store : Store or str
-        A collection of an engine, or its URL (``"faiss:photos.faiss"``). It must not exist yet, or
-        be empty with the right width and metric, or be the result of the same build, interrupted.
-    gallery : array or path, shape (n_gallery, dim)
-    bias : Corrector, path or Bias
-        A corrector, or its file, which gives these items their bias, and later ones too; or a bias
-        that was fitted on this gallery, without gates.
+    url : str or Backend
+        Engine and collection, such as ``faiss:photos`` or ``qdrant://localhost:6333/photos``.
+    gallery : array or path, shape (n_items, dim)
+    corrector : Corrector or path
+        Gives each item its bias, also items that are added later.
     ids : sequence of int or str, optional
-        One per item, by default those of the file of the gallery, or 0…n−1.
+        By default those of the file of the gallery, or 0…n−1.
     metadata : sequence of mappings, optional
-        One per item, stored with it.
-    way : {"ip", "cosine", "l2", "rerank", "column"}, optional
-        How the correction is served; by default the best way of the engine.
-    scale : float, optional
-        Scale of the coordinate of the bias; by default 1, or balanced for a quantised engine.
-    normalize : bool, optional
-        Divide every row by its norm, and later every query; see `open_embeddings`. A corrector
-        knows that by itself.
+        One per item; values are JSON.
+    mode : {"augmented", "column"}, optional
+        "augmented" adds two coordinates to each vector. "column" (SQL engines) stores the bias in
+        a column and keeps the dimension. By default the engine's first mode.
     progress : callable, optional
         Called with ``(done, total)``.
 
     Returns
     -------
     CorrectedIndex
-        Already saved.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from nnnorm import Bias
-    >>> bias = Bias(np.array([0.9, 0.5]), weight=0.75, method="nnn")
-    >>> index = build_index("faiss:", np.array([[1.0, 0.0], [0.6, 0.8]]), bias, ids=[70, 80])
-    >>> index.search(np.array([[0.96, 0.28]]), k=1).ids.tolist()
-    [[80]]
+    >>> from nnnorm import Corrector, load_shapes
+    >>> shapes = load_shapes()
+    >>> corrector = Corrector.fit(shapes.gallery[:800], shapes.references)
+    >>> index = build_index("faiss:", shapes.gallery[:800], corrector)
+    >>> index.add(shapes.gallery[800:], ids=range(800, len(shapes.gallery)))
+    >>> len(index) == len(shapes.gallery)
+    True
     """
-    opened = open_store(store)
-    given = open_correction(bias)
-    items, own = open_items(gallery, given, name="gallery", normalize=normalize)
-    named = name_items(items, ids)
-    described = check_metadata(metadata, len(items))
-    corrector = given if isinstance(given, Corrector) else None
-    recipe = make_recipe(opened, items, own, way=way, scale=scale, corrector=corrector)
-    recipe = replace(recipe, metadata=MetadataPrint().take(described or ()).value)
+    backend, used = open_backend(url), open_corrector(corrector)
+    items = open_rows(gallery, used, "gallery")
+    named = items.ids if ids is None else ids
+    given = np.arange(len(items)) if named is None else _check_new_ids(named, len(items))
+    entries = check_metadata(metadata, len(items))
+    values = bias_values(used, items)
 
-    whole = fill_store(
-        opened,
-        recipe,
-        cut(items, own.values, named, described),
-        ids=named,
-        sample=make_sample(recipe, items, own.values, named, described),
+    chosen = backend.modes[0] if mode is None else mode
+    if chosen not in backend.modes:
+        modes = " or ".join(map(repr, backend.modes))
+        raise NNNormError(f"the mode of {backend.engine} must be {modes}; got {mode!r}")
+    config = IndexConfig.make(
+        used,
+        version=1,
+        mode=chosen,
+        metric=backend.metric,
+        string_ids=given.dtype.kind == "U",
+        columns=choose_columns(entries),
+        created=backend.creation_options(),
+        rotated=backend.has_one_range and chosen == "augmented",
+    )
+
+    def parts() -> Iterator[Items]:
+        for start in range(0, len(items), _BATCH):
+            part = slice(start, start + _BATCH)
+            rows = items.rows(start, min(start + _BATCH, len(items)))
+            yield Items(given[part], *config.transform_items(rows, values[part]), entries[part])
+
+    with backend.translating(), backend.writing():
+        if backend.served() is not None or backend.is_taken():
+            raise NNNormError(f"{backend.name} exists already; refresh it, or choose another name")
+        _tidy(backend, lambda one, stored: False)
+        backend.swap(_fill(backend, config, parts(), len(items), progress))
+    return CorrectedIndex(backend, used)
+
+
+def open_index(url: str | Backend, corrector: Correction | None = None) -> CorrectedIndex:
+    """Open an index.
+
+    Parameters
+    ----------
+    url : str or Backend
+    corrector : Corrector or path, optional
+        The corrector of the index, for `CorrectedIndex.add`; another one is rejected. Searching
+        works without.
+
+    Returns
+    -------
+    CorrectedIndex
+
+    Examples
+    --------
+    >>> open_index("faiss:nowhere")
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: there is no index faiss nowhere; ...
+    """
+    used = None if corrector is None else open_corrector(corrector)
+    return CorrectedIndex(open_backend(url), used)
+
+
+def copy_index(
+    source: str | Backend,
+    target: str | Backend,
+    corrector: Correction | None = None,
+    *,
+    references: Any = None,
+    mode: Mode | None = None,
+    progress: Progress | None = None,
+) -> CorrectedIndex:
+    """Make a corrected copy of an existing collection, with its ids and metadata.
+
+    Parameters
+    ----------
+    source : str or Backend
+        A collection of your application, or an index; it is only read.
+    target : str or Backend
+        In the same engine or another one.
+    corrector : Corrector or path, optional
+    references : array, path or Bank, shape (n_references, dim), optional
+        Past queries to fit a corrector on, instead of `corrector`.
+    mode, progress : optional
+        As in `build_index`.
+
+    Returns
+    -------
+    CorrectedIndex
+
+    Examples
+    --------
+    >>> from nnnorm import Corrector, load_shapes
+    >>> shapes = load_shapes()
+    >>> corrector = Corrector.fit(shapes.gallery, shapes.references)
+    >>> index = build_index("faiss:", shapes.gallery, corrector)
+    >>> len(copy_index(index.backend, "sqlite:", corrector)) == len(shapes.gallery)
+    True
+    """
+    if (corrector is None) == (references is None):
+        raise NNNormError("pass either corrector or references")
+    there = open_backend(source)
+    backend = there if isinstance(target, str) and target == source else open_backend(target)
+    with there.translating():
+        served = there.served()
+        batches = there.scan(None) if served is None else CorrectedIndex(there).scan()
+        read = list(batches)
+    if not read:
+        raise NNNormError(f"{there.name} has no items to copy")
+    if there is not backend and isinstance(source, str):
+        there.close()
+    is_text = any(part.ids.dtype.kind == "U" for part in read)
+    ids = np.concatenate([part.ids.astype(str) if is_text else part.ids for part in read])
+    return build_index(
+        backend,
+        rows := np.concatenate([part.vectors for part in read]),
+        Corrector.fit(rows, references) if corrector is None else corrector,
+        ids=ids,
+        metadata=[make_plain(entry) for part in read for entry in part.metadata],
+        mode=mode,
         progress=progress,
     )
-    return CorrectedIndex(opened, whole)
 
 
-@explain_arguments
-def open_index(store: "Store | str") -> CorrectedIndex:
-    """Open a collection that `build_index` or `export_index` built.
-
-    Examples
-    --------
-    >>> open_index("faiss:nowhere.faiss")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no faiss nowhere.faiss; ...
-    """
-    opened = open_store(store)
-    facts = _facts(opened)
-    mark = opened.mark()  # before the note, so that a change in between is found out
-    note = opened.read_note()
-    if note is None and not facts.n_items:
-        raise NNNormError(
-            f"{opened.name} is empty and has no note of nnnorm: a build or export into it was not "
-            "finished, or not begun; run it"
-        )
-    if note is None:
-        raise NNNormError(
-            f"{opened.name} holds no correction (no note of nnnorm); make a corrected copy with "
-            "nnnorm index export, or build an index with nnnorm index build"
-        )
-    recipe = Recipe.from_dict(note, opened.name)
-    check_fits(opened, facts, recipe)
-    if recipe.state != "whole":
-        raise NNNormError(
-            f"{opened.name} was not finished ({facts.n_items} items are in it); run the same build "
-            "or export again, which continues where it stopped"
-        )
-    values = opened.value_range() if recipe.way == "rerank" else None
-    if values is not None:  # other programs may have written some
-        recipe = replace(recipe, lowest=values[0], highest=values[1])
-    return CorrectedIndex(opened, recipe, mark)
-
-
-# --- checks ------------------------------------------------------------------------------------
+def _fill(
+    backend: Backend,
+    config: IndexConfig,
+    parts: Iterator[Items],
+    n_items: int,
+    progress: Progress | None,
+) -> str:
+    """Create and fill a version that isn't served yet, and check that all items are in it."""
+    version = f"v{config.version}_{secrets.token_hex(3)}"
+    first: list[Items] = []
+    for part in parts:
+        first.append(part)
+        if sum(map(len, first)) >= _SAMPLE:
+            break
+    sample = np.concatenate([np.empty((0, config.width), np.float32), *(p.vectors for p in first)])
+    layout = Layout(config.width, config.mode, config.string_ids, config.columns, n_items, sample)
+    try:
+        backend.create(version, layout)
+        done = 0
+        for part in itertools.chain(first, parts):
+            backend.add(version, part)
+            done += len(part)
+            if progress is not None:
+                progress(done, n_items)
+        backend.finish(version, config.to_dict())
+        if (found := backend.count(version)) != n_items or done != n_items:
+            raise NNNormError(
+                f"{backend.name} should have {n_items:,} items in its new version and has "
+                f"{found:,}; nothing was changed: run the call again"
+            )
+    except BaseException:
+        with contextlib.suppress(Exception):
+            backend.drop(version)
+        raise
+    return version
 
 
-def _facts(store: Store) -> Facts:
-    facts = store.facts()
-    if facts is None:
-        raise NNNormError(
-            f"there is no {store.name}; check the name, or build it with nnnorm index build"
-        )
-    return facts
+def _tidy(backend: Backend, keep: Callable[[str, dict[str, Any] | None], bool]) -> None:
+    """Drop versions that aren't served and that an interruption left, or that are too old."""
+    served = backend.served()
+    for version in backend.versions():
+        if version != served and not keep(version, backend.read_config(version)):
+            backend.drop(version)
 
 
-def store_has(store: Store, ids: Ids) -> str:
-    """Return the beginning of a message: which ids exist already.
+def _check_new_ids(ids: Any, n_items: int) -> Ids:
+    if isinstance(ids, range):
+        return np.arange(ids.start, ids.stop, ids.step)
+    for own in np.array(ids, dtype=object).ravel().tolist():
+        if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and is_text(own)):
+            raise NNNormError(
+                f"an id must be a whole number, or text without null characters; got {own!r:.60}"
+            )
+    return check_ids(ids, n_items, name="the items")
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm.index.stores.faiss import FaissStore
-    >>> store_has(FaissStore("photos.faiss"), np.array([7, 8]))
-    'faiss photos.faiss already has the id 7 and 1 other'
-    """
-    others = len(ids) - 1
-    more = f" and {others} other{'s' if others > 1 else ''}" if others else ""
-    return f"{store.name} already has the id {ids[0].item()!r}{more}"
+
+def _check_kind(ids: Ids, string_ids: bool, name: str) -> None:
+    if (ids.dtype.kind == "U") != string_ids:
+        kinds = ("text", "whole numbers") if string_ids else ("whole numbers", "text")
+        raise NNNormError(f"ids of {name} are {kinds[0]}; got {kinds[1]}")

@@ -21,8 +21,8 @@ those of a paper by a constant, which changes no ranking; it is chosen so that a
 of a score.
 """
 
-from nnnorm.methods.automatic import RuleName, is_narrow
-from nnnorm.methods.base import Factor, Grid, Method, Variant, warn_of_narrow_bank
+from nnnorm.methods.automatic import is_mismatched
+from nnnorm.methods.base import Factor, Grid, Method, Variant, warn_of_mismatch
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
 from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, multiply_factors, published_product

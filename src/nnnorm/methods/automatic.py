@@ -1,150 +1,173 @@
-"""k, α and centring without labels: what `NNN()` chooses when it is given no numbers.
+"""k and alpha without labels: what `NNN()` uses when it is given no numbers.
 
-    k   n/share references, between a least and a largest number     (n: references in the bank)
-    α   alpha · reliability^power · n/(n + 8) · clip((c − low)/(high − low), 0, 1)
+    k      max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2     (n unique past queries, |G| items)
+    alpha  0.6 · √reliability · n/(n + 8) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
+    t      c + ¼·ln(coverage)
 
-*Reliability* is how well one half of the bank predicts the biases that the other half gives: m_k is
-a noisy measurement of an item's hub offset, and the weight of a noisy measurement shrinks with its
-reliability. A handful of references may agree by luck, so it is taken as if eight further ones had
-been seen that say nothing. *c* is the correlation over items between m_k and the density of the
-gallery around the item, which is m_k with the other items as the bank: an item in a dense place
-scores high with any queries that are spread as the items are, so a bank for which this does not
-hold covers a part of the gallery only. *Centred*:
-the mean of the gallery is taken from its rows before they are scored with the bank. The figures are
-in `docs/automatic-rule.md`.
+- *Reliability*: how well one half of the past queries predicts the biases from the other half.
+  m_k is a noisy measurement, and the weight of a noisy measurement shrinks with its reliability.
+- *c*: correlation over items between m_k and the density of the gallery around the item (the mean
+  of its 10 best scores with other items). If queries are spread like the items, crowded items
+  score high with them too.
+- *Coverage*: exp(entropy) of the items that groups of 64 past queries find first, relative to the
+  largest value it can have. Mismatched queries find the same few items.
+- *Spread*: how much m_k varies between items, compared with how much the density does. Queries from
+  one part of what is asked tilt m_k along their mean, and it varies more.
+- The gallery's mean is subtracted from its rows before they are scored (centering).
+
+`docs/automatic-rule.md` has the measurements behind each constant.
 """
 
-from typing import Final, Literal, NamedTuple
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.io import Embeddings
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_k, top_means
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_k
 
-_DOUBTFUL_REFERENCES = 8
+FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+LARGEST_ALPHA = 0.6
+_CAUTION = 8
+_USUAL_SPREAD = 1.25
+_CLOSED_T, _OPEN_T = -0.1, 0.1
 _N_ITEMS = 512
 _N_SPLITS = 8
-_N_NEIGHBOURS = 10
-# Neighbours are looked for among so many items: more hardly change a correlation over 512 of them.
+_N_NEIGHBORS = 10
 _N_CANDIDATES = 16_384
-# More than half of the foreign and narrow banks of `benchmarks/automatic_rule.py` are below this by
-# two standard errors, and no own one.
-_LOW_DENSITY = 0.3
-# A bank that is mostly noise has a low c as well, but it is not narrow, only small.
-_LEAST_RELIABILITY = 0.5
-
-RuleName = Literal["second", "first", "paper"]
+_GROUP, _N_GROUPS = 64, 16
 
 
-class AutomaticRule(NamedTuple):
-    """The numbers of a rule; see the module.
+class Evidence(NamedTuple):
+    """What past queries and a gallery show about the settings; see the module.
 
-    Attributes
-    ----------
-    share, smallest, largest : int
-        k is n/share, between the two.
-    alpha : float
-        The largest weight.
-    power : float
-        Of the reliability; 0 where it is not used.
-    gate : (float, float) or None
-        c where α is 0, and where it is not reduced.
-    is_centred : bool
+    `density` is c. It, `coverage` and `spread` are None for ready scores, which do not show how
+    close items are to each other.
     """
 
-    share: int
-    smallest: int
-    largest: int
-    alpha: float
-    power: float
-    gate: tuple[float, float] | None
-    is_centred: bool
+    reliability: float
+    density: float | None = None
+    coverage: float | None = None
+    spread: float | None = None
 
-    def choose_reference_k(self, n_references: int) -> int:
-        """Choose k by the size of the bank.
+    @property
+    def t(self) -> float | None:
+        """``c + ¼·ln(coverage)``."""
+        if self.density is None or self.coverage is None:
+            return None
+        return self.density + math.log(self.coverage) / 4
 
-        Examples
-        --------
-        >>> [RULES["second"].choose_reference_k(n) for n in (2, 32, 400, 25_000)]
-        [2, 8, 25, 32]
-        """
-        return min(n_references, self.largest, max(self.smallest, n_references // self.share))
+    @property
+    def match(self) -> float:
+        """How well the past queries match the gallery: the last two factors of alpha, 0 to 1."""
+        if self.t is None or self.spread is None:
+            return 1.0
+        gate = min(1.0, max(0.0, (self.t - _CLOSED_T) / (_OPEN_T - _CLOSED_T)))
+        return gate * min(1.0, _USUAL_SPREAD / self.spread) ** 3
 
-    def choose_alpha(
-        self, reliability: float, n_references: int, density: float | None = None
-    ) -> float:
-        """Choose α by the reliability of the bank, its size, and c where that is known.
-
-        Examples
-        --------
-        >>> [RULES["first"].choose_alpha(1.0, n) for n in (8, 24_992)]
-        [0.375, 0.74976]
-        """
-        if not self.power:
-            return self.alpha
-        alpha = self.alpha * reliability**self.power
-        alpha *= n_references / (n_references + _DOUBTFUL_REFERENCES)
-        if self.gate is not None and density is not None:
-            low, high = self.gate
-            alpha *= min(1.0, max(0.0, (density - low) / (high - low)))
-        return float(alpha)
+    def to_params(self) -> dict[str, float]:
+        """The measurements for the `params` of a bias."""
+        if self.t is None:
+            return {"reliability": self.reliability}
+        return {**self._asdict(), "match": self.match}
 
 
-RULES: Final[dict[RuleName, AutomaticRule]] = {
-    "second": AutomaticRule(16, 8, 32, 0.5, 0.5, (0.0, 0.4), True),
-    "first": AutomaticRule(16, 4, 128, 0.75, 1.0, None, False),
-    "paper": AutomaticRule(1, 128, 128, 0.75, 0.0, None, False),
-}
+def choose_reference_k(n_references: int, n_gallery: int) -> int:
+    """Choose k by the numbers of unique past queries and of items.
+
+    Examples
+    --------
+    >>> [choose_reference_k(n, 1000) for n in (1, 16, 400, 25_000)]
+    [1, 8, 25, 75]
+    """
+    base = min(32, max(8, n_references // 16))
+    return max(1, min(n_references // 2, max(base, 3 * n_references // n_gallery)))
 
 
-def split_half_reliability(
+def choose_alpha(evidence: Evidence, n_references: int) -> float:
+    """Choose alpha by what was measured and the number of unique past queries.
+
+    Examples
+    --------
+    >>> [choose_alpha(Evidence(1.0, density=t, coverage=1.0, spread=1.0), 24) for t in (0.5, 0.0)]
+    [0.45, 0.225]
+    """
+    alpha = LARGEST_ALPHA * math.sqrt(evidence.reliability)
+    alpha *= n_references / (n_references + _CAUTION) * evidence.match
+    return round(alpha, 3)  # so that the printed setting is the one that was used
+
+
+def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
+    """Whether past queries don't match the gallery, and too few of either are not the reason.
+
+    Examples
+    --------
+    >>> params = {"match": 0.3, "reliability": 0.9}
+    >>> is_mismatched(params, 100, 1000), is_mismatched(params, 5, 1000)
+    (True, False)
+    """
+    is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
+    return is_clear and params.get("match", 1) < 0.5
+
+
+def measure(
     scores: Scores,
+    raw: Scores,
     reference_k: int,
     *,
-    seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
-) -> float:
-    """How well one half of the bank predicts the biases that the other half gives.
-
-    The bank is split at random a few times; the correlation r between the two halves' ``m_{k/2}``
-    over (a sample of) the gallery is averaged and extrapolated to the whole bank by the
-    Spearman–Brown formula ``2r/(1+r)``.
+) -> Evidence:
+    """Measure on samples what the settings depend on.
 
     Parameters
     ----------
     scores : Products or Matrix, shape (n_gallery, n_references)
+        Those that m_k is the mean of, centered or not.
+    raw : Products or Matrix, shape (n_gallery, n_references)
+        Those that a search ranks by.
     reference_k : int
-        The k whose bias is judged.
-    seed : int
-        Of the random splits.
     memory_budget : int
         Bytes beyond the inputs.
-
-    Returns
-    -------
-    float
-        Between 0 (noise, or nothing to compare) and 1.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm.io import open_matrix
-    >>> from nnnorm.scoring import Matrix
-    >>> hubs = np.linspace(0, 1, 50)[:, None] + np.zeros(32)
-    >>> round(split_half_reliability(Matrix(open_matrix(hubs, name="scores")), 4), 3)
-    1.0
     """
     n_gallery, n_references = scores.shape
-    half_k = max(1, reference_k // 2)
     if n_references < 2 or n_gallery < 3:
-        return 0.0
-    if n_gallery > _N_ITEMS:
-        scores = scores.some_rows(_spread(n_gallery, _N_ITEMS))
+        return Evidence(0.0)
+    items = _draw(n_gallery, _N_ITEMS)
+    some = scores.some_rows(items)
     # The best of each half are among the best of the whole: twice as many, and a margin.
-    n_best = min(n_references, 2 * reference_k + 32)
-    best, indices = top_k(scores, n_best, memory_budget=memory_budget)
-    rng = np.random.default_rng(seed)
+    n_best = min(n_references, 2 * reference_k + 64)
+    best, indices = top_k(some, n_best, memory_budget=memory_budget)
+    reliability = _split_half_reliability(best, indices, n_references, reference_k)
+    if not isinstance(some, Products) or not isinstance(raw, Products):
+        return Evidence(reliability)
+    rows = some.rows.rows(0, len(items))
+    candidates = np.union1d(items, _draw(n_gallery, _N_CANDIDATES))
+    others = raw.rows.take(candidates)
+    near = rows @ others.T
+    of_items = float(near.std())
+    near[np.arange(len(items)), np.searchsorted(candidates, items)] = -np.inf
+    n_near = min(_N_NEIGHBORS, len(candidates) - 1)
+    density = np.partition(near, -n_near, axis=1)[:, -n_near:].mean(axis=1, dtype=np.float64)
+    means = best[:, :reference_k].mean(axis=1, dtype=np.float64)
+    shuffled = np.random.default_rng(0).permutation(n_references)[: _GROUP * _N_GROUPS]
+    queries = raw.columns.take(shuffled)
+    return Evidence(
+        reliability,
+        _correlation(means, density),
+        _coverage((queries @ others.T).argmax(axis=1), len(candidates)),
+        _spread(means, float((rows @ queries.T).std()), density, of_items),
+    )
+
+
+def _split_half_reliability(
+    best: npt.NDArray[np.float32], indices: IntArray, n_references: int, reference_k: int
+) -> float:
+    """Correlation of the m_{k/2} of random halves, stepped up by Spearman-Brown ``2r/(1+r)``."""
+    half_k = max(1, reference_k // 2)
+    rng = np.random.default_rng(0)
     correlations = []
     for _ in range(_N_SPLITS):
         in_first = np.zeros(n_references, dtype=bool)
@@ -152,159 +175,35 @@ def split_half_reliability(
         belongs = in_first[indices]
         halves = (_mean_of_first(best, part, half_k) for part in (belongs, ~belongs))
         correlations.append(_correlation(*halves))
-    return _step_up(float(np.mean(correlations)))
-
-
-def held_out_reliability(
-    scores: Products,
-    n_recent: int,
-    reference_k: int,
-    recent_k: int,
-    *,
-    seed: int = 0,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-) -> float:
-    """How well a bank and half of the recent queries predict the biases that the others give.
-
-    The halves of a foreign bank agree with each other, so its own reliability says nothing. Here
-    the recent queries are split at random a few times: one half is taken out, and its ``m_{k/2}``
-    is correlated with the m_k of all that is left. The rest is as in `split_half_reliability`.
-
-    Parameters
-    ----------
-    scores : Products, shape (n_gallery, n_recent + n_references)
-        The recent queries come first.
-    n_recent : int
-    reference_k : int
-        The k of the whole bank.
-    recent_k : int
-        The k of the recent queries alone.
-    seed : int
-        Of the random splits.
-    memory_budget : int
-        Bytes beyond the inputs.
-
-    Returns
-    -------
-    float
-        Between 0 and 1.
-
-    Examples
-    --------
-    >>> from nnnorm.io import open_embeddings
-    >>> rng = np.random.default_rng(0)
-    >>> rows = rng.normal(size=(300, 8)) + np.linspace(0, 2, 300)[:, None]
-    >>> items, own, other = rows[::3], rows[1::3], -rows[2::3]
-    >>> scores = Products(open_embeddings(items), open_embeddings(np.concatenate([own, other])))
-    >>> held_out_reliability(scores, 100, 8, 8) > 0.8
-    True
-    """
-    n_gallery, n_all = scores.shape
-    if n_recent < 2 or n_all == n_recent or n_gallery < 3:
-        return 0.0
-    rows = scores.rows.subset(_spread(n_gallery, _N_ITEMS))
-    half_k = max(1, recent_k // 2)
-    # The best of a half are among the best of all recent queries: a few more, and a margin.
-    counts = min(n_recent, 2 * max(half_k, reference_k) + 32), min(reference_k, n_all - n_recent)
-    parts = np.arange(n_recent), np.arange(n_recent, n_all)
-    (recent, numbers), (past, _) = (
-        top_k(
-            Products(rows, scores.columns.subset(part), memory_budget=memory_budget),
-            n_best,
-            memory_budget=memory_budget,
-        )
-        for part, n_best in zip(parts, counts, strict=True)
-    )
-    rng = np.random.default_rng(seed)
-    correlations = []
-    for _ in range(_N_SPLITS):
-        is_out = np.zeros(n_recent, dtype=bool)
-        is_out[rng.permutation(n_recent)[: n_recent // 2]] = True
-        is_left = ~is_out[numbers]
-        left = np.concatenate([np.where(is_left, recent, -np.inf), past], axis=1)
-        left = -np.sort(-left, axis=1)
-        means = _mean_of_first(left, np.isfinite(left), reference_k)
-        correlations.append(_correlation(means, _mean_of_first(recent, ~is_left, half_k)))
-    return _step_up(float(np.mean(correlations)))
-
-
-def density_correlation(
-    scores: Products,
-    gallery: Embeddings,
-    reference_k: int,
-    *,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
-) -> float:
-    """Correlation over items between m_k and the density of the gallery around the item.
-
-    The density is the mean of the 10 best scores with the other items, so that the gallery stands
-    in for the bank. Both are computed for a sample of the items, centred or not.
-
-    Parameters
-    ----------
-    scores : Products, shape (n_gallery, n_references)
-        Those that m_k is the mean of, centred or not.
-    gallery : Embeddings, shape (n_gallery, dim)
-        As they are searched.
-    reference_k : int
-    memory_budget : int
-        Bytes beyond the inputs.
-
-    Returns
-    -------
-    float
-        Between −1 and 1; 0 where there is nothing to compare.
-
-    Examples
-    --------
-    >>> from nnnorm.io import open_embeddings
-    >>> rows = np.random.default_rng(0).normal(size=(300, 8)) + np.linspace(0, 2, 300)[:, None]
-    >>> items, bank = open_embeddings(rows[::2], normalize=True), open_embeddings(rows[1::2])
-    >>> density_correlation(Products(items, bank), items, 8) > 0.5
-    True
-    """
-    n_gallery = len(gallery)
-    if n_gallery < 3:
-        return 0.0
-    items = _spread(n_gallery, _N_ITEMS)
-    candidates = np.union1d(items, _spread(n_gallery, _N_CANDIDATES))
-    some = scores.some_rows(items)
-    near = Products(some.rows, gallery.subset(candidates), memory_budget=memory_budget)
-    n_near = min(_N_NEIGHBOURS, len(candidates) - 1)
-    # An item may not be its own nearest where norms vary: it is left out by its place.
-    best, indices = top_k(near, n_near + 1, memory_budget=memory_budget)
-    is_other = candidates[indices] != items[:, None]
-    density = _mean_of_first(best, is_other, n_near)
-    means = top_means(some, reference_k, memory_budget=memory_budget)
-    return _correlation(means, density)
-
-
-def is_narrow(density: float, reliability: float, n_gallery: int) -> bool:
-    """Whether a bank seems to cover only a part of the gallery.
-
-    Two standard errors of c are allowed for, and fewer than 100 items are not judged.
-
-    Examples
-    --------
-    >>> is_narrow(0.1, 0.9, 10_000), is_narrow(0.1, 0.9, 50), is_narrow(0.1, 0.2, 10_000)
-    (True, False, False)
-    """
-    if n_gallery < 100 or reliability < _LEAST_RELIABILITY:
-        return False
-    return bool(density + 2 / np.sqrt(min(n_gallery, _N_ITEMS)) < _LOW_DENSITY)
-
-
-def _step_up(r: float) -> float:
-    """The reliability of a whole bank from that of its halves, by Spearman and Brown."""
+    r = float(np.mean(correlations))
     return 2 * r / (1 + r) if r > 0 else 0.0
 
 
-def _spread(n_rows: int, most: int) -> npt.NDArray[np.int64]:
-    """At most so many row numbers, evenly spaced."""
-    return np.linspace(0, n_rows - 1, min(n_rows, most)).astype(np.int64)
+def _coverage(first: IntArray, n_items: int) -> float:
+    """Mean over groups of queries of exp(entropy) of what they find first, over its maximum."""
+    found = []
+    for start in range(0, max(1, len(first) - _GROUP + 1), _GROUP):
+        group = first[start : start + _GROUP]
+        shares = np.unique(group, return_counts=True)[1] / len(group)
+        found.append(np.exp(-(shares * np.log(shares)).sum()) / min(len(group), n_items))
+    return float(np.mean(found))
 
 
-def _correlation(first: npt.NDArray[np.floating], second: npt.NDArray[np.floating]) -> float:
+def _spread(means: FloatArray, of_scores: float, density: FloatArray, of_items: float) -> float:
+    """How much m_k varies relative to all scores, over the same for the density."""
+    if min(of_scores, of_items, means.std(), density.std()) <= 0:
+        return 1.0
+    return float((means.std() / of_scores) / (density.std() / of_items))
+
+
+def _draw(n_rows: int, most: int) -> IntArray:
+    """At most so many random row numbers, in order."""
+    if n_rows <= most:
+        return np.arange(n_rows)
+    return np.sort(np.random.default_rng(0).choice(n_rows, most, replace=False))
+
+
+def _correlation(first: FloatArray, second: FloatArray) -> float:
     if first.std() > 0 and second.std() > 0:
         return float(np.corrcoef(first, second)[0, 1])
     return 0.0

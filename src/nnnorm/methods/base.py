@@ -1,7 +1,7 @@
 """What every method is: parameters in a frozen record, a formula over `Statistics`, `fit`.
 
 A method's file holds all that is particular to it: the formula, the names and labels it goes by,
-the default grid, which banks it uses, its gates. `fit`, the grids of `study` and the tables of
+the default grid, which banks it uses, its gates. `fit`, the grids of `evaluation` and the tables of
 `report` read those facts from there.
 """
 
@@ -14,16 +14,23 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bank import (
+    Bank,
+    is_bank,
+    open_gallery_references,
+    open_references,
+    use_references,
+)
 from nnnorm.bias import Bias, Gate
-from nnnorm.copies import Duplicates
+from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError, explain_arguments, warn
-from nnnorm.io import Embeddings, Progress, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.means import Solver, check_solver, restore_means
-from nnnorm.methods.automatic import is_narrow
+from nnnorm.files import Progress
+from nnnorm.input_checks import check_inputs
+from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Needs, Statistics
-from nnnorm.roles import check_roles
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
@@ -137,8 +144,8 @@ class Method(ABC):
         return self.gallery_bank == "needed"
 
     @property
-    def weighs_reliability(self) -> bool:
-        """Whether the weight is left to a rule that measures the reliability of the bank."""
+    def is_automatic(self) -> bool:
+        """Whether fit chooses a parameter; then near copies among the references are dropped."""
         return False
 
     @property
@@ -158,18 +165,6 @@ class Method(ABC):
         """
         return None
 
-    def distance_from_usual(self, statistics: Statistics) -> float | None:
-        """Steps of a grid to the setting to prefer among equals; None where there is no such."""
-        return None
-
-    @classmethod
-    def further_cells(cls, statistics: Statistics) -> Sequence["Method"]:
-        """Settings that belong to the default grid of this very bank and gallery."""
-        return ()
-
-    def check_tunable(self) -> None:  # noqa: B027 - most methods refuse nothing
-        """Raise where a grid can't hold these parameters."""
-
     def settle(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
         """Replace automatic parameters by numbers; also return what they were chosen by."""
         return self, {}
@@ -177,22 +172,6 @@ class Method(ABC):
     @classmethod  # noqa: B027 - `Statistics.prepare` is enough for most
     def share_work(cls, methods: Sequence["Method"], statistics: Statistics) -> None:
         """Compute at once what several settings share beyond their `needs`, and keep it."""
-
-    def weigh_by_recent(
-        self, bias: Bias, gallery: Embeddings, references: Embeddings, n_recent: int
-    ) -> Bias:
-        """Weigh a bias anew where its references are foreign to the recent queries among them.
-
-        Parameters
-        ----------
-        bias : Bias
-            Fitted by this method on these very inputs.
-        gallery : Embeddings, shape (n_gallery, dim)
-        references : Embeddings, shape (n_recent + n_others, dim)
-            The recent queries come first.
-        n_recent : int
-        """
-        return bias
 
     @abstractmethod
     def values(self, statistics: Statistics) -> FloatArray:
@@ -211,8 +190,8 @@ class Method(ABC):
         references: Source | Bank,
         *,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
-        own_rows: bool = False,
+        duplicates: Duplicates | None = None,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -229,20 +208,21 @@ class Method(ABC):
             Past queries, or queries of a training set. They should not include the test queries.
         gallery_references : array or path, shape (n_gallery_references, dim), optional
             A bank of gallery-side items, for `DualSoftmax` and `Sinkhorn` only.
-        duplicates : {"drop", "keep"}
-            "drop" counts every intent once: references whose cosine with an earlier one is above
-            0.88 are copies of it, and of more than 8,192 intents a random part is used. The
-            `params` of the bias have ``n_intents``, and ``intents_sampled`` where these are such a
-            part. "keep" uses every row, as the paper does.
-        own_rows : bool
+        duplicates : {"drop", "keep"}, optional
+            "drop" leaves out near copies of earlier references (cosine above 0.88), so that popular
+            queries count once; the `params` of the bias have ``n_unique``. "keep" uses every row,
+            as the paper does. The default is "drop" for automatic settings and "keep" if all
+            numbers are given.
+        allow_gallery_rows : bool
             Whether references may be rows of the gallery, which is refused by default: an item's
             best reference would be the item itself.
         solver : str
-            Computes the means of `NNN` and `CSLS`, see `nnnorm.means`. "auto" is exact;
-            "approximate" is many times faster on large banks and reports its error in the
-            `params` of the bias.
+            Computes the means of `NNN` and `CSLS`: "exact", "torch", "cuda", "mps",
+            "approximate", or "auto": exact if that takes less than about 30 seconds, otherwise
+            approximate if its measured error is at most 0.15. The `params` of the bias have the
+            ``solver`` that ran, and the ``quality`` and ``error`` of approximate means.
         quality : int, optional
-            Number of inverted lists to probe per item, for solvers that are not exact.
+            Number of inverted lists to probe per item, for the solver "approximate".
         normalize : bool, optional
             True divides every row by its norm (cosine). False means raw inner products. None
             means raw inner products too, with a warning where norms vary.
@@ -262,16 +242,15 @@ class Method(ABC):
         >>> from nnnorm import NNN
         >>> gallery = np.array([[1.0, 0.0], [0.0, 1.0]])
         >>> references = np.array([[0.8, 0.6], [0.0, 1.0], [0.0, 1.0]])
-        >>> bias = NNN(reference_k=2, alpha=0.75).fit(gallery, references)
-        >>> bias.values.round(2).tolist(), bias.params["n_intents"]
-        ([0.4, 0.8], 2)
+        >>> NNN(reference_k=2, alpha=0.75).fit(gallery, references).values.round(2).tolist()
+        [0.4, 1.0]
         """
         statistics = self.open(
             gallery,
             references,
             gallery_references=gallery_references,
             duplicates=duplicates,
-            own_rows=own_rows,
+            allow_gallery_rows=allow_gallery_rows,
             solver=solver,
             quality=quality,
             normalize=normalize,
@@ -279,7 +258,7 @@ class Method(ABC):
             progress=progress,
         )
         bias = self.make_bias(statistics)
-        warn_of_narrow_bank(bias.params, len(bias))
+        warn_of_mismatch(bias.params, bias.n_references or 0, len(bias))
         return bias
 
     def open(
@@ -288,8 +267,8 @@ class Method(ABC):
         references: Source | Bank,
         *,
         gallery_references: Source | None = None,
-        duplicates: Duplicates = "drop",
-        own_rows: bool = False,
+        duplicates: Duplicates | None = None,
+        allow_gallery_rows: bool = False,
         solver: Solver = "auto",
         quality: int | None = None,
         normalize: bool | None = None,
@@ -310,16 +289,24 @@ class Method(ABC):
         for other in (past, bank):
             if other is not None:
                 check_same_norms(items, other, normalize=normalize)
-        check_roles(items, past, own_rows=own_rows)
+        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         return Statistics.of_embeddings(
             items,
-            use_references(references, past, duplicates, progress),
+            use_references(references, past, self.duplicates_for(references, duplicates), progress),
             bank,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget,
             progress=progress,
         )
+
+    def duplicates_for(
+        self, references: Source | Bank, duplicates: Duplicates | None
+    ) -> Duplicates:
+        """What `duplicates` means if it is not given: a saved bank has no copies to keep."""
+        if duplicates is None:
+            return "drop" if self.is_automatic or is_bank(references) else "keep"
+        return duplicates
 
     @explain_arguments
     def fit_scores(
@@ -370,7 +357,7 @@ class Method(ABC):
         Examples
         --------
         >>> from nnnorm import CSLS
-        >>> from nnnorm.io import open_matrix
+        >>> from nnnorm.embeddings import open_matrix
         >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
         >>> CSLS(reference_k=2).make_bias(statistics).values.tolist()
         [0.375]
@@ -414,7 +401,7 @@ class Method(ABC):
         Examples
         --------
         >>> from nnnorm import CSLS
-        >>> from nnnorm.io import open_matrix
+        >>> from nnnorm.embeddings import open_matrix
         >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25]], name="scores"))
         >>> CSLS(reference_k=2).learn(statistics)
         ({}, {})
@@ -422,14 +409,7 @@ class Method(ABC):
         arrays: dict[str, FloatArray] = {}
         if self.needs.is_centred:
             arrays["center"] = statistics.center
-        if not self.uses_means:
-            return arrays, {}
-        k, is_centred = self._means
-        learnt = statistics.learn_means(k, is_centred=is_centred)
-        if learnt is None:
-            return arrays, {}
-        found = {} if learnt.model is None else learnt.model.to_arrays()
-        return arrays | {f"means.{name}": one for name, one in found.items()}, dict(learnt.about)
+        return arrays, {}
 
     def recall(
         self,
@@ -450,20 +430,7 @@ class Method(ABC):
         memory_budget : int
             Bytes that inverted lists may take.
         """
-        known: dict[Hashable, Any] = {name: arrays[name] for name in ("center",) if name in arrays}
-        if about:
-            prefix = "means."
-            found = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-            k, is_centred = self._means
-            known["learnt", k, is_centred] = restore_means(
-                about, found, references, memory_budget=memory_budget
-            )
-        return known
-
-    @property
-    def _means(self) -> tuple[int, bool]:
-        """The k of m_k, and whether the items are centred."""
-        return int(self.needs.reference_k or 0), self.needs.is_centred
+        return {name: arrays[name] for name in ("center",) if name in arrays}
 
     def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
         """Raise where a gallery bank is missing, or is given to a method that uses none."""
@@ -476,25 +443,13 @@ class Method(ABC):
             )
 
 
-def warn_of_narrow_bank(params: Mapping[str, Any], n_gallery: int) -> None:
-    """Warn where the references seem to cover a part of the gallery only.
-
-    Parameters
-    ----------
-    params : mapping
-        Of a bias.
-    n_gallery : int
-
-    Examples
-    --------
-    >>> warn_of_narrow_bank({"density": 0.6, "reliability": 0.9}, 1000)
-    """
-    density = params.get("density")
-    if density is not None and is_narrow(density, params["reliability"], n_gallery):
+def warn_of_mismatch(params: Mapping[str, Any], n_references: int, n_gallery: int) -> None:
+    """Warn if the automatic weight was reduced because the references do not match the gallery."""
+    if is_mismatched(params, n_references, n_gallery):
         warn(
-            f"the references seem to cover only a part of the gallery (c = {density:.2f}, usually "
-            "0.3 or more), so the correction is weak; give past queries of all kinds that this "
-            "gallery gets"
+            "the past queries don't resemble what this gallery is searched for, so the correction "
+            f"is reduced to {params['match']:.0%}; give past queries of this very search, or a "
+            "few dozen recent ones (recent=)"
         )
 
 

@@ -125,13 +125,6 @@ class DualSoftmax(Method):
         gates = zip(betas, _BANKS, is_open, strict=True)
         return tuple(Factor(beta, bank) for beta, bank, opened in gates if opened)
 
-    def check_tunable(self) -> None:
-        """Raise for the safe form, whose partly open queries no sweep can share."""
-        if self.gate == "safe":
-            raise NNNormError(
-                "dualdis can be tuned in its published form only; leave out gate 'safe'"
-            )
-
 
 def published_product(
     raw: npt.NDArray[np.float32], bias: Bias, is_open: npt.NDArray[np.bool_]

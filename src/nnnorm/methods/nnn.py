@@ -1,29 +1,20 @@
 """Nearest Neighbor Normalization, ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from nnnorm.bias import Bias, check_weight
+from nnnorm.bias import check_weight
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
-from nnnorm.methods.automatic import (
-    RULES,
-    RuleName,
-    density_correlation,
-    held_out_reliability,
-    split_half_reliability,
-)
+from nnnorm.methods.automatic import Evidence, choose_alpha, choose_reference_k, measure
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
 from nnnorm.methods.statistics import Needs, Statistics
-from nnnorm.scoring import Products
 
 Auto: TypeAlias = Literal["auto"]
 _PAPER_ALPHAS = tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125))
 PAPER_GRID = {"reference_k": POWERS_OF_TWO, "alpha": _PAPER_ALPHAS}
-# A bank that is small or of another source does best with less than the paper tried.
+# Small or mismatched banks do best with less than the paper tried.
 _GRID = {**PAPER_GRID, "alpha": (0.0625, 0.125, 0.1875, *_PAPER_ALPHAS), "center": (True,)}
 
 
@@ -32,18 +23,18 @@ _GRID = {**PAPER_GRID, "alpha": (0.0625, 0.125, 0.1875, *_PAPER_ALPHAS), "center
 class NNN(Method):
     """Nearest Neighbor Normalization: ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).
 
+    ``NNN()`` sets itself, without labels. If you give both numbers, the method is that of the
+    paper: every reference counts as it is given, and nothing is centered.
+
     Parameters
     ----------
     reference_k : int or "auto"
-        Number of an item's best references to average; "auto" depends on the size of the bank.
+        Number of an item's best references to average.
     alpha : float or "auto"
-        The weight; "auto" depends on the bank and the gallery, see `automatic.py`.
+        The weight of the bias, at least 0.
     center : bool or "auto"
-        Whether the mean of the gallery is taken from its rows before they are scored with the
-        bank. "auto" leaves that to the rule, and is False where both numbers are given.
-    rule : {"second", "first", "paper"}
-        Chooses what is "auto": the rule of this version, the rule of version 0.1, or the setting
-        that the paper found best most often (k = 128, α = 0.75, not centred).
+        Whether the mean of the gallery is subtracted from its rows before they are scored with the
+        references. "auto" is True for automatic settings and False if both numbers are given.
 
     Examples
     --------
@@ -57,23 +48,21 @@ class NNN(Method):
     reference_k: int | Auto = "auto"
     alpha: float | Auto = "auto"
     center: bool | Auto = "auto"
-    rule: RuleName = "second"
 
     variants = (Variant("nnn", "NNN", _GRID),)
-    symbols: ClassVar = {"reference_k": "k", "alpha": "α", "center": "centred"}
+    symbols: ClassVar = {"reference_k": "k", "alpha": "α", "center": "centered"}
     uses_means = True
 
     def __post_init__(self) -> None:
         if self.reference_k != "auto":
             check_count("reference_k", self.reference_k)
-        if self.alpha != "auto":
-            check_weight(self.alpha, "alpha")
+        if self.alpha != "auto" and check_weight(self.alpha, "alpha") < 0:
+            raise NNNormError(
+                f"alpha must be at least 0 (0 is no correction); got {self.alpha:g}, which would "
+                "favor hubs"
+            )
         if self.center not in (True, False, "auto"):
             raise NNNormError(f'center must be True, False or "auto"; got {self.center!r}')
-        if self.rule not in RULES:
-            raise NNNormError(
-                f"rule must be one of {', '.join(get_args(RuleName))}; got {self.rule!r}"
-            )
         if not self.is_automatic and self.center == "auto":
             object.__setattr__(self, "center", False)
 
@@ -83,129 +72,77 @@ class NNN(Method):
 
         Examples
         --------
-        >>> NNN.paper().reference_k, NNN.paper().alpha
-        (128, 0.75)
+        >>> NNN.paper()
+        NNN(reference_k=128, alpha=0.75)
         """
         return cls(reference_k=128, alpha=0.75)
 
+    def __repr__(self) -> str:
+        default = {"reference_k": "auto", "alpha": "auto", "center": "auto"}
+        if not self.is_automatic:
+            default["center"] = False  # type: ignore[assignment]
+        given = {name: getattr(self, name) for name in default}
+        shown = (f"{n}={value!r}" for n, value in given.items() if value != default[n])
+        return f"NNN({', '.join(shown)})"
+
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters; centring where it is done, the rule where something is left to it."""
+        """The parameters; `center` only if it is on."""
         params = super().params
         if self.center is not True:
             del params["center"]
-        if not self.is_automatic:
-            del params["rule"]
         return params
 
     @property
     def is_automatic(self) -> bool:
-        """Whether k or α is left to the rule."""
+        """Whether k or α is set automatically."""
         return "auto" in (self.reference_k, self.alpha)
-
-    @property
-    def weighs_reliability(self) -> bool:
-        """Whether α is left to a rule that measures the reliability of the bank."""
-        return self.alpha == "auto" and RULES[self.rule].power > 0
 
     @property
     def weight(self) -> float:
         """The weight of the bias values is α."""
         if self.alpha == "auto":
             raise NNNormError(
-                'alpha is "auto", so the weight is chosen by fit; read it from the bias '
+                'alpha is "auto", so fit chooses the weight; read it from the bias '
                 "(bias.weight), or give a number for alpha"
             )
         return float(self.alpha)
 
     @property
     def needs(self) -> Needs:
-        """m_k, where k is a number."""
+        """m_k, if k is a number."""
         if self.reference_k == "auto":
             return Needs()
         return Needs(self.reference_k, is_centred=self.center is True)
 
     def settle(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
-        """Choose k by the size of the bank and α by its reliability, where they are "auto"."""
+        """Replace "auto" by numbers; also return what they were chosen by."""
         if not self.is_automatic:
             return self, {}
-        rule, n_references = RULES[self.rule], statistics.n_references
-        center = rule.is_centred if self.center == "auto" else self.center
+        center = self.center != False  # noqa: E712 - "auto" is on
         reference_k = self.reference_k
         if reference_k == "auto":
-            reference_k = rule.choose_reference_k(n_references)
+            reference_k = choose_reference_k(statistics.n_references, statistics.n_gallery)
         statistics.check_reference_k(reference_k)
         settled = replace(self, reference_k=reference_k, center=center)
         if self.alpha != "auto":
-            return settled, {"rule": self.rule}
-        reliability = _reliability(statistics, reference_k, center) if rule.power else 1.0
-        density = _density(statistics, reference_k, center) if rule.gate else None
-        measured = {"reliability": reliability if rule.power else None, "density": density}
-        found = {name: value for name, value in measured.items() if value is not None}
-        alpha = rule.choose_alpha(reliability, n_references, density)
-        return replace(settled, alpha=alpha), {"rule": self.rule, **found}
+            return settled, {}
+        evidence = _measure(statistics, reference_k, center)
+        alpha = choose_alpha(evidence, statistics.n_references)
+        return replace(settled, alpha=alpha), evidence.to_params()
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_k``; the weight is α."""
         return statistics.mean_of_best(int(self.reference_k), is_centred=self.center is True)
 
-    def weigh_by_recent(
-        self, bias: Bias, gallery: Embeddings, references: Embeddings, n_recent: int
-    ) -> Bias:
-        """Return the bias with the α of a reliability that the recent queries measure."""
-        rule, reference_k = RULES[self.rule], bias.params["reference_k"]
-        scores = Products(gallery, references)
-        if bias.params.get("center") is True:
-            scores = scores.centred(gallery.mean())
-        recent_k = rule.choose_reference_k(n_recent)
-        reliability = held_out_reliability(scores, n_recent, reference_k, recent_k)
-        alpha = rule.choose_alpha(reliability, len(references), bias.params.get("density"))
-        params = {**bias.params, "alpha": alpha, "reliability": reliability}
-        return replace(bias, weight=alpha, params=params)
 
-    @classmethod
-    def further_cells(cls, statistics: Statistics) -> Sequence["NNN"]:
-        """The setting that the rule chooses for this very bank, unless it is no correction."""
-        automatic = _automatic(statistics)
-        return [automatic] if automatic.weight else []
-
-    def distance_from_usual(self, statistics: Statistics) -> float:
-        """Steps of the paper's grid to what the rule chooses for this very bank."""
-        usual = _automatic(statistics)
-        steps = abs(np.log2(int(self.reference_k) / int(usual.reference_k)))
-        return float(steps + abs(self.weight - usual.weight) / 0.125)
-
-    def check_tunable(self) -> None:
-        """Raise where a parameter is "auto"."""
-        if self.is_automatic:
-            raise NNNormError(
-                "the grid of nnn needs numbers for both reference_k and alpha, not auto"
-            )
-
-
-def _automatic(statistics: Statistics) -> NNN:
-    return statistics.keep("automatic nnn", lambda: NNN().settle(statistics)[0])
-
-
-def _reliability(statistics: Statistics, reference_k: int, is_centred: bool) -> float:
+def _measure(statistics: Statistics, reference_k: int, is_centred: bool) -> Evidence:
     return statistics.keep(
-        ("reliability", reference_k, is_centred),
-        lambda: split_half_reliability(
+        ("evidence", reference_k, is_centred),
+        lambda: measure(
             statistics.scores_for_means(is_centred),
+            statistics.scores,
             reference_k,
             memory_budget=statistics.options["memory_budget"],
-        ),
-    )
-
-
-def _density(statistics: Statistics, reference_k: int, is_centred: bool) -> float | None:
-    """Of embeddings; ready scores do not tell how near items are to each other."""
-    gallery, scores = statistics.gallery, statistics.scores_for_means(is_centred)
-    if gallery is None or not isinstance(scores, Products):
-        return None
-    return statistics.keep(
-        ("density", reference_k, is_centred),
-        lambda: density_correlation(
-            scores, gallery, reference_k, memory_budget=statistics.options["memory_budget"]
         ),
     )

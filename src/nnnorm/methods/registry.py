@@ -73,7 +73,7 @@ def make_method(name: MethodName, **params: Any) -> Method:
     Examples
     --------
     >>> make_method("nnn", reference_k=16, alpha=0.5)
-    NNN(reference_k=16, alpha=0.5, center=False, rule='second')
+    NNN(reference_k=16, alpha=0.5)
     >>> make_method("qbnorm")
     InvertedSoftmax(beta=20.0, gated=True)
     """
@@ -128,7 +128,7 @@ def describe_setting(
     >>> describe_setting("nnn", {"reference_k": 1024, "alpha": 0.75, "reliability": 0.9})
     'k=1024 α=0.75'
     >>> describe_setting("nnn", {"reference_k": 8, "alpha": 0.5, "center": True})
-    'k=8 α=0.5 centred'
+    'k=8 α=0.5 centered'
     """
     symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
     return between.join(

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings
 from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number, record
 from nnnorm.methods.statistics import Statistics
 from nnnorm.methods.transport import balance, balanced_biases, transport_biases

@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.copies import References, count_params, count_references, describe_size, used_rows
+from nnnorm.dedup import References, count_params, count_references, describe_size, used_rows
+from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
-from nnnorm.io import Embeddings, Progress, ScoreMatrix, check_same_dim
-from nnnorm.means import Learnt, Solver, learn_means, means_by
+from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     Matrix,
@@ -26,10 +26,10 @@ from nnnorm.scoring import (
     Scores,
     TopK,
     log_mean_exp,
-    mean,
     scan,
     top_k,
 )
+from nnnorm.solvers import Solver, compute_means, measure_error
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -74,23 +74,24 @@ class Statistics:
     reference_norms : (float, float), optional
         Smallest and largest norm of the references.
     n_given : int, optional
-        Number of references that were given, where only one row per intent is used.
+        Number of references that were given, if only unique ones are used.
     counted : mapping, optional
-        What the `params` of a bias say of the intents.
+        What the `params` of a bias say about unique queries.
     known : mapping, optional
         What is known of a larger gallery that these items belong to, such as its ``"center"``; see
         `Method.recall`.
     solver, quality : optional
-        How m_k is computed, see `nnnorm.means`.
-    first_row : int, optional
-        Number of the first item in the gallery that was learnt from; None where they are others.
+        How m_k is computed, see `nnnorm.solvers`.
+    given : Products or Matrix, shape (n_gallery, n_given), optional
+        Scores with all references that were given, if `scores` has a sample of them: the error of
+        m_k is then measured against these.
     memory_budget : int
     progress : callable, optional
 
     Attributes
     ----------
     about : dict
-        What the solver reports about m_k; empty where it is exact.
+        The solver of the m_k that was last asked for, and its quality and error if it is not exact.
     kept : dict
         What has been computed so far.
     """
@@ -108,7 +109,7 @@ class Statistics:
         known: Mapping[Hashable, Any] | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
-        first_row: int | None = 0,
+        given: Scores | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
     ) -> None:
@@ -119,10 +120,11 @@ class Statistics:
         self.n_given = n_given
         self.counted = dict(counted or {})
         self.about: dict[str, Any] = {}
+        self._abouts: dict[Hashable, dict[str, Any]] = {}
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self._solver: Solver = solver
         self._quality = quality
-        self._first_row = first_row
+        self._given = given
         self.kept: dict[Hashable, Any] = dict(known or {})
 
     @classmethod
@@ -132,10 +134,11 @@ class Statistics:
         references: References,
         gallery_references: Embeddings | None = None,
         *,
+        given: Embeddings | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         **options: Any,
     ) -> "Statistics":
-        """Statistics of the products of embeddings."""
+        """Statistics of the products of embeddings; `references` may be a sample of `given`."""
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
         rows, counted = used_rows(references), count_params(references)
         if counted:
@@ -151,6 +154,8 @@ class Statistics:
                 return Products(gallery.joined(bank), rows, memory_budget=memory_budget)
 
         scores = Products(gallery, rows, memory_budget=memory_budget)
+        if given is not None:
+            options["given"] = Products(gallery, given, memory_budget=memory_budget)
         options["reference_norms"] = rows.norm_range
         options |= {"dim": gallery.dim, "fingerprints": prints, "memory_budget": memory_budget}
         return cls(scores, bank_scores, **options)
@@ -223,35 +228,24 @@ class Statistics:
     def mean_of_best(self, reference_k: int, *, is_centred: bool = False) -> FloatArray:
         """``m_k``, shape ``(n_gallery,)``."""
         self.check_reference_k(reference_k)
+        k = int(reference_k)
+        key = "mean", k, is_centred
 
         def compute() -> FloatArray:
-            values, about = means_by(
-                self._solver,
-                self.scores_for_means(is_centred),
-                int(reference_k),
-                quality=self._quality,
-                learnt=self.learn_means(reference_k, is_centred=is_centred),
-                first_row=self._first_row,
-                **self.options,
+            scores = self.scores_for_means(is_centred)
+            values, about = compute_means(
+                self._solver, scores, k, quality=self._quality, **self.options
             )
-            self.about = dict(about)
+            if self._given is not None:
+                given = self._given.centred(self.center) if is_centred else self._given
+                budget = self.options["memory_budget"]
+                about["error"] = measure_error(values, given, k, memory_budget=budget)
+            self._abouts[key] = about
             return values
 
-        return self.keep(("mean", int(reference_k), is_centred), compute)
-
-    def learn_means(self, reference_k: int, *, is_centred: bool = False) -> Learnt | None:
-        """Learn what the solver needs of the whole gallery, once; None where it is exact."""
-        self.check_reference_k(reference_k)
-        return self.keep(
-            ("learnt", int(reference_k), is_centred),
-            lambda: learn_means(
-                self._solver,
-                self.scores_for_means(is_centred),
-                int(reference_k),
-                quality=self._quality,
-                memory_budget=self.options["memory_budget"],
-            ),
-        )
+        values = self.keep(key, compute)
+        self.about = self._abouts.get(key, {"solver": "exact"})
+        return values
 
     def check_reference_k(self, reference_k: int) -> None:
         """Raise where k is larger than the bank."""
@@ -264,7 +258,7 @@ class Statistics:
 
     def mean_of_all(self) -> FloatArray:
         """``m_all``, shape ``(n_gallery,)``."""
-        return self.keep("mean of all", lambda: mean(self.scores, **self.options))
+        return self.keep("mean of all", self.scores.mean)
 
     def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
         """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
@@ -297,7 +291,7 @@ class Statistics:
 
         Examples
         --------
-        >>> from nnnorm.io import open_matrix
+        >>> from nnnorm.embeddings import open_matrix
         >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
         >>> statistics.prepare([Needs(reference_k=1), Needs(reference_k=2)])
         >>> statistics.mean_of_best(2).tolist()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.io import Done, Progress
+from nnnorm.files import Done, Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
     LEAST_EXPONENT,
@@ -59,7 +59,7 @@ def transport_biases(
 
     Examples
     --------
-    >>> from nnnorm.io import open_matrix
+    >>> from nnnorm.embeddings import open_matrix
     >>> from nnnorm.scoring import Matrix
     >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
     >>> transport_biases(scores, [0.01, 0.1], 10).round(3).tolist()
@@ -97,7 +97,7 @@ def balance(
 
     Examples
     --------
-    >>> from nnnorm.io import open_matrix
+    >>> from nnnorm.embeddings import open_matrix
     >>> from nnnorm.scoring import Matrix
     >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
     >>> balance(scores, 0.1, 10).round(3).tolist()
@@ -132,7 +132,7 @@ def balanced_biases(
 
     Examples
     --------
-    >>> from nnnorm.io import open_matrix
+    >>> from nnnorm.embeddings import open_matrix
     >>> from nnnorm.scoring import Matrix
     >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
     >>> balanced_biases(scores, 0.1, balance(scores, 0.1, 10)).round(3).tolist()

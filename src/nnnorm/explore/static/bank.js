@@ -9,28 +9,28 @@ export function bankView(root) {
     root.replaceChildren(make("div", { class: "stack" },
       make("div", { class: "tiles" },
         tile("past queries", count(found.n_references), `${about.dim} dimensions`),
-        tile("intents in use", count(found.n_intents), found.is_sample ? "a random part of all intents" : "all that there are"),
-        tile("copies collapsed", count(found.n_copies), `closer than a cosine of ${found.same_intent}`),
+        tile("unique queries", count(found.n_unique), found.is_sample ? "a random sample" : "all that there are"),
+        tile("copies collapsed", count(found.n_copies), `closer than a cosine of ${found.near_copy}`),
         tile("automatic setting", `k = ${found.automatic.reference_k}, α = ${Number(found.automatic.alpha).toFixed(2)}`, found.automatic.reliability === null ? "" : `reliability of the bank ${Number(found.automatic.reliability).toFixed(2)}`)),
       make("div", { class: "split" },
-        make("section", { class: "panel stack" }, make("h2", {}, "Intents that were asked most often"),
+        make("section", { class: "panel stack" }, make("h2", {}, "Queries that were asked most often"),
           make("p", { class: "soft small" }, "Each counts once in the correction, however often it was asked."),
-          most < 2 ? make("p", {}, "No intent was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
+          most < 2 ? make("p", {}, "No query was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
             make("span", { class: "bar", "aria-hidden": "true" }, make("i", { "--v": (intent.count / most).toFixed(3) })))))),
-        make("div", { class: "stack" }, drawForeign(found), drawDrift(found.drift)))));
+        make("div", { class: "stack" }, drawMismatch(found), drawDrift(found.drift)))));
   });
   return { update };
 }
 
-function drawForeign(found) {
-  const z = found.foreign_z, limit = found.foreign_limit;
+function drawMismatch(found) {
+  const z = found.mismatch_z, limit = found.mismatch_limit;
   if (z === null) return make("section", { class: "panel stack" }, make("h2", {}, "Same source?"), make("p", {}, "Too few different rows to tell."));
-  const isForeign = z > limit;
+  const isMismatched = z > limit;
   const place = Math.min(1, Math.max(0, z / (2 * limit)));
-  return make("section", { class: "panel stack" }, make("h2", {}, isForeign ? "The bank looks foreign" : "The bank is like the queries"),
-    make("div", { class: "gauge", role: "img", "aria-label": `z is ${z.toFixed(1)}; above ${limit} a bank is foreign` }, make("i", { "--v": place.toFixed(3) })),
+  return make("section", { class: "panel stack" }, make("h2", {}, isMismatched ? "The past queries are mismatched" : "The bank is like the queries"),
+    make("div", { class: "gauge", role: "img", "aria-label": `z is ${z.toFixed(1)}; above ${limit} past queries are mismatched` }, make("i", { "--v": place.toFixed(3) })),
     make("div", { class: "between small soft" }, make("span", {}, "mixes as one source"), make("span", {}, `limit ${limit}`), make("span", {}, "another source")),
-    make("p", {}, `z = ${z.toFixed(1).replace("-", "−")}. `, isForeign ? "Rows of the bank and of the queries do not mix: the correction may do harm. Give past queries of the kind that is searched." : "Rows of the bank and of the queries mix as those of one source do, so the correction is for these queries."));
+    make("p", {}, `z = ${z.toFixed(1).replace("-", "−")}. `, isMismatched ? "Rows of the bank and of the queries do not mix: the correction may do harm. Give past queries of the kind that is searched." : "Rows of the bank and of the queries mix as those of one source do, so the correction is for these queries."));
 }
 
 function drawDrift(drift) {

@@ -119,7 +119,7 @@ function drawMenu() {
   const links = isRecorded
     ? [make("a", { class: "button", href: "items.parquet", download: "items.parquet" }, "Table for Embedding Atlas")]
     : [make("a", { class: "button", id: "save-bias", download: "bias.safetensors" }, "Bias"),
-      make("a", { class: "button", href: "/api/export/quarantine", download: "quarantine.txt" }, "Quarantine list"),
+      make("a", { class: "button", href: "/api/export/outliers", download: "outliers.txt" }, "Outlier list"),
       make("a", { class: "button", id: "save-table", download: "items.parquet" }, "Table for Embedding Atlas")];
   const menu = make("details", { class: "menu" },
     make("summary", { class: "button" }, "Export"),
@@ -127,7 +127,7 @@ function drawMenu() {
       make("h3", {}, "This setting on the command line"), commands,
       make("div", { class: "row" }, copy, links,
         make("button", { class: "button", type: "button", onclick: () => saveText("setting.json", JSON.stringify(shown, null, 2)) }, "Setting as JSON")),
-      isRecorded ? null : make("p", { class: "soft small" }, "The quarantine list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
+      isRecorded ? null : make("p", { class: "soft small" }, "The outlier list holds the ids that nnnorm scan would take out, one per line, as nnnorm index delete takes them. The bias goes into nnnorm search --bias.")));
   closeOnEscape(menu);
   return menu;
 }

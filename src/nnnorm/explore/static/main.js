@@ -46,7 +46,7 @@ async function begin() {
   Object.assign(about, await ask("about"));
   readAddress();
   if (!about.methods.some((method) => method.name === state.method)) Object.assign(state, { method: firstMethod(), params: {} });
-  document.getElementById("facts").textContent = `${count(about.n_gallery)} items · ${count(about.n_queries)} queries · ${count(about.n_references)} past queries, ${count(about.n_intents)} intents${about.is_demo ? " · demo data" : ""}${about.served ? ` · ${about.served}` : ""}${isRecorded ? " · recorded" : ""}`;
+  document.getElementById("facts").textContent = `${count(about.n_gallery)} items · ${count(about.n_queries)} queries · ${count(about.n_references)} past queries, ${count(about.n_unique)} unique${about.is_demo ? " · demo data" : ""}${about.served ? ` · ${about.served}` : ""}${isRecorded ? " · recorded" : ""}`;
   document.getElementById("version").textContent = `nnnorm ${about.version}`;
   document.getElementById("notes").replaceChildren(...about.notes.map((note) => make("p", { class: "note" }, note)));
   drawTabs();

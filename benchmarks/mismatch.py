@@ -1,0 +1,206 @@
+"""Past queries from another source, and items passed as past queries.
+
+*Recent queries.* Each case of `cases.py` has past queries and 64 recent, unlabeled ones from the
+source of the test queries. The gain of `NNN()` is measured with the past queries, with the recent
+queries alone, and with `Corrector.fit(…, recent=…)`.
+
+*Items as past queries.* Half of each set's items are searched. The past queries are items of the
+other half, gallery rows with noise, or queries of which 40 % are gallery rows; own queries show the
+false alarms. "Certain" is with 64 queries at hand, as in `check`, `tune` and with `recent=`.
+
+    python benchmarks/mismatch.py             # measure, write JSON, print the tables
+    python benchmarks/mismatch.py --tables    # print the tables of the stored JSON
+"""
+
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cases import SETS, Case, Floats, Judge, as_floats, cases
+from real_sets import RESULTS, points, run_benchmark, table
+from rules import Material, shipped
+
+import nnnorm
+from nnnorm import open_embeddings
+from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
+
+OUTPUT = RESULTS / "mismatch.json"
+SEEDS = (100, 101)
+KINDS = ("own", "searched", "opposite", "mismatched")
+N_RECENT = 64
+SIZES = (16, 64, 250, 1000, 4000)
+BLOCK = 20  # rows that stay in one half: the captions of an image follow each other
+N_DRAWS = 2
+
+
+# --- recent queries ------------------------------------------------------------------------------
+
+
+def split_recent(case: Case, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """``(bank, recent)``: own past queries give up the recent queries."""
+    source = case.bank if case.own is None else case.own
+    order = rng.permutation(len(source))
+    recent = source[order[:N_RECENT]]
+    return (source[order[N_RECENT:]] if case.own is None else case.bank), recent
+
+
+def measure_recent(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    judge = None
+    for case in cases(data, seed):
+        is_small = case.own is None and len(case.bank) <= 2 * N_RECENT
+        if case.kind not in KINDS or is_small or case.search.name == "flickr8k/all-images":
+            continue
+        bank, recent = split_recent(case, np.random.default_rng([seed, 6]))
+        z = mismatch_z(*(open_embeddings(rows, normalize=True) for rows in (bank, recent)))
+        if judge is None or judge.search is not case.search:
+            judge = Judge(case.search)
+        gallery = case.search.gallery
+        corrections = {
+            "past queries": shipped(Material(gallery, bank)),
+            "recent queries": shipped(Material(gallery, recent)),
+            "`recent=`": shipped_with_recent(gallery, bank, recent),
+        }
+        gains = {k: round(float(judge.gains(one).mean()), 3) for k, one in corrections.items()}
+        print(f"{case.name}  seed {seed}  z {z:.1f}", file=sys.stderr)
+        about = {"case": case.name, "kind": case.kind, "seed": seed, "z": round(z, 2)}
+        yield {**about, "gains": gains}
+
+
+def shipped_with_recent(gallery: Floats, bank: Floats, recent: Floats) -> Floats:
+    """`nnnorm.Corrector.fit(…, recent=…)`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nnnorm.NNNormWarning)
+        corrector = nnnorm.Corrector.fit(gallery, bank, recent=recent, normalize=False)
+    return np.asarray(corrector.bias.correction)
+
+
+def recent_tables(cells: list[dict[str, Any]]) -> str:
+    labels = list(cells[0]["gains"])
+    rows = []
+    for kind in KINDS:
+        by_case: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for cell in (cell for cell in cells if cell["kind"] == kind):
+            by_case[cell["case"]].append(cell)
+        flagged = [cell["z"] > MISMATCH_Z for found in by_case.values() for cell in found]
+        row = [kind, f"{len(by_case)}", f"{sum(flagged)} of {len(flagged)}"]
+        for label in labels:
+            means = [np.mean([cell["gains"][label] for cell in some]) for some in by_case.values()]
+            losses = sum(mean < -0.3 for mean in means)
+            row.append(f"{points(np.mean(means))} ({points(min(means))}; {losses})")
+        rows.append(row)
+    return table(["past queries", "cases", "z > 3", *labels], rows)
+
+
+# --- items as past queries -----------------------------------------------------------------------
+
+
+def read_sides(data: Path) -> Iterator[tuple[str, Floats, Floats]]:
+    """Name, items and queries of every set, in both directions where both make sense."""
+
+    def read(name: str) -> Floats:
+        return as_floats(np.load(data / f"{name}.npy"))
+
+    pairs = [("flickr8k", read("flickr8k/image"), read("flickr8k/caption"))]
+    pairs += [("unsplash500", read("unsplash500/image"), read("unsplash500/text"))]
+    pairs += [("clip_coco500", read("clip_coco500/documents"), read("clip_coco500/queries"))]
+    unique = (np.load(data / f"amazon1293/unique_{side}_rows.npy") for side in ("image", "text"))
+    image, text = read("amazon1293/image"), read("amazon1293/text")
+    pairs += [("amazon1293", image[next(unique)], text[next(unique)])]
+    for name, images, texts in pairs:
+        yield f"{name}, images", images, texts
+        yield f"{name}, texts", texts, images
+    for name in ("cosqa", "medquad", "nl2bash", "bli_it-en", "bli_zh-en"):
+        documents, queries = read(f"{name}/documents"), read(f"{name}/queries")
+        yield name, documents, queries
+        yield f"{name}, reversed", queries, documents
+    for name in ("apibench", "clinc150"):
+        yield name, read(f"{name}/documents"), read(f"{name}/queries")
+    for name in ("clinc150", "bli_it-en", "bli_zh-en"):
+        yield f"{name}, bank", read(f"{name}/documents"), read(f"{name}/bank")
+
+
+def is_noticed(gallery: Floats, bank: Floats, queries: Floats | None = None) -> bool:
+    """Whether `fit`, or with queries `check`, `tune` or `recent=`, says something."""
+    items, past = (open_embeddings(rows, normalize=True) for rows in (gallery, bank))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", nnnorm.NNNormWarning)
+        check_inputs(items, past, allow_gallery_rows=None, compare=queries is None, repeats=False)
+        if queries is not None:
+            warn_of_items(past, items, open_embeddings(queries, normalize=True))
+    return bool(caught)
+
+
+def measure_items(data: Path, seed: int) -> Iterator[dict[str, Any]]:
+    for number, (name, items, queries) in enumerate(read_sides(data)):
+        rng = np.random.default_rng([seed, 7, number])
+        for size in SIZES:
+            for _ in range(N_DRAWS):
+                half = rng.permutation(-(-len(items) // BLOCK)) % 2
+                is_searched = np.repeat(half, BLOCK)[: len(items)] == 0
+                gallery, others = items[is_searched], items[~is_searched]
+                asked = queries[rng.permutation(len(queries))]
+                own, recent = asked[N_RECENT:][:size], asked[:N_RECENT]
+                banks = {"own": own}
+                if size <= len(others):
+                    banks["other items"] = others[rng.permutation(len(others))[:size]]
+                if size <= len(gallery):
+                    noise = rng.normal(scale=0.01, size=(size, items.shape[1])).astype(np.float32)
+                    rows = gallery[rng.permutation(len(gallery))[:size]]
+                    banks["noisy rows"] = as_floats(rows + noise)
+                    n_rows = round(0.4 * size)
+                    banks["40 % rows"] = np.concatenate([rows[:n_rows], own[n_rows:]])
+                for kind, bank in banks.items():
+                    cell: dict[str, Any] = {"set": name, "size": size, "bank": kind, "seed": seed}
+                    cell["fit"] = is_noticed(gallery, bank)
+                    if kind in ("own", "other items"):
+                        cell["certain"] = is_noticed(gallery, bank, recent)
+                    yield cell
+        print(f"{name}  seed {seed}", file=sys.stderr)
+
+
+def items_tables(cells: list[dict[str, Any]]) -> str:
+    kinds = ("other items", "noisy rows", "40 % rows", "own")
+
+    def count(some: list[dict[str, Any]], where: str) -> str:
+        return f"{sum(cell[where] for cell in some)} of {len(some)}" if some else ""
+
+    def rows_by(key: str) -> list[list[str]]:
+        rows = []
+        for value in dict.fromkeys(cell[key] for cell in cells):
+            here = [cell for cell in cells if cell[key] == value]
+            # Banks of 16 are too small for `fit` to tell, except by their rows.
+            of = {kind: [c for c in here if c["bank"] == kind] for kind in kinds}
+            large = [cell for cell in of["other items"] if cell["size"] >= N_RECENT]
+            row = [str(value), count(large, "fit"), count(of["other items"], "certain")]
+            row += [count(of[kind], "fit") for kind in kinds[1:3]]
+            rows.append([*row, *(count(of["own"], where) for where in ("fit", "certain"))])
+        return rows
+
+    head = ["other items, `fit` (64 and more)", "certain", "noisy rows", "40 % rows"]
+    head += ["own: false alarms, `fit`", "certain"]
+    by_set, by_size = (table([key, *head], rows_by(key)) for key in ("set", "size"))
+    return f"{by_set}\n\n{by_size}"
+
+
+def measure(data: Path, seed: int) -> dict[str, Any]:
+    return {"recent": list(measure_recent(data, seed)), "items": list(measure_items(data, seed))}
+
+
+def tables(results: dict[str, Any]) -> str:
+    return (
+        f"### Recent queries\n\n{recent_tables(results['recent'])}\n\n"
+        f"### Items passed as past queries: noticed\n\n{items_tables(results['items'])}\n"
+    )
+
+
+def main() -> int:
+    about = "Measure mismatched past queries, and items passed as past queries."
+    return run_benchmark(about, OUTPUT, measure, tables, seeds=SEEDS, sets=SETS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

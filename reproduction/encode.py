@@ -1,0 +1,272 @@
+"""Encodes the rows that tables need, and only these; finished rows are kept.
+
+    DIR/clip/coco/images.npy         a row per image of the data set, float32, unit norm
+    DIR/clip/coco/images.rows.npy    which of them are encoded
+    DIR/clip/coco/images.json        model, preprocessing, digest of the list
+
+Every name and path is checked before the first model is loaded.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm import NNNormError
+from nnnorm.encoders import Encoder
+from nnnorm.files import make_folder, write_whole
+from reproduction.material import EmbeddingFolder
+from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
+from reproduction.protocol import SHARE
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
+Step: TypeAlias = Callable[[str], None]
+_ROWS = 512  # between two saves: what an interruption can lose
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: a checkpoint, a folder, or a name on the hub."""
+
+    source: str
+    tokenizer: Path | None = None
+    image_size: int | None = None
+
+
+def read_sources(path: Path) -> dict[str, Source]:
+    """Read a TOML file with a table per model; paths are relative to the file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise NNNormError(f"{path} can't be read as TOML ({error})") from error
+    found = {}
+    for name, table in tables.items():
+        if not isinstance(table, dict) or not isinstance(table.get("source"), str):
+            raise NNNormError(f'{path}: [{name}] needs source = "…", a file, folder or hub name')
+        if unknown := set(table) - {"source", "tokenizer", "image_size"}:
+            raise NNNormError(f"{path}: [{name}] has an unknown entry {sorted(unknown)[0]!r}")
+        source = table["source"]
+        local = path.parent / source
+        tokenizer = table.get("tokenizer")
+        found[name] = Source(
+            str(local) if is_path(source) or local.exists() else source,
+            None if tokenizer is None else path.parent / tokenizer,
+            table.get("image_size"),
+        )
+    return found
+
+
+def is_path(source: str) -> bool:
+    """Return whether a source names a file or folder rather than a model on the hub."""
+    path = Path(source)
+    files = (".pth", ".pt", ".safetensors")
+    return path.suffix in files or path.is_absolute() or len(path.parts) > 2 or path.exists()
+
+
+def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: set[str]) -> Needed:
+    """Find the rows that some tables need of some models and that are not encoded yet."""
+    models = {short: model for model, short in load_paper().models.items()}
+    if unknown := sorted(shorts - set(models)):
+        raise NNNormError(
+            f"the paper has no model {unknown[0]!r}; its models are: {', '.join(models)}"
+        )
+    wanted = {models[short] for short in shorts}
+    parts: dict[tuple[str, str, str], set[tuple[str, float]]] = {}
+    for table in tables:
+        for cell in table.cells:
+            if cell.experiment.model in wanted:
+                for dataset, side, part, share in _find_parts(cell.experiment):
+                    parts.setdefault((cell.experiment.model, dataset, side), set()).add(
+                        (part, share)
+                    )
+    needed: Needed = {}
+    for (model, dataset, side), some in parts.items():
+        rows = [np.arange(0)]
+        for part, share in some:
+            if part == "all":
+                rows.append(np.arange(len(folder.items(dataset, side))))
+            elif part != "scores":
+                found = folder.part(dataset, part, share)
+                rows.append(found.images if side == "images" else found.captions)
+        missing = _select_missing(folder, model, dataset, side, np.unique(np.concatenate(rows)))
+        if missing is not None:
+            needed[model, dataset, side] = missing
+    return needed
+
+
+def _find_parts(there: Experiment) -> list[tuple[str, str, str, float]]:
+    """Return data set, side, part and share of everything that an experiment reads."""
+    both = ("images", "texts")
+    if there.kind == "scores":
+        return [(there.dataset, "scores", "scores", SHARE)]
+    asked, found = both if there.direction == "text" else both[::-1]
+    if there.is_about_groups:
+        parts = [(there.dataset, side, "all", SHARE) for side in both]
+    else:
+        parts = [(there.dataset, side, "test", SHARE) for side in both]
+        if there.method != "none" and there.params is None:
+            parts += [(there.dataset, side, "validation", SHARE) for side in both]
+    if there.bank is not None and (there.method != "none" or there.is_about_groups):
+        parts.append((there.bank, asked, "references", there.share))
+        if there.method in TWO_BANKS:
+            parts.append((there.dataset, found, "references", there.share))
+    return parts
+
+
+def _select_missing(
+    folder: EmbeddingFolder, model: str, dataset: str, side: str, rows: IntArray
+) -> IntArray | None:
+    """Return the rows that are not there; None if nothing is left to do."""
+    place = folder.path(model, dataset)
+    if side == "scores":
+        return None if (place / "reference-scores.npy").exists() else rows
+    encoded = place / f"{side}.rows.npy"
+    if encoded.exists():
+        rows = rows[~np.load(encoded)[rows]]
+    elif folder.has_side(model, dataset, side):  # made elsewhere, and whole
+        return None
+    return rows if len(rows) else None
+
+
+def check_sources(folder: EmbeddingFolder, needed: Needed, sources: Mapping[str, Source]) -> None:
+    """Check every list, picture, checkpoint, vocabulary and name before anything is encoded."""
+    problems: list[str] = []
+    for (_, dataset, side), rows in needed.items():
+        if side == "images":
+            images = folder.items(dataset, side)
+            absent = [images[row] for row in rows if not Path(images[row]).is_file()]
+            if absent:
+                problems.append(f"{len(absent):,} pictures are not there, such as {absent[0]}")
+        elif side == "scores":
+            folder.pairs(dataset)
+    shorts = load_paper().models
+    for short in dict.fromkeys(shorts[model] for model, _, _ in needed):
+        problems += _check_source(short, sources[short])
+    if problems := list(dict.fromkeys(problems)):
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise NNNormError("; ".join(problems[:5]) + more)
+
+
+def _check_source(short: str, source: Source) -> list[str]:
+    path = Path(source.source)
+    if not is_path(source.source):
+        from transformers import AutoConfig
+
+        try:
+            AutoConfig.from_pretrained(source.source, trust_remote_code=False)
+        except Exception as error:  # the hub's library raises many kinds
+            words = str(error).partition("\n")[0]
+            return [f"{short}: {source.source} is neither a file nor on the hub ({words})"]
+        return []
+    problems = [] if path.exists() else [f"{short}: there is no {path}"]
+    if path.is_file():
+        name = "beit3.spm" if short.startswith("beit") else "vocab.txt"
+        vocabulary = source.tokenizer or path.with_name(name)
+        if not vocabulary.is_file():
+            problems.append(f"{short}: its vocabulary {vocabulary} is not there")
+    return problems
+
+
+def encode_needed(
+    folder: EmbeddingFolder,
+    needed: Needed,
+    sources: Mapping[str, Source],
+    *,
+    device: str = "auto",
+    step: Step | None = None,
+) -> None:
+    """Encode rows, model by model; a model without embeddings matches pairs instead."""
+    from reproduction.models import load_model
+    from reproduction.models.matching import match_to_files
+
+    say = step or (lambda text: None)
+    for model in dict.fromkeys(model for model, _, _ in needed):
+        source = sources[load_paper().models[model]]
+        say(f"Loading {source.source}")
+        encoder = load_model(
+            source.source,
+            tokenizer=source.tokenizer,
+            image_size=source.image_size,
+            device=device,
+            work=make_folder(folder.path(model, "").parent),
+        )
+        for (other, dataset, side), rows in needed.items():
+            if other != model:
+                continue
+            place = folder.path(model, dataset)
+            if side == "scores":
+                match_to_files(encoder, *_list_pairs(folder, dataset), place, step=step)
+            else:
+                label = f"Encoding {side} of {dataset} with {model}"
+                say(label)
+                fill_rows(encoder, side, folder.items(dataset, side), rows, place, say)
+
+
+def _list_pairs(
+    folder: EmbeddingFolder, dataset: str
+) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Return the test images, one caption of each, and the captions of the bank."""
+    images, captions = (folder.items(dataset, side) for side in ("images", "texts"))
+    test, bank = (folder.part(dataset, part, SHARE) for part in ("test", "references"))
+    _, first = np.unique(test.image_of, return_index=True)
+    return (
+        [images[row] for row in test.images],
+        [captions[row] for row in test.captions[first]],
+        [captions[row] for row in bank.captions],
+    )
+
+
+def fill_rows(
+    encoder: Encoder,
+    side: str,
+    items: Sequence[str],
+    rows: IntArray,
+    folder: Path,
+    say: Callable[[str], Any] = lambda text: None,
+) -> None:
+    """Encode some rows into a file with a row per item; those that are done are kept."""
+    make_folder(folder)
+    listed = hashlib.sha256(json.dumps([Path(item).name for item in items]).encode())
+    about = {**encoder.about, "n_rows": len(items), "items_sha256": listed.hexdigest()}
+    about = json.loads(json.dumps(about))
+    path, encoded = folder / f"{side}.npy", folder / f"{side}.rows.npy"
+    stored = folder / f"{side}.json"
+    if encoded.exists():
+        found = json.loads(stored.read_text(encoding="utf-8"))
+        moves = (
+            {"model"} if about.get("weights_sha256") else set()
+        )  # with a hash, it may have moved
+        if changed := [k for k in about if k not in moves and found.get(k) != about[k]]:
+            raise NNNormError(
+                f"{path} was made with another {changed[0]} ({str(found.get(changed[0]))[:60]}; "
+                f"now {str(about[changed[0]])[:60]}); choose another folder, or remove it"
+            )
+        is_there = np.load(encoded)
+    else:
+        text = json.dumps(about, indent=1, ensure_ascii=False)
+        write_whole(stored, lambda file: file.write(text.encode()))
+        is_there = np.zeros(len(items), dtype=bool)
+        write_whole(encoded, partial(np.save, arr=is_there))
+    if not path.exists():
+        new = path.with_suffix(".new")
+        shape = len(items), encoder.dim
+        np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape).flush()
+        new.replace(path)
+    matrix = np.load(path, mmap_mode="r+")
+    encode = encoder.encode_images if side == "images" else encoder.encode_texts
+    missing = rows[~is_there[rows]]
+    for start in range(0, len(missing), _ROWS):
+        some = missing[start : start + _ROWS]
+        say(f"{start:,} of {len(missing):,} rows")
+        matrix[some] = encode([items[row] for row in some])
+        matrix.flush()  # before the rows are called encoded
+        is_there[some] = True
+        write_whole(encoded, partial(np.save, arr=is_there))

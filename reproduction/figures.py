@@ -1,0 +1,142 @@
+"""The paper's figures: histograms of N_1, bias by occupation, and what queries find.
+
+Figure 2 shows a surfer, a hub that answers the queries of others; figure 3 a query for an
+occupation. Here such queries are found: those that a hub answered before and that are right after,
+and those whose groups are the most uneven before.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from nnnorm import NNNormError
+from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
+from nnnorm.report import Hits, plot_audit, plot_hits, plots
+from reproduction.material import EmbeddingFolder, Shown
+from reproduction.paper import Experiment, PaperTable, find_fine_tuned, load_paper
+from reproduction.run import Outcome, Runner
+
+Figures: TypeAlias = dict[str, Callable[[], Any]]
+_PLACES, _QUERIES = 10, 4
+_GREEN, _ORANGE, _BLUE = "#009E73", "#D55E00", "#0072B2"
+
+
+def find_figures(
+    runner: Runner,
+    table: PaperTable,
+    outcomes: Sequence[Outcome],
+    prefix: str = "",
+    folder: EmbeddingFolder | None = None,
+) -> Figures:
+    """Return the figures that belong to a table, as functions that draw them."""
+    after = [o.experiment for o in outcomes if o.figure and o.experiment.method == "nnn"]
+    if not after:
+        return {}
+    if table.name == "gender":
+        return {
+            f"{prefix}gender.png": lambda: plot_audit(runner.groups(after[0])),
+            f"{prefix}gender-first-ten.png": lambda: draw_groups(runner, after[0]),
+        }
+    figures: Figures = {}
+    if table.name in ("hubness", "cross-attention"):
+        for direction in dict.fromkeys(there.direction for there in after):
+            there = next(there for there in after if there.direction == direction)
+            figures[f"{prefix}{table.name}-{direction}.png"] = _histogram(runner, there, folder)
+    if table.name == "hubness":
+        image = next(there for there in after if there.direction == "image")
+        figures[f"{prefix}hubs-first-ten.png"] = lambda: draw_rescued(runner, image)
+    return figures
+
+
+def find_histograms(runner: Runner, text: str, folder: EmbeddingFolder) -> Figures:
+    """Return the histograms of N_1 of MODEL/DATASET, in both directions."""
+    short, _, dataset = text.partition("/")
+    names = {folder_name: model for model, folder_name in load_paper().models.items()}
+    model = names.get(short, short)
+    if not (short and dataset) or not folder.has(model, dataset):
+        raise NNNormError(
+            "--histogram takes MODEL/DATASET, two folders with embeddings below --embeddings and "
+            f"DATASET.json next to them; there is no {text!r}"
+        )
+    figures: Figures = {}
+    for direction in ("image", "text"):
+        there = Experiment("recall_at_1", model, dataset, direction, "nnn", dataset)
+        name = f"histogram-{short}-{dataset}-{direction}.png"
+        figures[name] = _histogram(runner, there, folder)
+    return figures
+
+
+def _histogram(
+    runner: Runner, there: Experiment, folder: EmbeddingFolder | None
+) -> Callable[[], Any]:
+    """Draw the counts before and after, and those of the fine-tuned model if it is there."""
+    model = find_fine_tuned(there.model, there.dataset)
+
+    def draw() -> Any:
+        counts = [runner.occurrences(replace(there, method=method)) for method in ("none", "nnn")]
+        third, labels = None, ["uncorrected", "NNN"]
+        if model is not None and folder is not None and folder.has(model, there.dataset):
+            third = runner.occurrences(replace(there, model=model, method="none"))
+            labels.append(model)
+        title = f"{there.model}, {there.direction} retrieval: how often is each item first?"
+        before, after = counts
+        return plots.plot_occurrences(before, after, third, labels=labels, title=title)
+
+    return draw
+
+
+def draw_rescued(runner: Runner, experiment: Experiment) -> Any:
+    """Draw queries that a hub answers without NNN and that are right with it."""
+    plain = replace(experiment, method="none")
+    before, after = (runner.search(there, _PLACES) for there in (plain, experiment))
+    shown, right = runner.show(experiment)
+    counts = count_occurrences(before.indices[:, :1], len(shown.items))
+    hubs = frozenset(map(int, find_hubs(counts)))
+    first: dict[int, int] = {}  # one query per hub, so that several are shown
+    for query in find_rescued(before.indices, after.indices, right, list(hubs)):
+        first.setdefault(int(before.indices[query, 0]), int(query))
+    found = [
+        Hits(
+            f"{shown.queries[query]} - the hub is first {counts[hub]} times",
+            before.indices[query].tolist(),
+            after.indices[query].tolist(),
+            frozenset(map(int, right.items[right.starts[query] : right.starts[query + 1]])),
+        )
+        for hub, query in list(first.items())[:_QUERIES]
+    ]
+    found = found or [Hits("no query was answered by a hub and is right now", [])]
+
+    def color(hits: Hits, item: int) -> str | None:
+        return _GREEN if item in hits.right else _ORANGE if item in hubs else None
+
+    return plot_hits(found, _show(shown), color, "green: the right item, orange: a hub")
+
+
+def draw_groups(runner: Runner, experiment: Experiment) -> Any:
+    """Draw the queries with the most uneven first ten, each item framed by its group."""
+    plain = replace(experiment, method="none")
+    (about, before), (_, after) = (
+        runner.search_groups(there, _PLACES) for there in (plain, experiment)
+    )
+    one, other = about.difference
+    colors = {one: _ORANGE, other: _BLUE}
+    groups = np.array(about.groups)[before.indices]
+    lean = np.abs((groups == one).sum(axis=1) - (groups == other).sum(axis=1))
+    found = [
+        Hits(
+            about.shown.queries[query],
+            before.indices[query].tolist(),
+            after.indices[query].tolist(),
+        )
+        for query in np.argsort(-lean, kind="stable")[:_QUERIES]
+    ]
+    note = f"orange: {one}, blue: {other}"
+    return plot_hits(
+        found, _show(about.shown), lambda _, item: colors.get(about.groups[item]), note
+    )
+
+
+def _show(shown: Shown) -> Callable[[int], Any]:
+    return shown.picture or (lambda item: shown.items[item])

@@ -1,0 +1,215 @@
+"""The paper's tables as data: every cell is an experiment with its printed figure.
+
+A table in `paper.json` has shared settings, rows and columns; the experiment of a cell combines the
+three. The only results stored here are those of the paper.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from nnnorm import NNNormError
+
+Direction = Literal["image", "text"]  # what is retrieved
+
+# The grids of appendix B.1: α and k of NNN; both β of DBNorm, coarse and then fine around the
+# published settings.
+_BETAS = (0.0, *(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20)))
+_DBNORM = (
+    {"beta_query": _BETAS, "beta_gallery": _BETAS},
+    {
+        "beta_query": tuple(float(f"{beta:.4g}") for beta in np.geomspace(25, 200, 20)),
+        "beta_gallery": tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 15, 20)),
+    },
+)
+GRIDS: dict[str, Any] = {
+    "nnn": {
+        "reference_k": tuple(2**power for power in range(10)),
+        "alpha": tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125)),
+    },
+    "dualis": _DBNORM,
+    "dualdis": _DBNORM,
+    "dn": {"weight": (0.25, 0.5, 1.0)},
+}
+TWO_BANKS = ("dualis", "dualdis")  # methods with a bank of gallery-side items as well
+
+# Names of data sets and banks, long and short, as the paper writes them.
+_NAMES = {
+    "flickr30k": ("Flickr30k", "Flickr"),
+    "coco": ("COCO", "COCO"),
+    "visogender": ("VisoGender", "VisoGender"),
+    "own": ("own bank", "own bank"),
+    "other": ("other bank", "other bank"),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The experiment of a cell.
+
+    `bank` names the data set whose training part, or a `share` of it, is the bank. `params` None
+    are tuned on the tuning images; `select` is the rule that tunes: the paper's maximum, or the
+    package's one-standard-error rule. `kind` "scores" is a model that only scores pairs.
+    """
+
+    metric: str  # "recall_at_1", "gain", "setting", "seconds", "bias@6", a field of `Hubness`, …
+    model: str
+    dataset: str
+    direction: Direction = "image"
+    method: str = "none"
+    bank: str | None = None
+    share: float = 1.0
+    params: Mapping[str, Any] | None = field(default=None, hash=False)
+    search: Literal["exact", "index"] = "exact"
+    kind: Literal["embeddings", "scores"] = "embeddings"
+    select: Literal["max", "one-standard-error"] = "max"
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether another rule that tunes may give another figure."""
+        given = self.method == "none" or self.params is not None
+        return not given and self.search == "exact" and self.metric not in ("seconds", "speedup")
+
+    @property
+    def is_about_groups(self) -> bool:
+        """Whether it is part of the VisoGender audit."""
+        return self.metric.startswith(("bias@", "precision@"))
+
+    def as_stand_in(self, name: str) -> "Experiment":
+        """Return the experiment on other data, which has its own bank and one other bank."""
+        bank = self.bank
+        if bank is not None:
+            bank = "own" if bank == self.dataset or self.dataset == "visogender" else "other"
+        return replace(self, model=name, dataset=name, bank=bank)
+
+    def without_correction(self) -> "Experiment":
+        """Return the experiment with no correction, bank and settings."""
+        plain: Any = {"method": "none", "bank": None, "share": 1.0, "params": None}
+        return replace(self, **plain, search="exact", select="max")
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A cell: its headings, its experiment and the printed figure (None for a plot)."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    printed: float | tuple[float, int] | None
+    group: str = ""  # the printed headings above the column, names of data sets left open
+    heading: str = ""
+
+    def fill_headings(self, experiment: Experiment, dataset: str | None = None) -> tuple[str, str]:
+        """Return group and heading with the names of an experiment."""
+        long, short = _NAMES.get(experiment.dataset, (experiment.dataset,) * 2)
+        bank, bank_short = _NAMES.get(experiment.bank or "", ("", ""))
+        names = {
+            "model": experiment.model,
+            "family": experiment.model.partition(" ft.")[0],
+            "dataset": dataset or long,
+            "dataset_short": dataset or short,
+            "bank": bank,
+            "bank_short": bank_short,
+        }
+        return self.group.format(**names), self.heading.format(**names)
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table or figure of the paper.
+
+    Cells may show their change against the original in brackets, or ± an interval (`shows`). The
+    bold cell is the best of its `group` of columns, of those with the same `heading`, or the
+    `smaller` one below each other (`best`).
+    """
+
+    name: str
+    number: str
+    label: str
+    title: str
+    cells: tuple[PaperCell, ...] = field(repr=False)
+    notes: tuple[str, ...] = field(repr=False)
+    shows: Literal["figure", "change", "interval"] = "figure"
+    best: Literal["group", "heading", "smaller"] | None = None
+    n_queries: int | None = None  # behind printed intervals
+
+    @property
+    def heading(self) -> str:
+        """Number and title: "Table A3: …"."""
+        number = self.number if self.number.startswith("Fig") else f"Table {self.number}"
+        return f"{number}: {self.title}"
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it compares times."""
+        return any(cell.experiment.metric == "seconds" for cell in self.cells)
+
+    @property
+    def has_models_in_rows(self) -> bool:
+        """Whether each row is a model; otherwise columns are, or all of it is one."""
+        return len({cell.row for cell in self.cells if cell.experiment.model == "CLIP"}) == 1
+
+    def list_material(self) -> list[tuple[str, str]]:
+        """List the pairs of model and data set of which the table needs embeddings."""
+        needed: dict[tuple[str, str], None] = {}
+        for cell in self.cells:
+            for dataset in (cell.experiment.dataset, cell.experiment.bank):
+                if dataset is not None:
+                    needed.setdefault((cell.experiment.model, dataset))
+        return list(needed)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """All tables, and the folder name of every model."""
+
+    citation: str
+    url: str
+    models: Mapping[str, str]
+    tables: tuple[PaperTable, ...]
+
+
+@lru_cache(maxsize=1)
+def load_paper() -> Paper:
+    """Load the paper's tables."""
+    about = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
+    tables = []
+    for table in about["tables"]:
+        cells = []
+        for row, figures in zip(table["rows"], table["figures"], strict=True):
+            for column, printed in zip(table["columns"], figures, strict=True):
+                given = {**table["shared"], **row, **column}
+                given.pop("label")
+                headings = given.pop("group", ""), given.pop("heading")
+                value = tuple(printed) if isinstance(printed, list) else printed
+                about_cell = row["label"], column["label"], Experiment(**given), value
+                cells.append(PaperCell(*about_cell, *headings))
+        names = ("name", "number", "label", "title", "shows", "best", "n_queries")
+        kept = {name: table[name] for name in names if name in table}
+        tables.append(PaperTable(**kept, cells=tuple(cells), notes=tuple(table["notes"])))
+    return Paper(about["paper"], about["url"], about["models"], tuple(tables))
+
+
+def find_tables(names: Sequence[str]) -> list[PaperTable]:
+    """Find tables by name; a prefix stands for all names that begin with it."""
+    tables = load_paper().tables
+
+    def is_called(table: PaperTable, name: str) -> bool:
+        return name in ("all", table.name) or table.name.startswith(f"{name}-")
+
+    for name in names:
+        if name != "all" and not any(is_called(table, name) for table in tables):
+            known = ", ".join(table.name for table in tables)
+            raise NNNormError(f"there is no table {name!r}; there are: {known}, trends, and all")
+    return [table for table in tables if any(is_called(table, name) for name in names)]
+
+
+def find_fine_tuned(model: str, dataset: str) -> str | None:
+    """Find the model that was fine-tuned on a data set, if the paper has one."""
+    name = f"{model} ft. {_NAMES.get(dataset, ('', ''))[1]}"
+    return name if name in load_paper().models else None

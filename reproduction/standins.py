@@ -1,0 +1,177 @@
+"""Stand-ins for the paper's material: the shapes that ship with the package, and Flickr8k.
+
+They run every experiment from end to end without the paper's models and pictures. Their figures
+can't be compared with the paper's and are never shown next to them.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm import NNNormError, Task, load_shapes
+from nnnorm.datasets import SHAPES, read_scene
+from reproduction.material import Groups, Material, NotThere, Scores, Shown
+from reproduction.paper import Direction
+from reproduction.protocol import SHARE
+
+Floats: TypeAlias = npt.NDArray[np.floating[Any]]
+_PER_IMAGE = 5
+_TILE = 96  # pixels
+_SPLITS = {"test": "test", "validation": "val", "references": "train"}
+NOTES = {
+    "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
+    'big and five small ones of each, big − small), and "a star" for a question.',
+    "cross-attention": "The scores are those of the stand-ins' dual encoders, handed over as a "
+    "matrix: this runs the arithmetic, and says nothing about cross-attention.",
+}
+
+
+class _FivePerImage:
+    """The common part of the stand-ins: images in order, with five captions each."""
+
+    name: str
+
+    def _part(self, part: str) -> tuple[Floats, Floats]:
+        """Return images and captions of "test", "validation" or "references"."""
+        raise NotImplementedError
+
+    def _other_captions(self) -> Floats:
+        raise NotImplementedError
+
+    def task(self, direction: Direction, part: str) -> Task:
+        images, captions = self._part(part)
+        image_of = np.arange(len(captions)) // _PER_IMAGE
+        if direction == "image":
+            return Task(captions, images, image_of)
+        return Task(images, captions, np.stack([image_of, np.arange(len(captions))], axis=1))
+
+    def bank(self, direction: Direction, bank: str, share: float) -> Floats:
+        if bank == "own":
+            images, captions = self._share(share)
+            return captions if direction == "image" else images
+        if direction == "text":
+            raise NotThere(f"{self.name} has no pictures of its other bank")
+        other = self._other_captions()
+        return other[_draw(len(other), share)]
+
+    def gallery_bank(self, direction: Direction, share: float) -> Floats:
+        images, captions = self._share(share)
+        return images if direction == "image" else captions
+
+    def show(self, direction: Direction) -> Shown:
+        images, captions = self._part("test")
+        pictures = [f"picture {n}" for n in range(len(images))]
+        texts = [f"caption {n}, of picture {n // _PER_IMAGE}" for n in range(len(captions))]
+        return Shown(texts, pictures) if direction == "image" else Shown(pictures, texts)
+
+    def groups(self) -> Groups:
+        raise NotThere(f"{self.name} has no groups and no text encoder for new questions")
+
+    def scores(self) -> Scores:
+        images, captions = self._part("test")
+        return Scores(images @ captions[::_PER_IMAGE].T, images @ self._share(SHARE)[1].T)
+
+    def _share(self, share: float) -> tuple[Floats, Floats]:
+        images, captions = self._part("references")
+        rows = _draw(len(images), share)
+        return images[rows], captions[(_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()]
+
+
+def _draw(n_rows: int, share: float) -> npt.NDArray[np.int64]:
+    order = np.random.default_rng(0).permutation(n_rows)
+    return np.sort(order[: max(1, round(share * n_rows))])
+
+
+class _Shapes(_FivePerImage):
+    """The pictures and captions of `load_shapes`."""
+
+    name = "shapes"
+
+    def _part(self, part: str) -> tuple[Floats, Floats]:
+        shapes = load_shapes()
+        return {
+            "test": (shapes.gallery, shapes.queries),
+            "validation": (shapes.validation_gallery, shapes.validation_queries),
+            "references": (shapes.gallery_references, shapes.references),
+        }[part]
+
+    def _other_captions(self) -> Floats:
+        return load_shapes().other_references
+
+    def show(self, direction: Direction) -> Shown:
+        shapes = load_shapes()
+        if direction == "text":
+            pictures = [shapes.describe(item) for item in range(len(shapes.gallery))]
+            return Shown(pictures, shapes.captions)
+        items = shapes.captions[::_PER_IMAGE]
+        return Shown(shapes.captions, items, lambda n: np.asarray(shapes.draw(n, _TILE)))
+
+    def groups(self) -> Groups:
+        """Return shapes for occupations and sizes for genders, five of each size.
+
+        A query names a shape and no size, so an unbiased search would return as many big as small.
+        """
+        shapes = load_shapes()
+        chosen: list[int] = []
+        for shape in SHAPES:
+            for size in ("big", "small"):
+                rows = [
+                    row
+                    for row, scene in enumerate(shapes.scenes)
+                    if [thing.size for thing in read_scene(scene)[1] if thing.shape == shape]
+                    == [size]
+                    and row not in chosen
+                ]
+                chosen += rows[:_PER_IMAGE]
+        questions = [f"a {shape}" for shape in SHAPES]
+        names = [shapes.describe(item) for item in chosen]
+        return Groups(
+            shapes.encode_texts(questions),
+            shapes.gallery[chosen],
+            (["big"] * _PER_IMAGE + ["small"] * _PER_IMAGE) * len(SHAPES),
+            [shape for shape in SHAPES for _ in range(2 * _PER_IMAGE)],
+            list(SHAPES),
+            ("big", "small"),
+            Shown(questions, names, lambda item: np.asarray(shapes.draw(chosen[item], _TILE))),
+        )
+
+
+class _Flickr8k(_FivePerImage):
+    """Embeddings of Flickr8k: image.npy, caption.npy, row numbers of the splits, COCO captions."""
+
+    name = "flickr8k"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._load = cache(self._read)
+        needed = ["image", "caption", "coco_caption"]
+        needed += [f"{split}_images" for split in _SPLITS.values()]
+        if missing := [name for name in needed if not (folder / f"{name}.npy").is_file()]:
+            raise NNNormError(f"{folder} has no {missing[0]}.npy; expected embeddings of Flickr8k")
+
+    def _part(self, part: str) -> tuple[Floats, Floats]:
+        rows = self._load(f"{_SPLITS[part]}_images")
+        captions = (_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()
+        return self._load("image")[rows], self._load("caption")[captions]
+
+    def _other_captions(self) -> Floats:
+        return self._load("coco_caption")
+
+    def _read(self, name: str) -> npt.NDArray[Any]:
+        stored = np.asarray(np.load(self._folder / f"{name}.npy", allow_pickle=False))
+        return stored if name.endswith("_images") else stored.astype(np.float32)
+
+
+_STAND_INS: dict[str, Callable[..., Material]] = {"shapes": _Shapes, "flickr8k": _Flickr8k}
+
+
+def open_stand_in(text: str) -> tuple[str, Material]:
+    """Open a stand-in by its name, and its folder if it has one: ``flickr8k=FOLDER``."""
+    name, equals, folder = text.partition("=")
+    if name not in _STAND_INS or (name == "shapes") == bool(equals):
+        raise NNNormError(f"a stand-in is shapes or flickr8k=FOLDER; got {text!r}")
+    return name, _STAND_INS[name](*([Path(folder)] if equals else []))

@@ -1,0 +1,348 @@
+"""A gallery in parquet files, corrected on many machines by a `Corrector` that is fitted already.
+
+An item's bias depends on the item and the corrector only, so this is a map over rows: nothing is
+shuffled, and any process may compute any rows. `transform_parquet` runs that map on Ray, one task
+per file or group of row groups. `make_worker` returns the same map as a function of one batch, for
+Spark, Ray Data and other engines.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.corrector import Corrector
+from nnnorm.errors import NNNormError, NNNormWarning, first_line, require, warn
+from nnnorm.files import Progress, write_whole
+
+Output: TypeAlias = Literal["bias", "vectors"]
+Place: TypeAlias = str | os.PathLike[str]
+
+_NAMES = {"bias": "nnnorm_bias", "vectors": "vector"}
+_BATCH_ROWS = 8192
+# A file with more rows is split between its row groups.
+_TASK_ROWS = 2**17
+# A task whose worker dies is repeated this many times.
+_RETRIES = 5
+# Of parquet's metadata: what a file was computed from.
+_KEY = b"nnnorm"
+_SUMMARY = "_nnnorm.json"
+# What decides the values of a file, whatever its source.
+_DECIDING = ("corrector", "column", "ids", "output")
+
+
+def make_worker(
+    corrector: Corrector, *, column: str = "embedding", ids: str = "id", output: Output = "bias"
+) -> Callable[[Any], Any]:
+    """Return a function that maps one batch of items to their ids and bias values.
+
+    Parameters
+    ----------
+    corrector : Corrector
+        Sent to the workers together with the function.
+    column, ids : str
+        Columns of the batch: a list of floats per row, and the id, which is passed through.
+    output : {"bias", "vectors"}
+        "bias" returns the columns `ids` and ``nnnorm_bias`` (float32). "vectors" returns `ids` and
+        ``vector``: the rows of `Corrector.items`, of dim + 2 floats, to store in an engine.
+
+    Returns
+    -------
+    callable
+        Takes a pandas DataFrame, or a Table or RecordBatch of pyarrow, and returns the same kind.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+    >>> work = make_worker(Corrector.fit(gallery, references, normalize=True))
+    >>> import pyarrow
+    >>> work(pyarrow.table({"id": [7, 8], "embedding": list(gallery[:2])})).column_names
+    ['id', 'nnnorm_bias']
+    """
+    if output not in _NAMES:
+        raise NNNormError(f'output must be "bias" or "vectors"; got {output!r}')
+
+    def work(batch: Any) -> Any:
+        pyarrow = require("pyarrow", "parquet")
+        _check_columns((column, ids), list(getattr(batch, "column_names", batch)))
+        is_pandas = hasattr(batch, "iloc")
+        if is_pandas:
+            batch = pyarrow.Table.from_pandas(batch[[ids, column]], preserve_index=False)
+        rows = _read_rows(batch[column], batch[ids], corrector.dim)
+        values = _as_arrow(_compute(corrector, rows, output))
+        result = type(batch).from_pydict({ids: batch[ids], _NAMES[output]: values})
+        return result.to_pandas() if is_pandas else result
+
+    return work
+
+
+def transform_parquet(
+    corrector: Corrector,
+    source: Place,
+    destination: Place,
+    *,
+    column: str = "embedding",
+    ids: str = "id",
+    output: Output = "bias",
+    progress: Progress | None = None,
+) -> int:
+    """Compute bias values, or vectors to store, for a gallery in parquet files, on Ray.
+
+    Every output file has the name of its source file and its rows in the same order. It is written
+    whole or not at all, and ``_nnnorm.json``, with the weight and the corrector's fingerprint, is
+    written last. If the call is interrupted, the same call computes only what is missing.
+
+    Parameters
+    ----------
+    corrector : Corrector
+        Fitted on the gallery or on a sample of it.
+    source : str or PathLike
+        A parquet file or a folder of them, or its URL, such as ``s3://bucket/items`` (fsspec).
+    destination : str or PathLike
+        A folder or its URL. Workers read `source` and write here.
+    column, ids, output
+        As in `make_worker`.
+    progress : callable, optional
+        Called with ``(rows done, rows in all)``.
+
+    Returns
+    -------
+    int
+        Number of rows.
+
+    Notes
+    -----
+    If this process is connected to a Ray cluster, that cluster is used. Otherwise ``ray.init()`` is
+    called here, and Ray is stopped afterwards.
+
+    Examples
+    --------
+    >>> transform_parquet(corrector, "s3://shop/items", "s3://shop/bias")  # doctest: +SKIP
+    1000000000
+    """
+    make_worker(corrector, column=column, ids=ids, output=output)  # checks the arguments
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        os.environ.setdefault(name, "0")  # read when Ray is imported
+    ray = require("ray", "ray")
+    about = {"corrector": corrector.fingerprint, "column": column, "ids": ids, "output": output}
+    find = require("fsspec", "ray").core.url_to_fs
+    (fs, root), (other, place) = (find(os.fspath(one)) for one in (source, destination))
+    shards = _find_shards(fs, root, other, place, about)
+    left = [shard for shard in shards if not shard.is_done]
+    total = sum(shard.n_rows for shard in shards)
+    done = total - sum(shard.n_rows for shard in left)
+    if left and other.exists(f"{place}/{_SUMMARY}"):
+        other.rm(f"{place}/{_SUMMARY}")  # a destination that has it is complete
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+    try:
+        for n_rows in _run(ray, corrector, fs, other, left):
+            done += n_rows
+            if progress is not None:
+                progress(done, total)
+    finally:
+        if is_ours:
+            ray.shutdown()
+    summary = {**about, "method": corrector.method.to_dict(), "weight": corrector.weight}
+    text = json.dumps({**summary, "n_rows": total, "n_files": len(shards)}, indent=1) + "\n"
+    _write(other, f"{place}/{_SUMMARY}", lambda file: file.write(text.encode()))
+    return total
+
+
+class _Shard(NamedTuple):
+    """Row groups of one source file, and the file that their result goes to."""
+
+    path: str
+    groups: list[int]
+    n_rows: int
+    target: str
+    about: dict[str, str]
+    is_done: bool
+
+
+def _compute(
+    corrector: Corrector, rows: npt.NDArray[Any], output: Output
+) -> npt.NDArray[np.float32]:
+    """Call the corrector; no other function here does."""
+    if not len(rows):
+        width = corrector.dim + corrector.augmentation.n_extra
+        return np.empty(0 if output == "bias" else (0, width), dtype=np.float32)
+    return corrector.bias_of(rows).values if output == "bias" else corrector.items(rows)
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def _run(
+    ray: Any, corrector: Corrector, fs: Any, other: Any, shards: list[_Shard]
+) -> Iterator[int]:
+    """Run a task per shard, a few more than there are cores at a time; yield numbers of rows."""
+    options = {"num_cpus": 1, "max_retries": _RETRIES, "retry_exceptions": [OSError]}
+    task = ray.remote(_transform).options(name="nnnorm", **options)
+    kept = ray.put(corrector)
+    waiting, flying, notes = shards[::-1], dict[Any, _Shard](), list[str]()
+    n_most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    try:
+        while waiting or flying:
+            while waiting and len(flying) < n_most:
+                shard = waiting.pop()
+                flying[task.remote(kept, fs, other, shard)] = shard
+            for ref in ray.wait(list(flying), timeout=2)[0]:  # so that Ctrl-C is noticed
+                shard = flying.pop(ref)
+                notes += ray.get(ref)
+                yield shard.n_rows
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        said = f"{shard.path} failed ({first_line(cause)}); the same call continues where it ended"
+        raise NNNormError(str(cause) if isinstance(cause, NNNormError) else said) from error
+    finally:
+        for ref in flying:
+            ray.cancel(ref, force=True)
+    if notes:
+        warn(f"{notes[0]} ({len(notes):,} such warnings in {len(shards):,} tasks)")
+
+
+def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list[str]:
+    """Write the result of one shard, on a worker; return the warnings."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # Ray runs one task per core
+    _, column, ids, output = (shard.about[key] for key in _DECIDING)
+    work = make_worker(corrector, column=column, ids=ids, output=cast(Output, output))
+    pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
+    with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
+        warnings.simplefilter("always", NNNormWarning)
+        batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=[ids, column])
+        table = pyarrow.Table.from_batches([work(batch) for batch in batches])
+    table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})
+    _write(other, shard.target, lambda file: parquet.write_table(table, file))
+    return [f"{shard.path}: {one.message}" for one in caught]
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+def _check_columns(needed: tuple[str, ...], names: list[Any]) -> None:
+    for name in needed:
+        if name not in names:
+            raise NNNormError(
+                f"expected a column {name!r}; got {', '.join(map(str, names)) or 'no columns'}. "
+                "Name the columns with column= and ids="
+            )
+
+
+def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
+    """Embeddings, shape (n_rows, dim); an error names the id of the first row that is wrong."""
+    import pyarrow.compute
+
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    column = getattr(column, "storage", column)  # of an extension type, such as Ray's tensors
+    if not pyarrow.types.is_floating(getattr(column.type, "value_type", column.type)):
+        if len(column):
+            raise NNNormError(f"expected embeddings as lists of floats; got {column.type}")
+        return np.empty((0, dim), dtype=np.float32)
+    lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy()
+    rows = column.flatten().to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != dim)
+    what = f"has {lengths[wrong[0]]} numbers" if len(wrong) else "is all zeros or has NaN"
+    if not len(wrong):
+        rows = rows.reshape(-1, dim)
+        squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+        wrong = np.flatnonzero(~(np.isfinite(squares) & (squares > 0)))
+    if len(wrong):
+        raise NNNormError(
+            f"the item with id {ids[int(wrong[0])].as_py()!r} {what}; expected {dim} finite "
+            "numbers. Remove it or encode it again"
+        )
+    return rows
+
+
+def _as_arrow(values: npt.NDArray[np.float32]) -> Any:
+    import pyarrow
+
+    flat, width = pyarrow.array(values.ravel()), values.shape[1:]
+    return pyarrow.FixedSizeListArray.from_arrays(flat, *width) if width else flat
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, str]) -> list[_Shard]:
+    """Read the footers of all files, so that a missing column is noticed before the work."""
+    is_file = fs.isfile(root)
+    folder = root.rpartition("/")[0] if is_file else root
+    found = [root] if is_file else sorted(fs.find(root)) if fs.isdir(root) else []
+    names = [path[len(folder) + 1 :] for path in found if path.endswith(".parquet")]
+    if not names:
+        raise NNNormError(f"expected a .parquet file or a folder of them; got {root}")
+    if place == folder or (not is_file and place.startswith(f"{folder}/")):
+        raise NNNormError(f"the destination {place} is inside the source; choose another folder")
+    known = set(other.find(place)) if other.isdir(place) else set()
+
+    def look(name: str) -> list[_Shard]:
+        path, shards = f"{folder}/{name}", []
+        with _opened(fs, path) as file:
+            _check_columns((about["column"], about["ids"]), file.schema_arrow.names)
+            sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        starts = np.cumsum([0, *sizes])
+        runs = groupby(np.flatnonzero(sizes).tolist(), lambda n: starts[n] // _TASK_ROWS)
+        for groups in [list(run) for _, run in runs]:
+            n_rows = sum(sizes[n] for n in groups)
+            part = "" if n_rows == starts[-1] else f"-{groups[0]:05d}"
+            target = f"{place}/{name[:-8]}{part}.parquet"
+            kept = {**about, "source": fs.ukey(path), "groups": str(groups)}
+            is_done = target in known and _is_done(other, target, kept)
+            shards.append(_Shard(path, groups, n_rows, target, kept, is_done))
+        return shards
+
+    with ThreadPoolExecutor(16) as pool:  # footers in an object store are many short waits
+        shards = [shard for some in pool.map(look, names) for shard in some]
+    targets = {shard.target for shard in shards}
+    if strays := [path for path in known - targets if path.endswith(".parquet")]:
+        raise NNNormError(f"{min(strays)} isn't a result of {root}; choose an empty destination")
+    return shards
+
+
+def _is_done(fs: Any, path: str, about: dict[str, str]) -> bool:
+    """Whether a file has these results; raise if it has those of another call."""
+    with _opened(fs, path) as file:
+        found = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
+        if any(found.get(key) != about[key] for key in _DECIDING):
+            raise NNNormError(
+                "this file was not written with the same corrector and columns, and values of two "
+                "correctors must not be mixed; choose an empty destination"
+            )
+    return bool(found == about)
+
+
+@contextmanager
+def _opened(fs: Any, path: str) -> Iterator[Any]:
+    """Open a parquet file; errors name it."""
+    pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
+    try:
+        with fs.open(path, "rb") as stream, parquet.ParquetFile(stream) as file:
+            yield file
+    except NNNormError as error:
+        raise NNNormError(f"{path}: {error}") from error
+    except pyarrow.ArrowInvalid as error:
+        raise NNNormError(f"{path} can't be read as parquet ({first_line(error)})") from error
+
+
+def _write(fs: Any, path: str, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file that appears whole, on this machine or in an object store."""
+    fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+    if "file" in fs.protocol:
+        write_whole(path, write)
+        return
+    with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
+        write_whole(f"{folder}/whole", write)
+        fs.put_file(f"{folder}/whole", path)

@@ -1,0 +1,206 @@
+"""Embeddings on disk: one memory-mapped file, so that long work can be interrupted and resumed.
+
+    OUT/img_emb.partial/    in progress: img_emb_0.npy, about.json, and the number of finished rows
+    OUT/img_emb/            complete: img_emb_0.npy, about.json, items.jsonl
+
+The folder gets its final name in one step at the end, so incomplete embeddings can't be mistaken
+for complete ones. With the same batch size, resumed work gives the same bits.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnnorm.encoders.encoder import Encoder, Modality, check_texts
+from nnnorm.encoders.images import check_images
+from nnnorm.encoders.inputs import list_ids
+from nnnorm.encoders.sounds import check_sounds
+from nnnorm.errors import NNNormError
+from nnnorm.files import Progress, make_folder, write_whole
+
+_FOLDERS: dict[Modality, str] = {"images": "img_emb", "texts": "text_emb", "audio": "audio_emb"}
+_ABOUT, _DONE = "about.json", "finished_rows.txt"
+_SAVE_EVERY = 16  # batches
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The result of `encode_to_folder`.
+
+    Attributes
+    ----------
+    folder : Path
+        Embeddings, for `open_embeddings`.
+    about : dict
+        The content of ``about.json``.
+    n_resumed : int
+        Number of rows that existed already.
+    """
+
+    folder: Path
+    about: dict[str, Any]
+    n_resumed: int
+
+
+def encode_to_folder(
+    encoder: Encoder,
+    modality: Modality,
+    items: Sequence[Any],
+    output: str | os.PathLike[str],
+    *,
+    batch_size: int = 32,
+    progress: Progress | None = None,
+) -> Encoded:
+    """Encode a list of images, texts or sounds into a folder.
+
+    Interrupted work of the same model and inputs is resumed, and finished work is left as it is;
+    work of another model or other inputs raises an error.
+
+    Parameters
+    ----------
+    encoder : Encoder
+        From `load_encoder`, or a subclass of your own.
+    modality : {"images", "texts", "audio"}
+    items : sequence of paths or texts, or from `list_inputs`
+        One row each, in this order.
+    output : str or PathLike
+        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is created.
+    batch_size : int
+        Items per forward pass.
+    progress : callable, optional
+        Called with ``(rows done, rows in all)``.
+
+    Returns
+    -------
+    Encoded
+
+    Examples
+    --------
+    >>> import tempfile, nnnorm
+    >>> class Letters(Encoder):
+    ...     name, dim, modalities = "letters", 2, ("texts",)
+    ...
+    ...     def embed_texts(self, texts):
+    ...         return np.array([[text.count("a"), text.count("b")] for text in texts])
+    >>> done = encode_to_folder(Letters(), "texts", ["ab", "bb"], tempfile.mkdtemp())
+    >>> nnnorm.open_embeddings(done.folder).shape
+    (2, 2)
+    """
+    encoder.check_modality(modality)
+    if not len(items):
+        raise NNNormError(f"there are no {modality} to encode; give at least one")
+    folder = Path(output) / _FOLDERS[modality]
+    growing = folder.with_name(f"{folder.name}.partial")
+    about = _describe(encoder, modality, items)
+    if folder.exists():
+        return Encoded(folder, _read_about(folder, about), len(items))
+    n_done = 0
+    if growing.exists():
+        about = _read_about(growing, about)
+        n_done = int((growing / _DONE).read_text()) if (growing / _DONE).exists() else 0
+    # Batches begin at the same rows as before, so that the bits are the same.
+    n_done -= n_done % batch_size
+    if modality != "texts" and isinstance(items, (list, tuple)):
+        (check_images if modality == "images" else check_sounds)(items[n_done:])
+    stream = encoder.stream(modality, items, first=n_done, batch_size=batch_size)
+    try:
+        matrix = _open_matrix(growing, folder.name, about, items)
+        for number, (start, rows) in enumerate(stream, 1):
+            stop = start + len(rows)
+            matrix[start:stop] = rows
+            if number % _SAVE_EVERY == 0 or stop == len(items):
+                matrix.flush()  # before the rows are called finished
+                _write(growing / _DONE, f"{stop}\n")
+            if progress is not None:
+                progress(stop, len(items))
+    except BaseException:
+        stream.close()
+        if not (growing / _DONE).exists():  # nothing worth keeping
+            shutil.rmtree(growing, ignore_errors=True)
+        raise
+    (growing / _DONE).unlink()
+    os.rename(growing, folder)
+    return Encoded(folder, about, n_done)
+
+
+def _open_matrix(
+    growing: Path, name: str, about: dict[str, Any], items: Sequence[Any]
+) -> np.memmap[Any, np.dtype[np.float32]]:
+    """Open the file of work in progress, made with its description if it is new."""
+    path = growing / f"{name}_0.npy"
+    if not path.exists():
+        make_folder(growing)
+        _write(growing / _ABOUT, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
+        names = map(str, items) if _are_names(items) else (f"row {n}" for n in range(len(items)))
+        _write(growing / "items.jsonl", "".join(f"{json.dumps(name)}\n" for name in names))
+        if (ids := list_ids(items)) is not None:
+            _write(growing / "ids.txt", "".join(f"{one}\n" for one in ids))
+        new = path.with_suffix(".new")
+        shape = (about["n_rows"], about["dim"])
+        np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape).flush()
+        os.replace(new, path)
+    return np.lib.format.open_memmap(path, mode="r+")
+
+
+def _describe(encoder: Encoder, modality: Modality, items: Sequence[Any]) -> dict[str, Any]:
+    """Return the content of about.json, which is the same for every run of the same work."""
+    about: dict[str, Any] = {"model": encoder.name, "normalization": "unit norm, by nnnorm"}
+    about.update(encoder.about)
+    about.update(modality=modality, dim=encoder.dim, n_rows=len(items))
+    if modality == "texts":
+        items = list(items)
+        check_texts(items)
+        about["n_texts_cut"] = encoder.count_cut(items)
+        about["context"] = encoder.context
+    about["items_sha256"] = _digest(modality, items)
+    restored: dict[str, Any] = json.loads(json.dumps(about, ensure_ascii=False))
+    return restored
+
+
+def _digest(modality: Modality, items: Sequence[Any]) -> str:
+    """Return a SHA-256 of the texts, or of the names, sizes and times of the files."""
+    digest = hashlib.sha256()
+    for item in items if _are_names(items) else [str(items)]:
+        line = str(item)
+        if modality != "texts" and Path(line).is_file():
+            stat = os.stat(line)
+            line += f" {stat.st_size} {stat.st_mtime_ns}"
+        digest.update(json.dumps(line).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _are_names(items: Sequence[Any]) -> bool:
+    return isinstance(items[0], (str, os.PathLike)) and isinstance(items, (list, tuple))
+
+
+def _read_about(folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the about.json of existing embeddings, if it is that of the same work."""
+    words = {"weights_sha256": "weights", "items_sha256": "inputs"}
+    try:
+        found: dict[str, Any] = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise NNNormError(
+            f"cannot write {folder}: it exists, and has no {_ABOUT} of `nnnorm encode`; choose "
+            "another output"
+        ) from error
+    moves = {"model"} if about.get("weights_sha256") else set()  # with a hash, it may have moved
+    for key in about:
+        if key not in moves and found.get(key) != about[key]:
+            raise NNNormError(
+                f"cannot continue {folder}: it was made with other {words.get(key, key)} "
+                f"({str(found.get(key))[:60]}; now {str(about[key])[:60]}); choose another output, "
+                "or remove it"
+            )
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    content = text.encode("utf-8", "surrogateescape")  # a file name may hold any bytes
+    write_whole(path, lambda file: file.write(content))

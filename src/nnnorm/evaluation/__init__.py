@@ -1,0 +1,69 @@
+"""Measuring what a correction does: recall, hubs, tuning, comparisons, audits.
+
+truth        the right items of every query; references that are among the queries
+metrics      ranks of the right items: R@K, MRR, nDCG
+hubness      how often items are retrieved, hubs, and a null model of both
+bootstrap    intervals by resampling, clustered and paired
+sweep        all settings of all methods from one pass, and R@1 of each from one product
+tuning       choosing a method and its settings on held-out queries
+comparison   methods compared; banks of different sizes
+diagnosis    the hubs of a gallery, before and after a correction
+checking     hubs, expectation, gain and recommendation in one verdict
+drift        whether the past queries of a corrector are still like those of today
+signals      what an item does to past queries, compared with what is usual
+outliers     which items look adversarial or corrupt
+groups       how often groups of items are retrieved, before and after a correction
+"""
+
+from nnnorm.evaluation.bootstrap import (
+    Interval,
+    binomial_half_width,
+    interval_of_difference,
+    interval_of_mean,
+)
+from nnnorm.evaluation.checking import Check, Measured, check
+from nnnorm.evaluation.comparison import (
+    Ablation,
+    Comparison,
+    Result,
+    Task,
+    ablate,
+    compare,
+    make_result,
+    report_gain,
+)
+from nnnorm.evaluation.diagnosis import Diagnosis, diagnose
+from nnnorm.evaluation.drift import Drift, measure_drift
+from nnnorm.evaluation.groups import Audit, audit
+from nnnorm.evaluation.hubness import (
+    HUB,
+    Hubs,
+    Severity,
+    compare_occurrences,
+    count_occurrences,
+    expect_occurrences,
+    find_hubs,
+    find_rescued,
+    judge_hubs,
+    list_hubs,
+    measure_hubness,
+    robust_z,
+)
+from nnnorm.evaluation.metrics import (
+    Evaluation,
+    count_above,
+    evaluate,
+    evaluate_ranking,
+    mean_metrics,
+    measure_gain,
+)
+from nnnorm.evaluation.outliers import Outlier, Scan, scan, screen
+from nnnorm.evaluation.truth import (
+    Truth,
+    clusters_of,
+    open_truth,
+    read_truth,
+    warn_of_mismatched_bank,
+    warn_of_overlap,
+)
+from nnnorm.evaluation.tuning import Cell, Grid, Select, Tuning, tune

@@ -1,0 +1,426 @@
+"""Methods side by side, and banks of different sizes: tuned on validation, reported on test.
+
+`compare` is the paper's full table: every method tuned in the same way, and its test figures with
+paired, clustered intervals against no correction. `ablate` is the paper's ablation: the bank at
+full size and smaller, of the same or of another distribution. Each bank is scanned once per
+gallery. Without validation queries the figures are cross-fitted: each fifth of the queries is
+reported with the setting that the others choose.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bias import Bias
+from nnnorm.dedup import (
+    Duplicates,
+    References,
+    count_references,
+    count_unique,
+    drop_copies,
+    is_sample,
+)
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
+from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
+from nnnorm.evaluation.sweep import check_grids, prepare
+from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
+from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
+from nnnorm.files import Progress
+from nnnorm.input_checks import check_inputs
+from nnnorm.methods import NNN, NO_CORRECTION, Grid, MethodName, Statistics
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+
+
+class Task(NamedTuple):
+    """Queries with known answers in a gallery.
+
+    Attributes
+    ----------
+    queries : array or path, shape (n_queries, dim)
+    gallery : array or path, shape (n_gallery, dim)
+    truth : array or list
+        The right items, see `truth.open_truth`.
+    """
+
+    queries: Source
+    gallery: Source
+    truth: Any
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of one correction on the test queries."""
+
+    method: str
+    params: Mapping[str, Any]
+    recall_at_1: float
+    recall_at_5: float
+    recall_at_10: float
+    half_width: float  # the binomial ± of R@1 that the paper prints
+    gain: Interval | None
+    hubness: Hubness
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods side by side on the same test queries; no correction comes first."""
+
+    results: tuple[Result, ...]
+    select: str
+    n_queries: int
+    n_gallery: int
+    n_references: int
+    n_validation: int
+    n_unique: int | None = None
+    references_sampled: bool = False
+
+    def __repr__(self) -> str:
+        names = ", ".join(result.method for result in self.results)
+        return f"Comparison({self.n_queries:,} test queries; {names})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """NNN with one bank, tuned on validation and automatic."""
+
+    bank: str
+    share: float
+    n_references: int
+    tuned: Result
+    automatic: Result
+    n_unique: int | None = None
+    references_sampled: bool = False
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """NNN with banks of several sizes and kinds."""
+
+    uncorrected: Result
+    rows: tuple[AblationRow, ...]
+    select: str
+    n_queries: int
+    n_gallery: int
+    n_validation: int
+
+    def __repr__(self) -> str:
+        banks = ", ".join(dict.fromkeys(row.bank for row in self.rows))
+        return f"Ablation({self.n_queries:,} test queries, {len(self.rows)} banks of {banks})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        return asdict(self)
+
+
+@explain_arguments
+def compare(
+    gallery: Source,
+    references: Source | Bank,
+    *,
+    queries: Source,
+    truth: Any,
+    validation: Task | None = None,
+    gallery_references: Source | None = None,
+    duplicates: Duplicates = "drop",
+    methods: Sequence[MethodName] | Literal["all"] = "all",
+    grids: Mapping[str, Grid] | None = None,
+    select: Select = "one-standard-error",
+    seed: int = 0,
+    normalize: bool | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Tune every method on validation queries and report all of them on test queries.
+
+    Parameters
+    ----------
+    gallery : array or path, shape (n_gallery, dim)
+    references : array or path, shape (n_references, dim)
+    queries : array or path, shape (n_queries, dim)
+        The test queries.
+    truth : array or list
+        The right items, see `truth.open_truth`.
+    validation : Task, optional
+        Queries to tune on, in this or another gallery. Without it, the figures are cross-fitted:
+        each fifth of the queries (by `seed`) gets the setting that the others choose.
+    gallery_references : array or path, optional
+        A bank of gallery-side items, for the methods that use one.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
+    methods : sequence of str, or "all"
+    grids : dict, optional
+        Method name to its grid, instead of the default grid.
+    select : {"one-standard-error", "max"}
+        The rule that chooses a setting of each method.
+    seed : int
+        Random seed of the folds and of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
+    memory_budget : int
+        Bytes to use beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
+    >>> task = Task(queries, gallery, np.arange(30) % 20)
+    >>> found = compare(
+    ...     gallery,
+    ...     references,
+    ...     queries=queries,
+    ...     truth=np.arange(30) % 20,
+    ...     validation=task,
+    ...     methods=["csls"],
+    ... )
+    >>> [result.method for result in found.results]
+    ['none', 'csls']
+    """
+    bank = open_references(references, normalize=normalize)
+    gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
+    names = check_methods(methods, gallery_bank is not None)
+    check_grids(grids, [NO_CORRECTION, *names])
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    study = _Study(Task(queries, gallery, truth), validation, select, seed, normalize, options)
+    study.check_bank(bank)
+    used = use_references(references, bank, duplicates, progress)
+    results = study.run(names, used, gallery_bank, grids)
+    return Comparison(
+        results=(study.uncorrected, *results),
+        n_references=count_references(used),
+        n_unique=count_unique(used),
+        references_sampled=is_sample(used),
+        **study.about,
+    )
+
+
+@explain_arguments
+def ablate(
+    gallery: Source,
+    references: Source | Bank | Mapping[str, Source | Bank],
+    *,
+    queries: Source,
+    truth: Any,
+    validation: Task | None = None,
+    duplicates: Duplicates = "drop",
+    shares: Sequence[float] = (1.0, 0.5, 0.2, 0.1),
+    select: Select = "one-standard-error",
+    seed: int = 0,
+    normalize: bool | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Ablation:
+    """Report NNN with each bank at several sizes, tuned on validation and automatic.
+
+    Parameters
+    ----------
+    gallery : array or path, shape (n_gallery, dim)
+    references : array or path, shape (n_references, dim), or dict
+        One bank, or names to banks, such as ``{"flickr": …, "coco": …}``.
+    queries : array or path, shape (n_queries, dim)
+        The test queries.
+    truth : array or list
+        The right items, see `truth.open_truth`.
+    validation : Task, optional
+        Queries to tune on; without it, the tuned figures are cross-fitted, as in `compare`.
+    duplicates : {"drop", "keep"}
+        Whether copies in each of the banks count once, see `Method.fit`.
+    shares : sequence of float
+        The shares of each bank to use, drawn at random by `seed`.
+    select : {"one-standard-error", "max"}
+    seed : int
+        Random seed of the folds, of the shares and of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
+    memory_budget : int
+        Bytes to use beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Ablation
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (20, 40, 30))
+    >>> truth = np.arange(30) % 20
+    >>> task = Task(queries, gallery, truth)
+    >>> found = ablate(gallery, references, queries=queries, truth=truth, validation=task)
+    >>> [row.n_references for row in found.rows]
+    [40, 20, 8, 4]
+    """
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise NNNormError(f"shares must be above 0 and at most 1; got {tuple(shares)}")
+    banks = references if isinstance(references, Mapping) else {"references": references}
+    if not banks:
+        raise NNNormError("references names no bank; give at least one")
+    opened = {
+        name: open_references(source, name=f"references {name}", normalize=normalize)
+        for name, source in banks.items()
+    }
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    study = _Study(Task(queries, gallery, truth), validation, select, seed, normalize, options)
+    for bank in opened.values():
+        study.check_bank(bank)
+    rows = []
+    for name, whole in opened.items():
+        order = np.random.default_rng(seed).permutation(len(whole))
+        for share in shares:
+            size = max(1, round(share * len(whole)))
+            # The smaller banks are part of the larger ones.
+            bank = whole if size == len(whole) else whole.subset(np.sort(order[:size]))
+            used = drop_copies(bank, duplicates, progress)
+            tuned, automatic = study.run([NNN().name], used, with_automatic=True)
+            counts = count_unique(used), is_sample(used)
+            rows.append(AblationRow(name, float(share), size, tuned, automatic, *counts))
+    return Ablation(study.uncorrected, tuple(rows), **study.about)
+
+
+def make_result(
+    method: str, params: Mapping[str, Any], evaluation: Evaluation, gain: Interval | None
+) -> Result:
+    """Put together the figures of one evaluation."""
+    recalls = [evaluation.recall(k) for k in (1, 5, 10)]
+    half_width = binomial_half_width(recalls[0], len(evaluation))
+    hubness = measure_hubness(count_occurrences(evaluation.top1, evaluation.n_gallery))
+    return Result(method, dict(params), *recalls, half_width, gain, hubness)
+
+
+def report_gain(
+    method: str,
+    params: Mapping[str, Any],
+    evaluation: Evaluation,
+    raw: Evaluation,
+    *,
+    seed: int = 0,
+) -> Result:
+    """Put together the figures of a correction, with its paired gain over the raw search."""
+    return make_result(method, params, evaluation, measure_gain(evaluation, raw, seed=seed))
+
+
+class _Study:
+    """Test queries, and other queries to tune on if there are any."""
+
+    def __init__(
+        self,
+        test: Task,
+        validation: Task | None,
+        select: Select,
+        seed: int,
+        normalize: bool | None,
+        options: dict[str, Any],
+    ) -> None:
+        check_select(select)
+        self._select, self._seed, self._options = select, seed, options
+        self._test, self._held = _open_task(test, "", normalize), None
+        if validation is not None:
+            self._held = _open_task(validation, "validation ", normalize)
+            if validation.gallery is test.gallery:  # opened and scanned once
+                self._held = self._held._replace(gallery=self._test.gallery)
+        self.about: dict[str, Any] = {
+            "select": select,
+            "n_queries": len(self._test.queries),
+            "n_gallery": len(self._test.gallery),
+            "n_validation": 0 if self._held is None else len(self._held.queries),
+        }
+
+    @cached_property
+    def _raw(self) -> Evaluation:
+        return self._evaluate(None)
+
+    @property
+    def uncorrected(self) -> Result:
+        """The search as it is."""
+        return make_result(NO_CORRECTION, {}, self._raw, None)
+
+    def check_bank(self, bank: Embeddings) -> None:
+        """Warn of references that are queries, items, or unlike the queries."""
+        test, held = self._test, self._held
+        warn_of_overlap(bank, test.queries)
+        if held is not None and held.queries.fingerprint != test.queries.fingerprint:
+            warn_of_overlap(bank, held.queries, role="validation queries")
+        check_inputs(test.gallery, bank, allow_gallery_rows=None, compare=False)
+        warn_of_mismatched_bank(bank, *test)
+
+    def run(
+        self,
+        names: Sequence[MethodName],
+        bank: References,
+        gallery_bank: Embeddings | None = None,
+        grids: Mapping[str, Grid] | None = None,
+        *,
+        with_automatic: bool = False,
+    ) -> list[Result]:
+        """The chosen setting of each method on the test queries, and NNN's automatic one."""
+        test, on = self._test, self._held or self._test
+        trial = try_settings(
+            names,
+            on.gallery,
+            bank,
+            gallery_bank,
+            on.queries,
+            on.truth,
+            grids=grids,
+            **self._options,
+        )
+        chosen = [trial.settings[trial.choose(self._select, name)] for name in names]
+        statistics = trial.statistics
+        if on.gallery.fingerprint != test.gallery.fingerprint:
+            statistics = Statistics.of_embeddings(test.gallery, bank, gallery_bank, **self._options)
+            automatic = [NNN().settle(statistics)[0]] if with_automatic else []
+            prepare(statistics, [*(setting.method for setting in chosen), *automatic])
+        results = []
+        for name, setting in zip(names, chosen, strict=True):
+            if self._held is None:
+                evaluation = trial.cross_fit(self._select, name, seed=self._seed)
+            else:
+                evaluation = self._evaluate(setting.method.make_bias(statistics))
+            results.append(self._report(name, setting.params, evaluation))
+        if with_automatic:
+            bias = NNN().make_bias(statistics)
+            results.append(self._report(bias.method, bias.params, self._evaluate(bias)))
+        return results
+
+    def _evaluate(self, bias: Bias | None) -> Evaluation:
+        queries, gallery, truth = self._test
+        budget = self._options["memory_budget"]
+        return evaluate(queries, gallery, bias, truth=truth, memory_budget=budget)
+
+    def _report(self, method: str, params: Mapping[str, Any], evaluation: Evaluation) -> Result:
+        return report_gain(method, params, evaluation, self._raw, seed=self._seed)
+
+
+class _OpenTask(NamedTuple):
+    queries: Embeddings
+    gallery: Embeddings
+    truth: Any
+
+
+def _open_task(task: Task, role: str, normalize: bool | None) -> _OpenTask:
+    queries = open_embeddings(task.queries, name=f"{role}queries", normalize=normalize)
+    gallery = open_embeddings(task.gallery, name=f"{role}gallery", normalize=normalize)
+    return _OpenTask(queries, gallery, task.truth)

@@ -1,0 +1,235 @@
+"""Drift: whether the past queries of a corrector are still like the queries of today.
+
+Three things are measured. *z*: how far past queries and today's are from mixing as one source does
+(`mismatch_z`). *Agreement*: the correlation of the values that the past queries give with those
+that today's give, over what it would be without the noise of a few queries. *Hubs*: the share of
+hits that go to hubs, uncorrected, corrected, and corrected after a refit. The first two make the
+verdict.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from nnnorm.bias import Bias
+from nnnorm.corrector import Corrector
+from nnnorm.dedup import NEAR_COPY, drop_copies, used_rows
+from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
+from nnnorm.input_checks import MISMATCH_Z, mismatch_z
+from nnnorm.methods import NNN
+from nnnorm.ranking import search
+
+Verdict = Literal["fine", "refit soon", "refit now"]
+
+# For a cron job: 1 and 2 are taken by errors and wrong usage.
+EXIT_CODES: dict[Verdict, int] = {"fine": 0, "refit soon": 3, "refit now": 4}
+# Own queries stayed below 1.1 (95 % of the draws, 64 and more queries, five real sets), queries of
+# which half came from elsewhere had a median of 1.0 to 2.4. Above MISMATCH_Z the bank counts as
+# mismatched, and so do queries of which three quarters do.
+_SOON_Z = 1.5
+# Own queries agreed to 0.7 at least, and Flickr8k's mixed half with COCO's to 0.5 to 0.7; at three
+# quarters, 0.25 to 0.45, the correction no longer removes hubs.
+_SOON_AGREEMENT, _NOW_AGREEMENT = 0.6, 0.3
+# The agreement of fewer queries, or of values this unreliable, is noise.
+_LEAST_AGREEING, _LEAST_RELIABLE = 128, 0.2
+# With 16 queries z misses a quarter of all mismatched banks, with 32 one in twenty.
+_FEW_QUERIES = 32
+# Of a longer log so many queries are used, evenly spaced: more would not change a verdict.
+_MOST_QUERIES = 4096
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What today's queries say about a corrector.
+
+    `z` is about 0 if the queries come from the source of the bank, and above 3 if they do not.
+    `agreement` is 1 if the values that both give are of one source; None for too few queries. The
+    hub shares are those of `Hubness.hub_occurrence`, with this corrector, without a correction, and
+    after a refit (fitted on one half of the queries, counted on the other).
+    """
+
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    z: float
+    mean_shift: float  # distance between the means, over the spread of the bank
+    agreement: float | None
+    hub_share: float
+    hub_share_uncorrected: float
+    hub_share_refitted: float | None
+    n_queries: int
+    n_references: int
+    n_items: int
+
+    @property
+    def exit_code(self) -> int:
+        """For a cron job: 0 fine, 3 refit soon, 4 refit now."""
+        return EXIT_CODES[self.verdict]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {**asdict(self), "exit_code": self.exit_code}
+
+
+@explain_arguments
+def measure_drift(
+    corrector: Corrector | str | os.PathLike[str],
+    queries: Source,
+    *,
+    gallery: Source | None = None,
+    seed: int = 0,
+) -> Drift:
+    """Measure whether a corrector, or a saved one, still suits the queries of today.
+
+    Give 64 or more recent queries, without labels; copies of one query count once. The gallery is
+    by default the sample of items that the corrector keeps.
+
+    Examples
+    --------
+    >>> from nnnorm import load_shapes
+    >>> shapes = load_shapes()
+    >>> corrector = Corrector.fit(shapes.gallery, shapes.references[::4])
+    >>> measure_drift(corrector, shapes.queries[::20]).verdict
+    'fine'
+    >>> measure_drift(corrector, -shapes.queries[::20]).verdict
+    'refit now'
+    """
+    corrector = open_corrector(corrector)
+    asked = corrector.open(queries, "queries")
+    if len(asked) > _MOST_QUERIES:
+        asked = asked.subset(np.linspace(0, len(asked) - 1, _MOST_QUERIES).astype(np.int64))
+    if gallery is None:
+        rows = corrector.sample.astype(np.float32)
+        items = open_embeddings(rows, name="gallery", normalize=corrector.normalize)
+    else:
+        items = corrector.open(gallery, "gallery")
+    z = _measure_z(corrector, asked, seed)
+    with quiet():
+        old = corrector.bias_of(items)
+        agreement = _agreement(corrector, old, items, asked)
+        halves = np.array_split(np.random.default_rng(seed).permutation(len(asked)), 2)
+        refitted = None
+        if len(asked) >= _FEW_QUERIES:
+            # Each half of the queries is searched with what the other half gave.
+            known = [asked.subset(half) for half in halves[::-1]]
+            biases = [_refit(corrector, half, items) for half in known]
+            refitted = _hub_share(asked, items, list(zip(halves, biases, strict=True)))
+    every = np.arange(len(asked))
+    verdict, reasons = _judge(z, agreement)
+    return Drift(
+        verdict=verdict,
+        reasons=reasons,
+        z=z,
+        mean_shift=_mean_shift(corrector.bank, asked),
+        agreement=agreement,
+        hub_share=_hub_share(asked, items, [(every, old)]),
+        hub_share_uncorrected=_hub_share(asked, items, [(every, None)]),
+        hub_share_refitted=refitted,
+        n_queries=len(asked),
+        n_references=len(corrector.bank),
+        n_items=len(items),
+    )
+
+
+def open_corrector(corrector: Any) -> Corrector:
+    """Return a corrector, or load a saved one."""
+    if isinstance(corrector, Corrector):
+        return corrector
+    if not isinstance(corrector, (str, os.PathLike)):
+        raise NNNormError(
+            "corrector must be a Corrector, or the path of a saved one; got "
+            f"{type(corrector).__name__}"
+        )
+    return Corrector.load(corrector)
+
+
+def _judge(z: float, agreement: float | None) -> tuple[Verdict, tuple[str, ...]]:
+    agrees = 1.0 if agreement is None else agreement
+    reasons = []
+    if z > _SOON_Z:
+        reasons.append(
+            f"the queries do not mix with the bank as those of one source do (z {z:.1f})"
+        )
+    if agrees < _SOON_AGREEMENT:
+        reasons.append(f"their biases agree with those of the bank to {agrees:.2f} only")
+    if z > MISMATCH_Z or agrees < _NOW_AGREEMENT:
+        return "refit now", tuple(reasons)
+    return ("refit soon" if reasons else "fine"), tuple(reasons)
+
+
+def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
+    """z, or an error if it can't be measured: no verdict would be "fine" without it."""
+    bank = corrector.bank
+    z = mismatch_z(bank, queries, seed=seed)
+    with quiet():
+        n_queries, n_references = len(drop_copies(queries)), len(drop_copies(bank))
+    if math.isnan(z):
+        raise NNNormError(
+            f"too few different rows to tell a drift by: {n_queries:,} among the {len(queries):,} "
+            f"queries and {n_references:,} among the {len(bank):,} references (rows closer than a "
+            f"cosine of {NEAR_COPY} count as one); give {_FEW_QUERIES} or more"
+        )
+    if n_queries < _FEW_QUERIES:
+        what = "queries" if n_queries == len(queries) else "different queries"
+        warn(f"{n_queries} {what} are few to tell a drift by; give {_FEW_QUERIES} or more")
+    return z
+
+
+def _agreement(
+    corrector: Corrector, old: Bias, items: Embeddings, queries: Embeddings
+) -> float | None:
+    """Correlation of the values that bank and queries give, without the noise of the queries' own.
+
+    Both are those of the automatic rule, whatever the method is: the values of different methods,
+    or of k that are far apart, need not agree.
+    """
+    if len(queries) < _LEAST_AGREEING:
+        return None
+    if corrector.asked != NNN():
+        old = NNN().fit(items, corrector.bank, duplicates="keep", allow_gallery_rows=True)
+    new = NNN().fit(items, queries, duplicates=corrector.duplicates, allow_gallery_rows=True)
+    reliability = float(new.params["reliability"])
+    if reliability < _LEAST_RELIABLE or old.values.std() == 0:
+        return None
+    r = np.corrcoef(old.values, new.values)[0, 1]
+    return float(np.clip(r / np.sqrt(reliability), -1, 1))
+
+
+def _hub_share(
+    queries: Embeddings, items: Embeddings, biases: Sequence[tuple[Any, Bias | None]]
+) -> float:
+    """Share of the hits that go to hubs, each part of the queries searched with its bias."""
+    k = places_to_count(len(queries), len(items))
+    hits = [search(queries.subset(part), items, bias, k=k).indices for part, bias in biases]
+    return measure_hubness(count_occurrences(np.concatenate(hits), len(items))).hub_occurrence
+
+
+def _refit(corrector: Corrector, queries: Embeddings, items: Embeddings) -> Bias:
+    bank = queries
+    if not mismatch_z(corrector.bank, queries) > MISMATCH_Z:
+        bank = queries.joined(corrector.bank)
+    method, used = corrector.asked, drop_copies(bank, corrector.duplicates)
+    if (method.needs.reference_k or 0) > len(used):
+        method = NNN()
+    second = corrector.bank_of_items if method.gallery_bank != "refused" else None
+    return method.fit(
+        items,
+        used_rows(used),
+        gallery_references=second,
+        duplicates="keep",
+        allow_gallery_rows=True,
+    )
+
+
+def _mean_shift(bank: Embeddings, queries: Embeddings) -> float:
+    """Distance of the means over the spread of the bank, less what chance alone gives."""
+    rows, asked = (side.rows(0, len(side)).astype(np.float64) for side in (bank, queries))
+    spread = ((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean()
+    apart = ((rows.mean(axis=0) - asked.mean(axis=0)) ** 2).sum()
+    chance = spread * (1 / len(rows) + 1 / len(asked))
+    return float(np.sqrt(max(0.0, apart - chance) / spread)) if spread > 0 else 0.0

@@ -1,0 +1,263 @@
+"""Audits: how often items of each group are retrieved, before and after a correction.
+
+For each query the first k items are counted by group, and the counts are compared with each other
+(bias@k) or with a target (shares, skew@k, NDKL). The figures of an uncorrected and a corrected
+search are compared as means with intervals over the queries.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias
+from nnnorm.embeddings import Source, open_embeddings
+from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, interval_of_mean
+from nnnorm.files import Progress
+from nnnorm.ranking import Ranking, search
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+# Shares that are fair: as in the gallery, the same for all, or given.
+Target: TypeAlias = Literal["gallery", "equal"] | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The mean of one figure over all queries; with a bias also after it, and the paired change."""
+
+    metric: str
+    before: Interval
+    after: Interval | None = None
+    change: Interval | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """How often each group is retrieved, query by query (`before`, `after`) and on average."""
+
+    groups: tuple[str, ...]
+    target: Mapping[str, float]
+    difference: tuple[str, str] | None
+    queries: tuple[str, ...]
+    before: Mapping[str, FloatArray] = field(repr=False)
+    after: Mapping[str, FloatArray] = field(repr=False)
+    lines: tuple[Line, ...]
+    n_gallery: int
+
+    def __repr__(self) -> str:
+        groups = ", ".join(self.groups)
+        return f"Audit({len(self.queries):,} queries, {self.n_gallery:,} items of {groups})"
+
+    def line(self, metric: str) -> Line:
+        """Return the means of one figure."""
+        for line in self.lines:
+            if line.metric == metric:
+                return line
+        known = ", ".join(line.metric for line in self.lines)
+        raise NNNormError(f"this audit has no {metric!r}; it has {known}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures, ready for JSON."""
+        return {
+            "groups": list(self.groups),
+            "target": dict(self.target),
+            "difference": self.difference,
+            "n_queries": len(self.queries),
+            "n_gallery": self.n_gallery,
+            "means": [asdict(line) for line in self.lines],
+            "queries": list(self.queries),
+            "before": {name: values.tolist() for name, values in self.before.items()},
+            "after": {name: values.tolist() for name, values in self.after.items()},
+        }
+
+
+@explain_arguments
+def audit(
+    queries: Source,
+    gallery: Source,
+    bias: Bias | None = None,
+    *,
+    groups: Sequence[str],
+    ks: Sequence[int] = (10,),
+    difference: tuple[str, str] | None = None,
+    target: Target = "gallery",
+    labels: Sequence[str] | None = None,
+    query_labels: Sequence[str] | None = None,
+    precision_ks: Sequence[int] = (1, 5),
+    names: Sequence[str] | None = None,
+    seed: int = 0,
+    normalize: bool | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Audit:
+    """Count groups among the first items of every query, before and after a correction.
+
+    Parameters
+    ----------
+    queries : array or path, shape (n_queries, dim)
+        Questions that should not favour a group.
+    gallery : array or path, shape (n_gallery, dim)
+    bias : Bias, optional
+        Adds the same figures after the correction, and the paired change.
+    groups : sequence of str
+        The group of every item.
+    ks : sequence of int
+        Numbers of first places to count in.
+    difference : pair of str, optional
+        bias@k is (number of the first − number of the second)/k; by default the two groups in
+        alphabetical order where there are just two, and no bias@k where there are more.
+    target : {"gallery", "equal"} or dict
+        The shares that would be fair.
+    labels, query_labels : sequence of str, optional
+        What every item is and what every query asks for; adds precision@k.
+    precision_ks : sequence of int
+    names : sequence of str, optional
+        Names of the queries; by default their labels, or numbers.
+    seed : int
+        Random seed of the intervals.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
+    memory_budget : int
+        Bytes to use beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Audit
+
+    Examples
+    --------
+    >>> gallery = np.array([[1.0, 0.2], [1.0, 0.1], [0.1, 1.0], [0.0, 1.0]])
+    >>> queries = np.array([[1.0, 0.0], [0.9, 0.1]])
+    >>> groups = ["m", "m", "f", "f"]
+    >>> audit(queries, gallery, groups=groups, ks=[2]).line("bias@2").before.mean
+    -1.0
+    """
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    if len(asked) < 2:
+        raise NNNormError("an audit needs at least two queries, to tell a habit from a single case")
+    _check_lengths({"groups": (groups, len(items)), "labels": (labels, len(items))})
+    _check_lengths({"query_labels": (query_labels, len(asked)), "names": (names, len(asked))})
+    kinds = tuple(str(kind) for kind in np.unique(np.asarray(groups, dtype=str)))
+    if not 2 <= len(kinds) <= 50:
+        raise NNNormError(
+            "groups must have between 2 and 50 different values to compare; got "
+            f"{len(kinds)}, such as {kinds[0]!r}. Is it the right column?"
+        )
+    shares = _open_target(target, groups, kinds)
+    if difference is None and len(kinds) == 2:
+        difference = (kinds[0], kinds[1])
+    if difference is not None and (len(set(difference)) != 2 or not set(difference) <= set(kinds)):
+        raise NNNormError(
+            f"difference must name two of the groups ({', '.join(kinds)}); got {difference}"
+        )
+    with_precision = labels is not None and query_labels is not None
+    if with_precision != (labels is not None or query_labels is not None):
+        raise NNNormError(
+            "precision needs both labels (of items) and query_labels; got one of them"
+        )
+    all_ks = [*ks, *(precision_ks if with_precision else ())]
+    if len(ks) == 0 or not all(k in range(1, len(items) + 1) for k in all_ks):
+        raise NNNormError(
+            f"ks must be whole numbers from 1 to the gallery's {len(items)} items, such as (10,); "
+            f"got {all_ks}"
+        )
+    item_labels = np.asarray(() if labels is None else labels, dtype=str)
+    wanted = np.asarray(() if query_labels is None else query_labels, dtype=str)
+    if strange := sorted(set(wanted) - set(item_labels)):
+        raise NNNormError(f"a query asks for {strange[0]!r}, which no item is labelled with")
+
+    def measure(some: Bias | None) -> dict[str, FloatArray]:
+        ranking = search(
+            asked, items, some, k=max(all_ks), memory_budget=memory_budget, progress=progress
+        )
+        found = measure_groups(ranking, groups, ks=ks, target=shares, difference=difference)
+        if with_precision:
+            is_right = item_labels[ranking.indices] == wanted[:, None]
+            found |= {f"precision@{k}": is_right[:, :k].mean(axis=1) for k in precision_ks}
+        return found
+
+    before = measure(None)
+    after = {} if bias is None else measure(bias)
+    lines = []
+    for metric, values in before.items():
+        line = Line(metric, interval_of_mean(values, seed=seed))
+        if bias is not None:
+            change = interval_of_difference(after[metric], values, seed=seed)
+            line = Line(metric, line.before, interval_of_mean(after[metric], seed=seed), change)
+        lines.append(line)
+    called = names if names is not None else query_labels
+    called = [f"query {n}" for n in range(len(asked))] if called is None else called
+    known = tuple(map(str, called))
+    return Audit(kinds, shares, difference, known, before, after, tuple(lines), len(items))
+
+
+def _check_lengths(given: Mapping[str, tuple[Sequence[Any] | None, int]]) -> None:
+    for name, (values, wanted) in given.items():
+        if values is not None and len(values) != wanted:
+            raise NNNormError(f"{name} must have {wanted} entries; got {len(values)}")
+
+
+def _open_target(target: Target, groups: Sequence[str], kinds: tuple[str, ...]) -> dict[str, float]:
+    if target == "equal":
+        return dict.fromkeys(kinds, 1 / len(kinds))
+    if target == "gallery":
+        return {kind: float(np.mean(np.asarray(groups, dtype=str) == kind)) for kind in kinds}
+    if not isinstance(target, Mapping):
+        raise NNNormError(f"target must be 'gallery', 'equal' or a dict of shares; got {target!r}")
+    shares = {kind: float(target.get(kind, 0.0)) for kind in kinds}
+    is_whole = set(target) <= set(kinds) and abs(sum(shares.values()) - 1) <= 1e-6
+    if not is_whole or not all(share > 0 for share in shares.values()):
+        raise NNNormError(
+            f"target must give each group ({', '.join(kinds)}) a share above 0, adding up to 1; "
+            f"got {dict(target)}"
+        )
+    return shares
+
+
+def measure_groups(
+    ranking: Ranking,
+    groups: Sequence[str],
+    *,
+    ks: Sequence[int],
+    target: Mapping[str, float],
+    difference: tuple[str, str] | None = None,
+) -> dict[str, FloatArray]:
+    """Compute figures of groups for every query of a ranking, shape ``(n_queries,)`` each.
+
+    For each k: ``bias`` = (n_a − n_b)/k of the two groups of `difference`, and its absolute value;
+    ``share`` of each group; ``skew`` = ln(share/target), a group that is absent counted as one item
+    (there is no logarithm of 0) but at most as its target, and the greatest of them; and for the
+    greatest k ``ndkl``: the Kullback–Leibler divergence of the first 1, 2, … items from the target,
+    weighted by 1/log2(i+1).
+    """
+    values, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+    kinds = values.tolist()
+    counts = (codes[ranking.indices][:, :, None] == np.arange(len(kinds))).cumsum(axis=1)
+    fair = np.array([target[kind] for kind in kinds])
+    found: dict[str, FloatArray] = {}
+    for k in ks if difference else ():
+        first, second = (kinds.index(group) for group in difference or ())
+        bias = (counts[:, k - 1, first] - counts[:, k - 1, second]) / k
+        found |= {f"bias@{k}": bias, f"|bias|@{k}": np.abs(bias)}
+    for k in ks:
+        shares = counts[:, k - 1] / k
+        # One item may already be more than the target's share of k: absent is never above target.
+        skews = np.log(np.where(shares > 0, shares, np.minimum(1 / k, fair))) - np.log(fair)
+        found |= {f"share of {kind}@{k}": shares[:, g] for g, kind in enumerate(kinds)}
+        found |= {f"skew of {kind}@{k}": skews[:, g] for g, kind in enumerate(kinds)}
+        found[f"max skew@{k}"] = skews.max(axis=1)
+    depth = max(ks)
+    places = np.arange(1, depth + 1)
+    shares = counts[:, :depth] / places[:, None]
+    logs = np.log(np.where(shares > 0, shares, 1.0))
+    divergence = np.where(shares > 0, shares * (logs - np.log(fair)), 0.0).sum(axis=2)
+    weights = 1 / np.log2(places + 1)
+    found[f"ndkl@{depth}"] = np.asarray(divergence @ weights / weights.sum())
+    return found

@@ -1,0 +1,339 @@
+"""Hubness: the k-occurrence N_k, its statistics, and how far it is from a null model.
+
+``N_k(i)`` is the number of queries that have item i among their first k; its mean is
+``k·n_queries/n_gallery``. The paper's table uses N_1: kurtosis (excess), MAE and max.
+
+A hub is an item with at least twice the mean, and with two hits at least. If items outnumber
+queries, one first place is more than twice the mean, so that N_10 is counted instead.
+
+The null model assigns hits to items at random. Hits that are known to be right stay; queries that
+belong together (captions of one picture, copies of one query) and hit the same item are assigned as
+one, since they agree for a reason that is not the item.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bias import Bias
+from nnnorm.dedup import NEAR_COPY, as_units
+from nnnorm.embeddings import Embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.evaluation.truth import Truth, clusters_of, open_truth
+from nnnorm.ranking import Ranking
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Severity = Literal["none", "mild", "moderate", "severe"]
+
+HUB = 2  # times the mean
+# A robust z-score beyond this is an outlier, by Iglewicz and Hoaglin's rule of thumb.
+_OUTLIER = 3.5
+# The sizes of docs/check.md: a gallery without hubs stays below the first one.
+_SEVERITIES: tuple[tuple[float, Severity], ...] = (
+    (0.25, "severe"),
+    (0.12, "moderate"),
+    (0.04, "mild"),
+)
+_SIGNIFICANT = 0.05
+# More draws of small galleries cost nothing; of a million items, twenty are enough.
+_DRAWS, _FEWEST_DRAWS, _ITEMS_AT_MOST = 200, 20, 2 * 10**7
+# Of an item with more hits than this, copies are looked for among so many queries.
+_MOST_COMPARED = 2048
+
+
+@dataclass(frozen=True)
+class Hubness:
+    """Statistics of N_k over all items."""
+
+    mean: float
+    max: int
+    mean_absolute_error: float
+    kurtosis: float  # excess: 0 for a normal distribution
+    skewness: float
+    gini: float
+    robin_hood: float  # share of all hits to move until all items have as many
+    antihub_share: float  # share of items that are never retrieved
+    hub_occurrence: float  # share of all hits that go to hubs
+
+    def to_dict(self) -> dict[str, float]:
+        """Return all statistics by name, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Hub:
+    """One item, its N_k, the share of these hits that are wrong, and the z-score of its bias."""
+
+    item: int
+    occurrences: int
+    wrong_share: float | None = None
+    bias_z: float | None = None
+
+
+@dataclass(frozen=True)
+class Hubs:
+    """How far the hits of a search are from the null model.
+
+    `severity` follows from `beyond_chance`: the share of the hits (with a truth, of those that are
+    not right) that would have to move to another item to look like the null model. `k` is the
+    number of first places that count as hits.
+    """
+
+    severity: Severity
+    beyond_chance: float
+    p_value: float
+    item: int  # the most retrieved one
+    most: int
+    most_by_chance: float
+    n_never: int
+    n_never_by_chance: float
+    k: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, ready for JSON."""
+        return asdict(self)
+
+
+# --- counting ------------------------------------------------------------------------------------
+
+
+def count_occurrences(ranking: Ranking | npt.ArrayLike, n_gallery: int) -> IntArray:
+    """Count ``N_k`` of every item in a ranking, shape ``(n_queries, k)`` or ``(n_queries,)``."""
+    indices = np.asarray(ranking.indices if isinstance(ranking, Ranking) else ranking)
+    counts = np.bincount(indices.ravel(), minlength=n_gallery)
+    if len(counts) > n_gallery:
+        raise NNNormError(
+            f"the ranking names item {indices.max()}, but the gallery has {n_gallery} items"
+        )
+    return counts.astype(np.int64)
+
+
+def places_to_count(n_queries: int, n_gallery: int) -> int:
+    """Return the k of N_k that shows hubs: 1, or 10 if items outnumber queries."""
+    return 1 if n_queries >= n_gallery else min(10, n_gallery)
+
+
+def find_hubs(occurrences: npt.ArrayLike) -> IntArray:
+    """Find the items with at least twice the mean number of hits, and two at least."""
+    counts = np.asarray(occurrences)
+    return np.flatnonzero(counts >= HUB * max(1.0, counts.mean()))
+
+
+def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
+    """Compute statistics of ``N_k``, shape ``(n_gallery,)``, from `count_occurrences`."""
+    counts = np.asarray(occurrences, dtype=np.float64)
+    if counts.ndim != 1 or not (counts >= 0).all() or not 0 < counts.sum() < np.inf:
+        raise NNNormError(
+            "occurrences must have one count per item, of at least 0, with at least one hit; "
+            f"got shape {counts.shape}"
+        )
+    n_gallery, total, mean = len(counts), counts.sum(), counts.mean()
+    deviation = counts - mean
+    variance = (deviation**2).mean()
+    ranks = np.arange(1, n_gallery + 1)
+    return Hubness(
+        mean=float(mean),
+        max=int(counts.max()),
+        mean_absolute_error=float(np.abs(deviation).mean()),
+        # A constant N_k has no shape: both moments are 0, not 0/0.
+        kurtosis=float((deviation**4).mean() / variance**2 - 3) if variance > 0 else 0.0,
+        skewness=float((deviation**3).mean() / variance**1.5) if variance > 0 else 0.0,
+        gini=float(((2 * ranks - n_gallery - 1) * np.sort(counts)).sum() / (n_gallery * total)),
+        robin_hood=float(np.abs(deviation).sum() / (2 * total)),
+        antihub_share=float((counts == 0).mean()),
+        hub_occurrence=float(counts[find_hubs(counts)].sum() / total),
+    )
+
+
+def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
+    """Run a Kolmogorov–Smirnov test between two distributions of ``N_k``: statistic, p-value.
+
+    The p-value is the asymptotic one with Stephens' correction; with ties, as counts have, it errs
+    on the side of "no difference".
+    """
+    first, second = np.sort(np.asarray(before)), np.sort(np.asarray(after))
+    values = np.concatenate([first, second])
+    below = [np.searchsorted(some, values, side="right") / len(some) for some in (first, second)]
+    statistic = float(np.abs(below[0] - below[1]).max())
+    size = np.sqrt(len(first) * len(second) / (len(first) + len(second)))
+    x = (size + 0.12 + 0.11 / size) * statistic
+    if x < 0.2:
+        return statistic, 1.0
+    terms = np.arange(1, 101)
+    p_value = 2 * ((-1.0) ** (terms - 1) * np.exp(-2 * terms**2 * x**2)).sum()
+    return statistic, float(np.clip(p_value, 0, 1))
+
+
+def list_hubs(
+    ranking: Ranking,
+    n_gallery: int,
+    *,
+    truth: Any = None,
+    bias: Bias | None = None,
+    most: int = 10,
+) -> list[Hub]:
+    """List the most retrieved items, most first."""
+    counts = count_occurrences(ranking, n_gallery)
+    order = np.lexsort((np.arange(n_gallery), -counts))[:most]
+    wrong = None
+    if truth is not None:
+        right = open_truth(truth, n_queries=len(ranking.indices), n_gallery=n_gallery)
+        is_wrong = ~right.holds(ranking.indices)
+        wrong = np.bincount(ranking.indices[is_wrong], minlength=n_gallery)
+    z = None if bias is None else robust_z(bias.values)
+    return [
+        Hub(
+            item=int(item),
+            occurrences=int(counts[item]),
+            wrong_share=None if wrong is None else float(wrong[item] / counts[item]),
+            bias_z=None if z is None else float(z[item]),
+        )
+        for item in order
+        if counts[item] > 0
+    ]
+
+
+def find_rescued(
+    before: npt.ArrayLike, after: npt.ArrayLike, truth: Truth, hubs: npt.ArrayLike
+) -> IntArray:
+    """Find queries whose first hit was a wrong hub and is right after, the clearest first.
+
+    Clear are those whose first places held many hubs that are gone.
+    """
+    was, now = np.asarray(before), np.asarray(after)
+    among = np.isin(was, hubs)
+    rescued = among[:, 0] & ~truth.holds(was[:, 0]) & truth.holds(now[:, 0])
+    clear = among.sum(axis=1) - np.isin(now, hubs).sum(axis=1)
+    order = np.argsort(-clear, kind="stable")
+    return order[rescued[order]]
+
+
+def find_outliers(bias: Bias) -> IntArray:
+    """Find items whose bias is far from all others, farthest first."""
+    z = np.abs(robust_z(bias.values))
+    order = np.argsort(-z, kind="stable")
+    return np.asarray(order[z[order] >= _OUTLIER])
+
+
+def robust_z(values: npt.ArrayLike) -> FloatArray:
+    """Compute ``0.6745·(v − median)/MAD`` of every value; zeros if all are equal."""
+    numbers = np.asarray(values, dtype=np.float64)
+    deviation = numbers - np.median(numbers)
+    spread = np.median(np.abs(deviation))
+    if spread == 0:
+        # More than half are equal; the others are judged by the mean distance instead.
+        spread = np.abs(deviation).mean() * 0.8453
+    return np.asarray(0.6745 * deviation / spread) if spread > 0 else np.zeros_like(deviation)
+
+
+# --- the null model ------------------------------------------------------------------------------
+
+
+def expect_occurrences(n_hits: int, n_gallery: int, most: int) -> FloatArray:
+    """Expect the number of items with 0, 1, … `most` hits if each hit fell on any item alike."""
+    if n_gallery == 1:
+        return np.where(np.arange(most + 1) == n_hits, 1.0, 0.0)
+    expected = np.zeros(most + 1)
+    for n in range(min(most, n_hits) + 1):
+        ways = math.lgamma(n_hits + 1) - math.lgamma(n + 1) - math.lgamma(n_hits - n + 1)
+        logarithm = ways - n * math.log(n_gallery) + (n_hits - n) * math.log1p(-1 / n_gallery)
+        expected[n] = n_gallery * math.exp(logarithm)
+    return expected
+
+
+def judge_hubs(
+    hits: npt.ArrayLike,
+    n_gallery: int,
+    *,
+    truth: Any = None,
+    queries: Embeddings | None = None,
+    seed: int = 0,
+) -> Hubs:
+    """Compare the hits of every item, shape ``(n_queries, k)``, with the null model.
+
+    With a `truth` right hits stay where they are, and queries that share their right item belong
+    together; without one, copies among the `queries` do.
+    """
+    found = np.asarray(hits, dtype=np.int64)
+    found = found[:, None] if found.ndim == 1 else found
+    counts = count_occurrences(found, n_gallery)
+    kept = np.zeros(n_gallery, dtype=np.int64)
+    if truth is not None:
+        right = open_truth(truth, n_queries=len(found), n_gallery=n_gallery)
+        is_right = right.holds(found)
+        kept += np.bincount(found[is_right], minlength=n_gallery)
+        pairs = clusters_of(right)[:, None] * n_gallery + found
+        sizes = np.unique(pairs[~is_right], return_counts=True)[1]
+    elif queries is not None:
+        sizes = _sizes_of_groups(found, queries)
+    else:
+        sizes = np.ones(found.size, dtype=np.int64)
+    groups = dict(zip(*np.unique(sizes, return_counts=True), strict=True))
+    rng = np.random.default_rng(seed)
+    n_draws = int(np.clip(_ITEMS_AT_MOST // n_gallery, _FEWEST_DRAWS, _DRAWS))
+    draws = [_draw(kept, groups, rng) for _ in range(n_draws)]
+    longest = max(int(counts.max()), *(int(draw.max()) for draw in draws)) + 1
+    shares = np.stack([_shares_up_to(draw, longest) for draw in draws])
+    usual = shares.mean(axis=0)
+    # Two counts per move: one item has a hit less, another one more.
+    per_move = n_gallery / (2 * max(1, found.size - kept.sum()))
+    by_chance = per_move * np.abs(shares - usual).sum(axis=1)
+    distance = per_move * np.abs(_shares_up_to(counts, longest) - usual).sum()
+    is_even = (counts**2).sum() <= np.mean([(draw**2).sum() for draw in draws])
+    beyond = 0.0 if is_even else max(0.0, float(distance - by_chance.mean()))
+    p_value = 1.0 if is_even else float((1 + (by_chance >= distance).sum()) / (1 + n_draws))
+    severity: Severity = "none"
+    if p_value <= _SIGNIFICANT:
+        severity = next((name for least, name in _SEVERITIES if beyond >= least), "none")
+    return Hubs(
+        severity=severity,
+        beyond_chance=beyond,
+        p_value=p_value,
+        item=int(counts.argmax()),
+        most=int(counts.max()),
+        most_by_chance=float(np.mean([draw.max() for draw in draws])),
+        n_never=int((counts == 0).sum()),
+        n_never_by_chance=float(np.mean([(draw == 0).sum() for draw in draws])),
+        k=found.shape[1],
+    )
+
+
+def _sizes_of_groups(hits: IntArray, queries: Embeddings) -> IntArray:
+    """Sizes of the groups of queries that hit one item and are copies of each other."""
+    items, of_query = hits.ravel(), np.repeat(np.arange(len(hits)), hits.shape[1])
+    order = np.argsort(items, kind="stable")
+    starts = np.flatnonzero(np.diff(items[order], prepend=-1))
+    sizes = []
+    for rows in np.split(of_query[order], starts[1:]):
+        sizes.append(_sizes_of_copies(queries, rows) if len(rows) > 1 else np.ones(1, np.int64))
+    return np.concatenate(sizes)
+
+
+def _sizes_of_copies(queries: Embeddings, rows: IntArray) -> IntArray:
+    units = as_units(queries.take(rows[:_MOST_COMPARED]))
+    # Each belongs to the first that is near, which is the row itself at the latest.
+    leaders, sizes = np.unique((units @ units.T > NEAR_COPY).argmax(axis=1), return_counts=True)
+    n_alone = 0
+    for start in range(_MOST_COMPARED, len(rows), _MOST_COMPARED):
+        more = as_units(queries.take(rows[start : start + _MOST_COMPARED]))
+        is_near = more @ units[leaders].T > NEAR_COPY
+        has_one = is_near.any(axis=1)
+        sizes += np.bincount(is_near.argmax(axis=1)[has_one], minlength=len(leaders))
+        n_alone += int((~has_one).sum())
+    return np.concatenate([sizes, np.ones(n_alone, dtype=np.int64)])
+
+
+def _draw(kept: IntArray, groups: dict[int, int], rng: np.random.Generator) -> IntArray:
+    counts = kept.copy()
+    for size, times in groups.items():
+        counts += size * np.bincount(rng.integers(0, len(kept), times), minlength=len(kept))
+    return counts
+
+
+def _shares_up_to(counts: IntArray, longest: int) -> FloatArray:
+    """Share of the items with at most 0, 1, 2, … hits."""
+    return np.asarray(np.cumsum(np.bincount(counts, minlength=longest)) / len(counts))

@@ -1,0 +1,360 @@
+"""Whole grids from one pass over each bank and one product of queries and gallery.
+
+An item's 512 best reference scores, sorted, give every ``m_k`` by prefix means, and a bias is
+linear in α; the log-mean-exps of every β come from the same pass. A `Setting` applies the formula
+of its method when its correction is asked for, so a grid of hundreds costs a few vectors.
+
+R@1 of all of them comes from one product. For a query, item j can only matter if it may win under
+some correction. With ``lower`` and ``upper`` the least and greatest correction of each item (each
+correction first centered, since a constant changes no ranking), item j stays below
+``s_j − lower_j``, and some wrong item always reaches ``U = max_j (s_j − upper_j)``. So an item that
+stays below U, or below the worst score of the right item, drops out at once, and a query whose U
+exceeds the best score of its right item is lost everywhere. The few remaining pairs are compared
+under every correction in the same float32 arithmetic that a search uses, so each cell equals its
+own evaluation.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.dedup import References, count_references, describe_size
+from nnnorm.embeddings import Embeddings
+from nnnorm.errors import NNNormError
+from nnnorm.evaluation.metrics import Evaluation, count_above
+from nnnorm.evaluation.truth import Truth
+from nnnorm.files import Progress
+from nnnorm.methods import (
+    NNN,
+    BankName,
+    Factor,
+    Grid,
+    Method,
+    MethodName,
+    Statistics,
+    find_method,
+    make_method,
+    multiply_factors,
+)
+from nnnorm.ranking import iterate_scores
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, in_threads
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+# Returns what is taken from every score, shape (n_gallery,), float32; called again when needed.
+Correction: TypeAlias = Callable[[], FloatArray]
+# The banks that gate a method, which of those gates are open, and the factors of the product.
+_Case: TypeAlias = tuple[tuple[BankName, ...], tuple[bool, ...], tuple[Factor, ...]]
+
+
+# --- the grid ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One cell of a grid, with the statistics that all settings share."""
+
+    method: Method
+    params: Mapping[str, Any]
+    statistics: Statistics
+
+    @property
+    def name(self) -> str:
+        """The name of the method."""
+        return self.method.name
+
+    def correction(self) -> FloatArray:
+        """What is taken from every score, shape ``(n_gallery,)``, in the arithmetic of `search`."""
+        values = np.asarray(self.method.values(self.statistics), dtype=np.float32)
+        return np.float32(self.method.weight) * values
+
+
+def make_settings(
+    methods: Sequence[MethodName],
+    gallery: Embeddings,
+    references: References,
+    *,
+    gallery_references: Embeddings | None = None,
+    grids: Mapping[str, Grid] | None = None,
+    **options: Any,
+) -> list[Setting]:
+    """Lay out the grids of some methods and scan the banks once for all of them."""
+    grids = grids or {}
+    check_grids(grids, methods)
+    cells = {
+        method: params
+        for name in methods
+        for method, params in _cells(name, grids.get(name), references)
+    }
+    if gallery_references is None:
+        for method in cells:
+            method.check_gallery_bank(False)
+    statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
+    if NNN().name in methods and NNN().name not in grids:
+        automatic = automatic_nnn(statistics)
+        if automatic.weight:
+            cells.setdefault(automatic, automatic.params)
+    prepare(statistics, list(cells))
+    return [Setting(method, params, statistics) for method, params in cells.items()]
+
+
+def automatic_nnn(statistics: Statistics) -> NNN:
+    """NNN as the automatic rule sets it for this bank and gallery."""
+    found: NNN = statistics.keep("automatic nnn", lambda: NNN().settle(statistics)[0])
+    return found
+
+
+def prepare(statistics: Statistics, methods: Sequence[Method]) -> None:
+    """Compute the statistics of several methods in one pass over each bank."""
+    statistics.prepare(method.needs for method in methods)
+    for kind in {type(method): None for method in methods}:
+        kind.share_work([method for method in methods if type(method) is kind], statistics)
+
+
+def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName]) -> None:
+    """Raise if a grid was given for a method that was not asked for."""
+    if unknown := [name for name in (grids or {}) if name not in methods]:
+        raise NNNormError(
+            f"a grid was given for {unknown[0]}, which is not among the methods "
+            f"({', '.join(methods)})"
+        )
+
+
+def _cells(
+    name: MethodName, grid: Grid | None, references: References
+) -> Iterator[tuple[Method, dict[str, Any]]]:
+    """The method and parameters of every cell; the default grid leaves out k beyond the bank."""
+    for params in _list_params(name, find_method(name)[1].grid if grid is None else grid):
+        method = make_method(name, **params)
+        if method.is_automatic:
+            raise NNNormError(
+                "the grid of nnn needs numbers for both reference_k and alpha, not auto"
+            )
+        if params.get("gate") == "safe":  # no sweep can share its partly open queries
+            raise NNNormError(
+                "dualdis can be tuned in its published form only; leave out gate 'safe'"
+            )
+        reference_k = method.needs.reference_k or 0
+        if reference_k <= len(references):
+            yield method, params
+        elif grid is not None:
+            raise NNNormError(
+                f"the grid of {name} has reference_k {reference_k}, but there are only "
+                f"{describe_size(count_references(references), len(references))}"
+            )
+
+
+def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
+    """The parameters of every cell, once each part of the grid has lists for the same ones."""
+    parts = [grid] if isinstance(grid, Mapping) else list(grid)
+    if not parts or (not all(parts) and find_method(name)[1].grid):
+        raise NNNormError(f"the grid of {name} is empty; give each parameter at least one value")
+    for axes in parts:
+        if not isinstance(axes, Mapping) or set(axes) != set(parts[0]):
+            raise NNNormError(
+                f"the grid of {name} must be a dict of parameters to lists of values, or a list of "
+                f"such with the same parameters; got {grid!r}"
+            )
+        for param, values in axes.items():
+            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
+                raise NNNormError(
+                    f"the grid of {name} must give {param} a list of values; got {values!r}"
+                )
+        for cell in itertools.product(*(axes[param] for param in parts[0])):
+            plain = (value.item() if isinstance(value, np.generic) else value for value in cell)
+            yield dict(zip(parts[0], plain, strict=True))
+
+
+# --- the sweep -----------------------------------------------------------------------------------
+
+
+def sweep_hits(
+    queries: Embeddings,
+    gallery: Embeddings,
+    truth: Truth,
+    corrections: Sequence[Correction],
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+    look: Callable[[int, FloatArray], None] | None = None,
+) -> FloatArray:
+    """Find whether the right item of each query comes first, under every correction."""
+    hits = np.empty((len(corrections), len(queries)), dtype=np.float32)
+    if 4 * len(corrections) * len(gallery) <= memory_budget // 4:
+        corrections = [_ready(correction()) for correction in corrections]
+    means, lower, upper = _bounds(corrections, len(gallery))
+    for start, scores in iterate_scores(
+        queries, gallery, memory_budget=memory_budget // 2, progress=progress
+    ):
+        if look is not None:
+            look(start, scores)
+
+        def count(rows: slice, start: int = start, scores: FloatArray = scores) -> None:
+            strip = _Strip(scores[rows], truth, start + rows.start, corrections, means)
+            strip.find_pairs(lower, upper)
+            hits[:, start + rows.start : start + rows.stop] = strip.count(corrections)
+
+        in_threads(count, scores)
+    return hits
+
+
+def _ready(values: FloatArray) -> Correction:
+    return lambda: values
+
+
+def _bounds(
+    corrections: Sequence[Correction], n_gallery: int
+) -> tuple[npt.NDArray[np.float64], FloatArray, FloatArray]:
+    """Mean of each correction, and each item's least and greatest centred correction."""
+    means = np.empty(len(corrections))
+    lower = np.full(n_gallery, np.inf, dtype=np.float32)
+    upper = np.full(n_gallery, -np.inf, dtype=np.float32)
+    largest = 1.0
+    for number, correction in enumerate(corrections):
+        values = correction()
+        means[number] = values.mean(dtype=np.float64)
+        largest = max(largest, float(np.abs(values).max()))
+        centred = values - np.float32(means[number])
+        np.minimum(lower, centred, out=lower)
+        np.maximum(upper, centred, out=upper)
+    # Room for the rounding of centring, so that no pair is lost to it.
+    slack = np.float32(4e-6 * largest)
+    return means, lower - slack, upper + slack
+
+
+class _Strip:
+    """One strip of raw scores: its right items' scores, and the pairs that may beat them."""
+
+    def __init__(
+        self,
+        scores: FloatArray,
+        truth: Truth,
+        start: int,
+        corrections: Sequence[Correction],
+        means: npt.NDArray[np.float64],
+    ) -> None:
+        self.scores = scores
+        stop = start + len(scores)
+        first, last = truth.starts[start], truth.starts[stop]
+        self.items, self.rows = truth.items[first:last], truth.queries[first:last] - start
+        self.starts = truth.starts[start:stop] - first
+        self.raw = scores[self.rows, self.items]
+        # The best right item of every query under every correction, shape (n_corrections, n_strip).
+        self.best = np.empty((len(corrections), len(scores)), dtype=np.float32)
+        for best, correction in zip(self.best, corrections, strict=True):
+            best[:] = np.maximum.reduceat(self.raw - correction()[self.items], self.starts)
+        centred = self.best + means[:, None].astype(np.float32)
+        self.worst_right, self.best_right = centred.min(axis=0), centred.max(axis=0)
+
+    def find_pairs(self, lower: FloatArray, upper: FloatArray) -> None:
+        """Keep the wrong items that may be first under some correction."""
+        slack = 4e-6 * np.maximum(1, np.abs(self.scores).max(axis=1))
+        bound = self.scores - upper
+        bound[self.rows, self.items] = -np.inf
+        always = bound.max(axis=1) - slack
+        self.lost = always > self.best_right + slack
+        least = np.maximum(always, self.worst_right - slack)
+        least[self.lost] = np.inf
+        np.subtract(self.scores, lower, out=bound)
+        bound[self.rows, self.items] = -np.inf
+        may_win = bound >= least[:, None]
+        self.pair_rows, self.pair_items = np.nonzero(may_win)
+        self.pair_raw = self.scores[self.pair_rows, self.pair_items]
+
+    def count(self, corrections: Sequence[Correction]) -> FloatArray:
+        """Hits of every query under every correction, shape ``(n_corrections, n_strip)``."""
+        hits = np.ones(self.best.shape, dtype=np.float32)
+        hits[:, self.lost] = 0
+        for hit, best, correction in zip(hits, self.best, corrections, strict=True):
+            offset = correction()
+            pairs = self.pair_raw - offset[self.pair_items]
+            right = best[self.pair_rows]
+            level = self.pair_rows[pairs == right]
+            if len(level):
+                # A tie for the first place is won as often as a draw among the tied would be.
+                wrong = np.bincount(level, minlength=len(best))
+                is_best = self.raw - offset[self.items] == best[self.rows]
+                good = np.bincount(self.rows[is_best], minlength=len(best))
+                hit *= good / (good + wrong)
+            hit[self.pair_rows[pairs > right]] = 0
+        return hits
+
+
+# --- gated methods -------------------------------------------------------------------------------
+
+
+class GateWatch:
+    """Reads the raw scores of a sweep, and then gives the hits of gated methods.
+
+    A gate is open or closed per query, whatever the parameters are. If all gates of a method are
+    open, its hits are those of its ungated form; if some are closed, the query ranks by raw score
+    (QBNorm) or by a product of the open gates' factors (DualDIS), which depends on few parameters:
+    dozens of rankings of the few such queries, not hundreds.
+    """
+
+    def __init__(self, methods: Sequence[Method], statistics: Statistics, truth: Truth) -> None:
+        self._statistics, self._truth = statistics, truth
+        gated = [method for method in methods if method.gated_by]
+        self._is_open = {
+            bank: np.zeros(len(truth), dtype=bool) for method in gated for bank in method.gated_by
+        }
+        self._active = {bank: statistics.activation_set(bank) for bank in self._is_open}
+        self._hits: dict[_Case, FloatArray] = {
+            case: np.zeros(len(truth), dtype=np.float32)
+            for method in gated
+            for case in _closed_cases(method)
+        }
+
+    def look(self, start: int, scores: FloatArray) -> None:
+        """Decide the gates of a strip's queries, and rank those for which some are closed."""
+        some = slice(start, start + len(scores))
+        for bank, active in self._active.items():
+            self._is_open[bank][some] = active[scores.argmax(axis=1)]
+        for (banks, pattern, factors), hits in self._hits.items():
+            rows = np.flatnonzero(self._matches(banks, pattern, some))
+            if len(rows):
+                logs = [(f.beta, self._statistics.log_mean_exp(*f)) for f in factors]
+                product = multiply_factors(scores[rows], logs, n_closed=pattern.count(False))
+                hits[start + rows] = self._count(product, start + rows)
+
+    def hits(self, method: Method, ungated: FloatArray, raw: FloatArray) -> FloatArray:
+        """Hits of a method, from those of its ungated form and of no correction."""
+        if not method.gated_by:
+            return ungated
+        all_open = (True,) * len(method.gated_by)
+        hits = np.where(self._matches(method.gated_by, all_open), ungated, raw)
+        for case in _closed_cases(method):
+            rows = self._matches(*case[:2])
+            hits[rows] = self._hits[case][rows]
+        return hits
+
+    def _matches(
+        self, banks: Sequence[BankName], pattern: Sequence[bool], some: slice = slice(None)
+    ) -> npt.NDArray[np.bool_]:
+        """Which of some queries have their gates open and closed in this pattern."""
+        pairs = zip(banks, pattern, strict=True)
+        gates = [self._is_open[bank][some] == opened for bank, opened in pairs]
+        return np.asarray(np.logical_and.reduce(gates))
+
+    def _count(
+        self, scores: npt.NDArray[np.float64], queries: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        truth = self._truth.some_queries(queries)
+        # In the float32 of a search, so that what is a tie there is a tie here.
+        above, tied = count_above(scores.astype(np.float32), truth, 0)
+        n_gallery = scores.shape[1]
+        return Evaluation(truth, above, tied, queries, n_gallery, n_gallery).hits(1)
+
+
+def _closed_cases(method: Method) -> list[_Case]:
+    """The products that a method ranks by where some of its gates are closed."""
+    patterns = itertools.product((True, False), repeat=len(method.gated_by))
+    products = ((pattern, method.closed_product(pattern)) for pattern in patterns)
+    return [
+        (method.gated_by, pattern, factors)
+        for pattern, factors in products
+        if factors is not None and not all(pattern)
+    ]

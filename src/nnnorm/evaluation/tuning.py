@@ -1,0 +1,494 @@
+"""Choosing a method and its parameters: whole grids in one pass, on held-out queries.
+
+`try_settings` scans each bank once, multiplies queries and gallery once, and reads the R@1 of every
+cell from that. "No correction" is always among the cells. Two ways to choose are always reported:
+the maximum (the paper's way), and the one-standard-error rule, which does not chase noise: of all
+cells within one paired standard error of the best it takes the most usual one (for NNN the nearest
+to what its automatic rule chooses for this very bank; for other methods the one in the middle of
+those cells), and "no correction" if that beats every cell. What a choice is worth on queries that
+it was not made on is measured by cross-fitting: each fifth of the queries gets the setting that the
+others choose.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
+from nnnorm.bias import Bias
+from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
+from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
+from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
+from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
+from nnnorm.evaluation.sweep import GateWatch, Setting, automatic_nnn, make_settings, sweep_hits
+from nnnorm.evaluation.truth import (
+    Truth,
+    clusters_of,
+    open_truth,
+    warn_of_mismatched_bank,
+    warn_of_overlap,
+)
+from nnnorm.files import Progress
+from nnnorm.input_checks import check_inputs
+from nnnorm.methods import (
+    METHOD_NAMES,
+    NNN,
+    NO_CORRECTION,
+    Grid,
+    MethodName,
+    Statistics,
+    describe_setting,
+    find_method,
+    make_method,
+)
+from nnnorm.popularity import Popularity
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Select = Literal["one-standard-error", "max"]
+# Weights of a popularity for cosines: on Flickr8k 0.05 was the best of these under Zipf's traffic,
+# and 0.12 too much. They are multiplied by the product of the norms of queries and items.
+_WEIGHTS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One setting and its recall on the tuning queries; R@5 and R@10 of the best cells only."""
+
+    method: MethodName
+    params: Mapping[str, Any]
+    recall_at_1: float
+    recall_at_5: float | None = None
+    recall_at_10: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, without what was not measured."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class PopularityChoice:
+    """The weights of a popularity that were tried, and the bias and hits of the chosen one."""
+
+    bias: Bias
+    hits: FloatArray
+    weight: float
+    recalls: dict[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        grid = [{"weight": w, "recall_at_1": recall} for w, recall in self.recalls.items()]
+        return {"weight": self.weight, "recall_at_1": self.recalls[self.weight], "grid": grid}
+
+
+@dataclass(frozen=True, eq=False)
+class Tuning:
+    """All cells, the chosen one, its bias, and the interval of its gain.
+
+    `gain` is in-sample: on the queries that the setting was chosen on. `cross_fitted` is what new
+    queries may expect: each fifth of the queries gets the setting that the others choose. `n_near`
+    settings are within one standard error of the best.
+    """
+
+    grid: tuple[Cell, ...]
+    best: Cell
+    best_by_rule: Cell
+    best_by_maximum: Cell
+    uncorrected: Cell
+    bias: Bias
+    gain: Interval
+    select: Select
+    n_queries: int
+    n_references: int
+    n_unique: int | None = None
+    references_sampled: bool = False
+    popularity: PopularityChoice | None = None
+    cross_fitted: Interval | None = None
+    n_near: int = 0
+
+    def __repr__(self) -> str:
+        setting = describe_setting(self.best.method, self.best.params)
+        best = f"{self.best.method} {setting}".strip()
+        return (
+            f"Tuning({len(self.grid):,} settings, {self.n_queries:,} queries, best: {best}, "
+            f"R@1 {100 * self.best.recall_at_1:.1f} %)"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, without the bias."""
+        found = {name: value for name, value in vars(self).items() if name != "bias"}
+        for name, value in found.items():
+            if isinstance(value, (Cell, PopularityChoice)):
+                found[name] = value.to_dict()
+            elif isinstance(value, Interval):
+                found[name] = asdict(value)
+        return found | {"grid": [cell.to_dict() for cell in self.grid]}
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Every setting of some methods, tried on the same queries; the first is no correction."""
+
+    settings: list[Setting]
+    hits: FloatArray  # (n_settings, n_queries)
+    raw: Evaluation
+    clusters: npt.NDArray[Any]
+    queries: Embeddings
+    gallery: Embeddings
+    memory_budget: int
+    _evaluations: dict[int, Evaluation] = field(default_factory=dict, repr=False)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of the gallery that all settings share."""
+        return self.settings[0].statistics
+
+    def choose(
+        self,
+        select: Select,
+        method: MethodName | None = None,
+        among: npt.NDArray[np.bool_] | slice = slice(None),
+    ) -> int:
+        """The number of the chosen setting, of all methods or of one, on some of the queries."""
+        rows = [
+            number
+            for number, setting in enumerate(self.settings)
+            if number == 0 or method is None or setting.name == method
+        ]
+        hits = self.hits[rows][:, among]
+        if select == "max":
+            return rows[int(hits.mean(axis=1, dtype=np.float64).argmax())]
+        return rows[choose([self.settings[row] for row in rows], hits, self.clusters[among])]
+
+    def bias(self, number: int) -> Bias:
+        """The bias of a setting."""
+        return self.settings[number].method.make_bias(self.statistics)
+
+    def evaluation(self, number: int) -> Evaluation:
+        """A setting on the queries it was tried on, measured as `evaluate` does, once."""
+        if number not in self._evaluations:
+            self._evaluations[number] = evaluate(
+                self.queries,
+                self.gallery,
+                self.bias(number) if number else None,
+                truth=self.raw.truth,
+                memory_budget=self.memory_budget,
+            )
+        return self._evaluations[number]
+
+    def cross_fit(
+        self, select: Select, method: MethodName | None = None, *, seed: int = 0
+    ) -> Evaluation:
+        """Each fold of the queries with the setting that the other folds choose."""
+        folds = split_folds(self.clusters, seed=seed)
+        chosen = [self.choose(select, method, folds != fold) for fold in range(folds.max() + 1)]
+        return join_folds([self.evaluation(number) for number in chosen], folds)
+
+    def gain(self, evaluation: Evaluation, *, seed: int = 0) -> Interval:
+        """The paired gain of an evaluation over no correction."""
+        return measure_gain(evaluation, self.evaluation(0), clusters=self.clusters, seed=seed)
+
+
+@explain_arguments
+def tune(
+    gallery: Source,
+    references: Source | Bank,
+    *,
+    queries: Source,
+    truth: Any,
+    methods: Sequence[MethodName] | Literal["all"] = ("nnn",),
+    gallery_references: Source | None = None,
+    duplicates: Duplicates = "drop",
+    clicks: npt.ArrayLike | None = None,
+    grids: Mapping[str, Grid] | None = None,
+    select: Select = "one-standard-error",
+    clusters: npt.ArrayLike | None = None,
+    seed: int = 0,
+    normalize: bool | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Tuning:
+    """Try every setting of some methods on queries with known answers, and choose one.
+
+    Parameters
+    ----------
+    gallery : array or path, shape (n_gallery, dim)
+    references : Bank, array or path, shape (n_references, dim)
+        The bank, which should not include the queries.
+    queries : array or path, shape (n_queries, dim)
+        Held out: neither references nor the queries that will be reported on.
+    truth : array or list
+        The right items, see `truth.open_truth`.
+    methods : sequence of str, or "all"
+        "all" leaves out the methods that need a gallery bank where there is none.
+    gallery_references : array or path, shape (n_gallery_references, dim), optional
+        A bank of gallery-side items, for the methods that use one.
+    duplicates : {"drop", "keep"}
+        Whether copies in the bank count once, see `Method.fit`.
+    clicks : array, shape (n_gallery,), optional
+        How often each item was the right one in the past, apart from these queries: the weight of a
+        `Popularity` is chosen, which is added to the bias.
+    grids : dict, optional
+        Method name to ``{parameter: values}`` (or a list of such), instead of the default grid.
+    select : {"one-standard-error", "max"}
+        The rule that chooses `best`; the choices of both rules are reported.
+    clusters : int array, shape (n_queries,), optional
+        Queries that belong together; by default those that share their right item.
+    seed : int
+        Random seed of the bootstrap.
+    normalize : bool, optional
+        True divides every row by its norm; see `open_embeddings`.
+    memory_budget : int
+        Bytes to use beyond the inputs.
+    progress : callable, optional
+        Called with ``(done, total)``.
+
+    Returns
+    -------
+    Tuning
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, references, queries = (rng.normal(size=(n, 8)) for n in (50, 80, 60))
+    >>> tuning = tune(gallery, references, queries=queries, truth=np.arange(60) % 50)
+    >>> len(tuning.grid), tuning.best.method in ("nnn", "none")
+    (100, True)
+    """
+    check_select(select)
+    items = open_embeddings(gallery, name="gallery", normalize=normalize)
+    bank = open_references(references, normalize=normalize)
+    asked = open_embeddings(queries, name="queries", normalize=normalize)
+    gallery_bank = open_gallery_references(gallery_references, normalize=normalize)
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    names = check_methods(methods, gallery_bank is not None)
+    if clicks is not None:
+        names = _check_clicks(clicks, len(items), names, is_all=methods == "all")
+    warn_of_overlap(bank, asked)
+    check_inputs(items, bank, allow_gallery_rows=None, compare=False)
+    used = use_references(references, bank, duplicates, progress)
+    trial = try_settings(
+        names, items, used, gallery_bank, asked, truth, clusters=clusters, grids=grids, **options
+    )
+    warn_of_mismatched_bank(bank, asked, items, trial.raw.truth)
+    by_rule, by_maximum = trial.choose("one-standard-error"), trial.choose("max")
+    chosen = by_rule if select == "one-standard-error" else by_maximum
+    bias, measured = trial.bias(chosen), trial.evaluation(chosen)
+    cells = _list_cells(trial, {0: trial.raw, chosen: measured})
+    gain, popularity = trial.gain(measured, seed=seed), None
+    cross_fitted = None
+    if clicks is None:
+        cross_fitted = trial.gain(trial.cross_fit(select, seed=seed), seed=seed)
+    else:
+        popularity = _choose_popularity(trial, bias, clicks, **options)
+        raw = trial.evaluation(0).hits(1)
+        gain = interval_of_difference(popularity.hits, raw, trial.clusters, seed=seed)
+        bias = popularity.bias
+    near = (is_near(trial.hits[by_maximum], hits, trial.clusters) for hits in trial.hits[1:])
+    return Tuning(
+        grid=tuple(cells),
+        best=cells[chosen],
+        best_by_rule=cells[by_rule],
+        best_by_maximum=cells[by_maximum],
+        uncorrected=cells[0],
+        bias=bias,
+        gain=gain,
+        cross_fitted=cross_fitted,
+        n_near=sum(near),
+        select=select,
+        n_queries=len(asked),
+        n_references=count_references(used),
+        n_unique=count_unique(used),
+        references_sampled=is_sample(used),
+        popularity=popularity,
+    )
+
+
+def try_settings(
+    methods: Sequence[MethodName],
+    gallery: Embeddings,
+    references: References,
+    gallery_references: Embeddings | None,
+    queries: Embeddings,
+    truth: Any,
+    *,
+    clusters: npt.ArrayLike | None = None,
+    grids: Mapping[str, Grid] | None = None,
+    **options: Any,
+) -> Trial:
+    """Try no correction and every setting of some methods, from one pass over each input."""
+    check_same_dim(queries, gallery)
+    right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
+    groups = clusters_of(right) if clusters is None else np.asarray(clusters)
+    if groups.shape != (len(right),):
+        raise NNNormError(
+            f"clusters must have one number per query; got {groups.shape} for {len(right)}"
+        )
+    if (groups == groups[0]).all():
+        raise NNNormError(
+            "tuning needs at least two queries that do not belong together; got "
+            f"{len(right)} in one group"
+        )
+    settings = make_settings(
+        (NO_CORRECTION, *methods),
+        gallery,
+        references,
+        gallery_references=gallery_references,
+        grids=grids,
+        **options,
+    )
+    hits, raw = _sweep(settings, gallery, queries, right, **options)
+    budget = options.get("memory_budget", DEFAULT_MEMORY_BUDGET)
+    return Trial(settings, hits, raw, groups, queries, gallery, budget)
+
+
+def check_select(select: str) -> None:
+    """Raise unless there is such a rule."""
+    if select not in ("one-standard-error", "max"):
+        raise NNNormError(f"select must be 'one-standard-error' or 'max'; got {select!r}")
+
+
+def check_methods(
+    methods: Sequence[MethodName] | Literal["all"], has_gallery_bank: bool
+) -> list[MethodName]:
+    """The methods to tune, besides no correction; "all" is what the given banks suffice for."""
+    if methods == "all":
+        methods = [
+            name
+            for name in METHOD_NAMES
+            if has_gallery_bank or find_method(name)[0].gallery_bank != "needed"
+        ]
+    if isinstance(methods, str) or not methods:
+        raise NNNormError(f"methods must be 'all' or a list of names; got {methods!r}")
+    return [name for name in dict.fromkeys(methods) if name != NO_CORRECTION]
+
+
+def _sweep(
+    settings: Sequence[Setting],
+    gallery: Embeddings,
+    queries: Embeddings,
+    truth: Truth,
+    **options: Any,
+) -> tuple[FloatArray, Evaluation]:
+    """Hits of every setting, shape ``(n_settings, n_queries)``, and the raw evaluation."""
+    methods = [setting.method for setting in settings]
+    watch = GateWatch(methods, settings[0].statistics, truth)
+    counter = Counter(truth, len(gallery))
+
+    def look(start: int, scores: FloatArray) -> None:
+        counter.look(start, scores)
+        watch.look(start, scores)
+
+    # A gated setting shares the sweep of its ungated form.
+    unique = {setting.method.ungated: setting for setting in settings}
+    places = {method: place for place, method in enumerate(unique)}
+    corrections = [setting.correction for setting in unique.values()]
+    swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
+    raw = swept[places[methods[0]]]
+    hits = np.stack([watch.hits(method, swept[places[method.ungated]], raw) for method in methods])
+    return hits, counter.evaluation()
+
+
+# --- choosing ------------------------------------------------------------------------------------
+
+
+def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
+    """Apply the one-standard-error rule to each method; return the best of these choices.
+
+    The first setting is no correction, which is the choice for a method that it beats.
+    """
+    choices = []
+    for name in dict.fromkeys(setting.name for setting in settings[1:]):
+        rows = [0, *(n for n, s in enumerate(settings) if s.name == name and n > 0)]
+        choices.append(_choose_within(settings, hits, clusters, rows))
+    return max(choices, key=lambda row: (hits[row].mean(dtype=np.float64), -row), default=0)
+
+
+def _choose_within(
+    settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any], rows: Sequence[int]
+) -> int:
+    # On a tie with no correction the cells stand in for the best: few queries tie easily.
+    best = max(rows, key=lambda row: (hits[row].mean(dtype=np.float64), row > 0, -row))
+    if best == 0:
+        return 0
+    near = [row for row in rows[1:] if is_near(hits[best], hits[row], clusters)]
+    far = dict(zip(near, _distances(settings, near, rows), strict=True))
+    return min(near, key=lambda row: (far[row], -hits[row].mean(dtype=np.float64), row))
+
+
+def _distances(
+    settings: Sequence[Setting], near: Sequence[int], rows: Sequence[int]
+) -> list[float]:
+    """Steps of the grid between each near cell and the usual setting: automatic, or the middle."""
+    first = settings[near[0]]
+    if isinstance(first.method, NNN):
+        usual = automatic_nnn(first.statistics)
+        ks = np.array([settings[row].params["reference_k"] for row in near])
+        weights = np.array([settings[row].method.weight for row in near])
+        steps = np.abs(np.log2(ks / usual.reference_k)) + np.abs(weights - usual.weight) / 0.125
+        return [float(far) for far in steps]
+    tried = [settings[row].params for row in rows if settings[row].params]
+    places = {
+        name: {v: place for place, v in enumerate(sorted({params[name] for params in tried}))}
+        for name in tried[0]
+    }
+    spots = np.array([[places[n][v] for n, v in settings[r].params.items()] for r in near])
+    return [float(far) for far in np.abs(spots - spots.mean(axis=0)).sum(axis=1)]
+
+
+def _list_cells(trial: Trial, evaluations: Mapping[int, Evaluation]) -> list[Cell]:
+    """R@1 of every setting, and further recalls of those that were evaluated."""
+    cells = []
+    for number, (setting, hits) in enumerate(zip(trial.settings, trial.hits, strict=True)):
+        recalls = [evaluations[number].recall(k) for k in (5, 10) if number in evaluations]
+        at_1 = float(hits.mean(dtype=np.float64))
+        cells.append(Cell(setting.name, setting.params, at_1, *recalls))
+    return cells
+
+
+# --- popularity ----------------------------------------------------------------------------------
+
+
+def _check_clicks(
+    clicks: npt.ArrayLike, n_gallery: int, methods: Sequence[MethodName], *, is_all: bool
+) -> list[MethodName]:
+    """The methods that a popularity can be added to."""
+    if len(Popularity(clicks)) != n_gallery:
+        raise NNNormError(
+            f"clicks must have one number per item of the gallery, {n_gallery}; got "
+            f"{len(Popularity(clicks))}"
+        )
+    gated = [name for name in methods if make_method(name).gated_by]
+    if gated and not is_all:
+        raise NNNormError(
+            f"method {gated[0]} decides per query, so that no popularity can be added to it; leave "
+            "out clicks, or choose other methods"
+        )
+    return [name for name in methods if name not in gated]
+
+
+def _choose_popularity(
+    trial: Trial, bias: Bias, clicks: npt.ArrayLike, **options: Any
+) -> PopularityChoice:
+    """Choose the smallest weight within one paired standard error of the best, by R@1."""
+    scale = float(np.mean(trial.gallery.norm_range) * np.mean(trial.queries.norm_range))
+    weights = [float(f"{weight * scale:.3g}") for weight in _WEIGHTS]
+    biases = [bias, *(bias + Popularity(clicks, weight=weight) for weight in weights[1:])]
+    corrections = [partial(np.asarray, one.correction) for one in biases]
+    hits = sweep_hits(trial.queries, trial.gallery, trial.raw.truth, corrections, **options)
+    means = hits.mean(axis=1, dtype=np.float64)
+    best = hits[int(means.argmax())]
+    chosen = next(row for row in range(len(hits)) if is_near(best, hits[row], trial.clusters))
+    recalls = {weight: float(mean) for weight, mean in zip(weights, means, strict=True)}
+    if chosen == len(weights) - 1:
+        warn(
+            f"the largest weight of a popularity that was tried is the best one, {weights[-1]:g}; "
+            "larger ones may be better still: bias + Popularity(clicks, weight=…)"
+        )
+    return PopularityChoice(biases[chosen], hits[chosen], weights[chosen], recalls)

@@ -1,0 +1,349 @@
+"""Files written whole or not at all, records of arrays and JSON in one file, and their checks."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, TypeAlias, get_args, get_origin
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line, keep_interrupts
+
+# Most file systems bound a name at 255 bytes; the rest is for what is added, such as a suffix.
+_LONGEST_NAME = 200
+_YOUNG_SECONDS = 5
+# Folders that were searched for leftovers already; once per process is enough.
+_TIDIED: set[Path] = set()
+# Where a container's memory limit is (cgroup v2).
+_GROUP = "/sys/fs/cgroup"
+# Control characters, lone surrogates, and what Windows refuses.
+_NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+# User and password; up to the last @, since a password may hold one.
+_USER = re.compile(r"//\S*@")
+_SECRET = re.compile(r"(?i)(\w*(?:pass|token|secret|key)\w*\s*=\s*)('[^']*'|[^\s&]+)")
+
+# Called with (work done, work in all).
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+def safe_name(name: object, otherwise: str = "unnamed") -> str:
+    """Reduce a name that comes from data to a file name without any folder."""
+    last = re.split(r"[/\\]", str(name).rstrip("/\\"))[-1]
+    kept = _NOT_IN_A_NAME.sub("_", last).encode()[:_LONGEST_NAME].decode(errors="ignore")
+    return kept.lstrip(". ").rstrip(". ") or otherwise
+
+
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """Return the real path to write to, or raise an error that says why it can't be written."""
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    try:
+        mode = target.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except OSError as error:  # no permission to look, a name too long, links in a circle
+        raise NNNormError(f"cannot write {path}: {error.strerror}; choose another place") from error
+    if stat.S_ISDIR(mode):
+        raise NNNormError(f"cannot write {path}: it is a folder; give a file name inside it")
+    if not stat.S_ISREG(mode):
+        raise NNNormError(f"cannot write {path}: it is not a regular file; choose another name")
+    if not folder.is_dir():
+        raise NNNormError(
+            f"cannot write {path}: the folder {folder} does not exist; create it first"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise NNNormError(
+            f"cannot write {path}: no permission to write in {folder}; choose another folder"
+        )
+    return target
+
+
+def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
+    """Raise for what is there but is no regular file: a pipe or a device may never end."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:  # no permission, links in a circle, not a path at all
+        reason = getattr(error, "strerror", None) or str(error)
+        raise NNNormError(f"{name or path}: can't be opened ({reason}); check the path") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise NNNormError(
+            f"{name or path} is a device, a pipe or a socket; expected a file on disk"
+        )
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Mark a file as in use until it is closed or its process ends; False where it is already."""
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):  # another system, or a file system without locks
+        return False
+    return True
+
+
+def _remove_strays(folder: Path) -> None:
+    """Remove temporary files of killed processes; those of running ones are locked."""
+    if folder in _TIDIED:
+        return
+    _TIDIED.add(folder)
+    for stray in folder.glob(".nnnorm-*.tmp"):
+        # What was created a moment ago may not be locked yet.
+        with contextlib.suppress(OSError):
+            if stray.is_symlink() or time.time() - stray.stat().st_mtime < _YOUNG_SECONDS:
+                continue
+            with open(stray, "rb") as file:
+                if _lock(file):
+                    stray.unlink()
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Create a folder for several files if there is none, or raise an error that says why not."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if folder.is_file() else error.strerror
+        raise NNNormError(
+            f"cannot make the folder {folder}: {reason}; choose another place"
+        ) from error
+    check_writable(folder / "file")
+    return folder
+
+
+def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Write a temporary file with `write` and then move it to `path`."""
+    target = check_writable(path)
+    # Not derived from the name of the target, which may have the maximum length already.
+    temporary = target.with_name(f".nnnorm-{secrets.token_hex(8)}.tmp")
+    _remove_strays(target.parent)
+    try:
+        with open(temporary, "xb") as file, keep_interrupts():
+            _lock(file)
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        os.replace(temporary, target)
+    except OSError as error:
+        raise NNNormError(
+            f"cannot write {path}: {error.strerror or error}; nothing was changed, "
+            "free some space or choose another place"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def check_memory(n_bytes: int, name: str) -> None:
+    """Raise unless an array of this size fits in the memory that is available."""
+    there = available_memory()
+    if there is not None and n_bytes > there:
+        raise NNNormError(
+            f"{name} announces {n_bytes / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB of "
+            "memory that are available; is it damaged? Embeddings of that size are read from .npy "
+            "files, which are not loaded"
+        )
+
+
+def available_memory() -> int | None:
+    """Bytes that can be allocated without swapping; None where the system does not tell."""
+    found = [_free_memory(), _room_in_group()]
+    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
+
+
+def _free_memory() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
+    except (OSError, TypeError):
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return None
+
+
+def _room_in_group() -> int | None:
+    """Bytes left below the limit of a container; None if there is no limit."""
+    try:
+        most, used = (
+            int(Path(_GROUP, f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        # Files that were read count as used, but are dropped when memory is needed.
+        text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
+        return max(0, most - used + int(re.search(r"inactive_file (\d+)", text)[1]))  # type: ignore[index]
+    except (OSError, TypeError, ValueError):  # no such group, or "max"
+        return None
+
+
+def save_record(
+    path: str | os.PathLike[str], kind: str, arrays: Arrays, about: Mapping[str, Any]
+) -> None:
+    """Write a record of a kind, such as ``"bias"``."""
+    from safetensors.numpy import save
+
+    if Path(path).suffix != ".safetensors":  # what the name says is what is in the file
+        raise NNNormError(f"a {kind} is saved as .safetensors; got {path}: choose another ending")
+    dense = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    text = json.dumps(about)
+    metadata = {"format": f"nnnorm.{kind}/1", kind: text, "digest": digest_of(dense, text)}
+    blob = memoryview(save(dense, metadata))
+    n_header = 8 + int.from_bytes(blob[:8], "little")
+    header = _sort_metadata(bytes(blob[8:n_header]))
+    length = len(header).to_bytes(8, "little")
+    write_whole(path, lambda file: file.writelines([length, header, blob[n_header:]]))
+
+
+def _sort_metadata(header: bytes) -> bytes:
+    """Bring the metadata of a safetensors header, which is in random order, into one order."""
+    entries = json.loads(header)
+    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)  # the numbers behind it are aligned
+
+
+def load_record(
+    path: str | os.PathLike[str], kind: str, maker: str
+) -> tuple[Arrays, dict[str, Any]]:
+    """Read arrays and description of a record."""
+    metadata, arrays = _read(path, kind, maker)
+    expected = f"nnnorm.{kind}/1"
+    if metadata.get("format") != expected:
+        raise NNNormError(
+            f"{path} is a safetensors file but holds no {kind} of this format ({expected}); "
+            f"it says {metadata.get('format', 'nothing')!r}"
+        )
+    try:
+        about = json.loads(metadata[kind])
+        if not isinstance(about, dict):
+            raise TypeError(type(about).__name__)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise damaged(path, kind, maker, error) from error
+    digest = digest_of(arrays, metadata[kind])
+    if metadata.get("digest", digest) != digest:  # biases of earlier versions have none
+        raise damaged(path, kind, maker, "its numbers are not those that were saved")
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise damaged(path, kind, maker, f"{name} must be finite")
+    return arrays, about
+
+
+def kind_of_record(path: str | os.PathLike[str]) -> str | None:
+    """The kind that a file says it is; None where it is no record of this package."""
+    try:
+        metadata, _ = _read(path, "record", "nnnorm", arrays=False)
+    except NNNormError:
+        return None
+    package, _, kind = metadata.get("format", "").partition(".")
+    return kind.partition("/")[0] if package == "nnnorm" else None
+
+
+def check_entries(about: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raise a `TypeError` that names the first entry of a description that is of another type."""
+    for name, kind in kinds.items():
+        if name in about and not _is_of(about[name], kind):
+            shown = getattr(kind, "__name__", None) if isinstance(kind, type) else None
+            raise TypeError(f"{name} is {str(about[name])[:40]!r}, not of the type {shown or kind}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if get_args(kind):  # a union
+        return any(_is_of(value, one) for one in get_args(kind))
+    if kind is float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return is_number and abs(value) < 1e300
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, kind)
+
+
+def damaged(
+    path: str | os.PathLike[str], kind: str, maker: str, reason: Exception | str
+) -> NNNormError:
+    """The error for a record that lacks a part, or has another."""
+    shown = reason if isinstance(reason, str) else repr(reason)
+    return NNNormError(f"{path} is a damaged {kind} file ({shown}); make it again with: {maker}")
+
+
+def digest_of(arrays: Arrays, text: str) -> str:
+    """Digest of all numbers and the description, by which a damaged file is noticed."""
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _read(
+    path: str | os.PathLike[str], kind: str, maker: str, *, arrays: bool = True
+) -> tuple[dict[str, str], Arrays]:
+    from safetensors import SafetensorError, safe_open
+
+    check_regular(path)
+    if os.path.isdir(path):
+        raise NNNormError(f"{path} is a folder; expected a {kind} file (.safetensors)")
+    if not os.path.exists(path):
+        raise NNNormError(f"there is no {kind} file {path}; make one with: {maker}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = file.keys() if arrays else ()
+            return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise NNNormError(
+            f"{path} can't be read as a {kind} ({first_line(error)}); "
+            "is it cut short, or another kind of file?"
+        ) from error
+
+
+def show_url(url: object) -> str:
+    """Write a URL or an address without user, password and keys, for messages and facts."""
+    return _SECRET.sub(r"\1…", _USER.sub("//…@", str(url)))
+
+
+def hide_secrets(text: str, address: str, *others: str | None) -> str:
+    """Remove the password of an address, and other secrets, from what an engine's library says."""
+    found = _USER.search(address)
+    _, _, password = (found.group()[2:-1] if found else "").partition(":")
+    for secret in (password, unquote(password), *others):
+        if secret:
+            text = text.replace(secret, "…")
+    return show_url(text)
+
+
+class Done:
+    """Counts work of all threads and reports it to a callback.
+
+    Examples
+    --------
+    >>> done = Done(lambda n, total: print(f"{n} of {total}"), 10)
+    >>> done.add(4)
+    4 of 10
+    """
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._lock, self._done = threading.Lock(), 0
+
+    def add(self, n: int) -> None:
+        """Count `n` more units of work."""
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += n
+            self._progress(self._done, self._total)

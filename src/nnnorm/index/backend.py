@@ -1,0 +1,348 @@
+"""The contract of an engine: what a `Backend` must do so that `CorrectedIndex` can do the rest.
+
+A backend stores vectors and finds the nearest ones. Every collection has versions: a new one is
+filled next to the one that is served, and `swap` makes it the served one in a single atomic step.
+A version's name is never used twice. A new engine is one file in `engines/` and one line in
+`urls.py`.
+"""
+
+import contextlib
+import os
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, first_line, keep_interrupts
+from nnnorm.files import hide_secrets, show_url
+from nnnorm.index.options import Options, make_options
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
+Metadata: TypeAlias = Mapping[str, Any]
+Mode = Literal["augmented", "column"]
+Metric = Literal["ip", "cosine"]
+Kind = Literal["integer", "float", "boolean", "text"]
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """Some items as an engine stores them.
+
+    Attributes
+    ----------
+    ids : ndarray, shape (n_items,), int64 or str
+    vectors : ndarray, shape (n_items, width), float32
+        With the extra coordinates in mode "augmented".
+    bias : ndarray, shape (n_items,), float32, optional
+        The column of the mode "column".
+    metadata : list of dict
+    """
+
+    ids: Ids
+    vectors: FloatArray
+    bias: FloatArray | None
+    metadata: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def parts(self, size: int) -> Iterator["Items"]:
+        """Split into parts of at most `size` items."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            bias = None if self.bias is None else self.bias[part]
+            yield Items(self.ids[part], self.vectors[part], bias, self.metadata[part])
+
+
+@dataclass(frozen=True, eq=False)
+class Hits:
+    """Items found for some queries, best first.
+
+    Attributes
+    ----------
+    ids : ndarray, shape (n_queries, at most k), int64 or str
+        -1 or "" if fewer than k items were found.
+    scores : ndarray, same shape, float32
+        ``-inf`` if fewer than k items were found.
+    metadata : list of lists of dict, optional
+    """
+
+    ids: Ids
+    scores: FloatArray
+    metadata: list[list[dict[str, Any]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a new version will hold.
+
+    `columns` are the metadata keys that get a column of their own, in engines with columns;
+    `sample` has some of the vectors, shape ``(n, width)``, for engines that train.
+    """
+
+    width: int
+    mode: Mode
+    string_ids: bool
+    columns: Mapping[str, Kind]
+    n_items: int
+    sample: FloatArray
+
+
+CONFIGURED = ("dim", "version", "corrector", "method", "weight", "mode")
+
+
+@dataclass(frozen=True)
+class CollectionInfo:
+    """What `nnnorm index info` prints.
+
+    Attributes
+    ----------
+    name : str
+        Engine and collection.
+    n_items, dim, version : int
+        `version` counts the builds and refreshes.
+    corrector, method : str
+        Fingerprint of the corrector, and its method.
+    weight : float
+    mode : {"augmented", "column"}
+    can_roll_back : bool
+        Whether the previous version is there.
+    is_rolled_back : bool
+        Whether a newer version is there.
+    """
+
+    name: str
+    n_items: int
+    dim: int
+    version: int
+    corrector: str
+    method: str
+    weight: float
+    mode: Mode
+    can_roll_back: bool
+    is_rolled_back: bool
+
+
+class Backend(ABC):
+    """One collection in one engine. Nothing is opened before it is needed.
+
+    Class attributes
+    ----------------
+    engine : str
+        Name in messages.
+    modes : tuple of Mode
+        Supported modes, the default first.
+    metric : {"ip", "cosine"}
+        How the engine compares in mode "augmented".
+    filters : str
+        What a filter is, such as "a condition in SQL"; filters apply before the k best are taken.
+    is_exact : bool
+        Whether a search compares every item in float32.
+    has_one_range : bool
+        Whether one range of few bits serves all coordinates; vectors are then rotated.
+    atomic_writes : bool
+        Whether an interrupted `add` leaves all of its items or none.
+    shares_files : bool
+        Whether several processes may have the collection open.
+    largest_k : int or None
+    created_by : tuple of str
+        Options that a refresh takes from the index rather than from its URL.
+    """
+
+    engine: ClassVar[str]
+    options_type: ClassVar[type[Options]] = Options
+    modes: ClassVar[tuple[Mode, ...]] = ("augmented",)
+    metric: Metric = "ip"
+    filters: ClassVar[str] = ""
+    is_exact: bool = False
+    has_one_range: bool = False
+    atomic_writes: ClassVar[bool] = True
+    shares_files: ClassVar[bool] = True
+    largest_k: ClassVar[int | None] = None
+    created_by: ClassVar[tuple[str, ...]] = ()
+    options: Any
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        self.place = os.fspath(place) if isinstance(place, os.PathLike) else place
+        self.options = make_options(self.options_type, self.engine, options)
+        self.lock = threading.RLock()
+        self.configure()
+
+    def configure(self) -> None:
+        """Set the abilities that depend on the options."""
+        return None
+
+    def creation_options(self) -> dict[str, Any]:
+        """Return the options that a version was created with."""
+        return {name: getattr(self.options, name) for name in self.created_by}
+
+    def restore_options(self, stored: Mapping[str, Any]) -> None:
+        """Take over the options of an existing index."""
+        known = {name: stored[name] for name in self.created_by if name in stored}
+        if known and known != self.creation_options():
+            self.options = replace(self.options, **known)
+            self.configure()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"
+
+    @property
+    def address(self) -> str:
+        """The place as text; empty for a client of the caller, or a collection in memory."""
+        return self.place if isinstance(self.place, str) else ""
+
+    @cached_property
+    def name(self) -> str:
+        """Engine and collection in messages, without passwords."""
+        where = show_url(self.address) or ("in memory" if not self.place else "the given client")
+        named = getattr(self.options, "table", "") or getattr(self.options, "collection", "")
+        return f"{self.engine} {named + ' of ' if named else ''}{where}"
+
+    # --- versions ---
+
+    @abstractmethod
+    def served(self) -> str | None:
+        """Return the version that is served, or None if there is no index."""
+
+    @abstractmethod
+    def versions(self) -> list[str]:
+        """Return all versions, also those that were never finished."""
+
+    def is_taken(self) -> bool:
+        """Whether the application has something else under this name."""
+        return False
+
+    @abstractmethod
+    def create(self, version: str, layout: Layout) -> None:
+        """Create an empty version that isn't served."""
+
+    @abstractmethod
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        """Make a filled version durable, and store its config with it, last."""
+
+    @abstractmethod
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        """Return what `finish` stored; None for a version that was never finished."""
+
+    @abstractmethod
+    def swap(self, version: str) -> None:
+        """Serve this version from now on, in one atomic step."""
+
+    @abstractmethod
+    def drop(self, version: str) -> None:
+        """Remove a version that isn't served, or what is left of it."""
+
+    # --- items ---
+
+    @contextmanager
+    def write(self, version: str) -> Iterator[str]:
+        """Change the served version: all or nothing if `atomic_writes`. Yields what to write to."""
+        yield version
+
+    @abstractmethod
+    def add(self, version: str, items: Items) -> None:
+        """Add items with new ids."""
+
+    @abstractmethod
+    def delete(self, version: str, ids: Ids) -> None:
+        """Delete items that exist."""
+
+    def upsert(self, version: str, items: Items) -> None:
+        """Add items, and replace those that exist."""
+        there = self.present(version, items.ids)
+        if there.any():
+            self.delete(version, items.ids[there])
+        self.add(version, items)
+
+    @abstractmethod
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        """Return the metadata of those of the ids that exist, by id."""
+
+    def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Return which ids exist, shape ``(n_ids,)``."""
+        found = self.lookup(version, ids)
+        return np.array([own in found for own in ids.tolist()], dtype=bool)
+
+    @abstractmethod
+    def count(self, version: str) -> int:
+        """Return the number of items."""
+
+    @abstractmethod
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        """Find the k best of each query ``(n_queries, width)``.
+
+        Scores are inner products or cosines. In mode "column", `weight` is given and scores are
+        ``s(q, r) − weight·bias``.
+        """
+
+    @abstractmethod
+    def scan(self, version: str | None) -> Iterator[Items]:
+        """Yield all items; those of the application's own collection of that name for None."""
+
+    def close(self) -> None:
+        """Close the engine, unless its client was given."""
+        return None
+
+    # --- errors and locks ---
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """Return the errors of the engine's library."""
+        return (OSError, RuntimeError)
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        """Turn errors of the engine's library into one sentence without passwords."""
+        try:
+            with keep_interrupts():
+                yield
+        except NNNormError:
+            raise
+        except self.errors() as error:
+            said = hide_secrets(_quote(error), self.address, *self.secrets())
+            shown = said == _quote(error) and not self.secrets() and "@" not in self.address
+            raise NNNormError(f"{self.name}: the engine reports: {said}") from (
+                error if shown else None
+            )
+
+    def secrets(self) -> list[str]:
+        """Return what must not appear in a message."""
+        return []
+
+    def lock_file(self) -> Path | None:
+        """Return the file that writers of several processes lock; None for a server."""
+        return None
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Let one thread, and one process if there is a lock file, change the collection."""
+        with self.lock, contextlib.ExitStack() as stack:
+            path = self.lock_file()
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _lock(stack.enter_context(open(path, "ab")))
+            yield
+
+
+def _lock(file: Any) -> None:
+    with contextlib.suppress(ImportError):  # Windows
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _quote(error: Exception) -> str:
+    return re.sub(r"\s+", " ", getattr(error, "message", None) or first_line(error)).strip()

@@ -1,0 +1,212 @@
+"""Chroma (`pip install 'nnnorm[chroma]'`): a folder, or a server; always a graph (HNSW).
+
+Chroma has no aliases: the collection with the name of the index is empty, and its metadata names
+the served one. Ids are text in Chroma. Documents of a collection that is copied become the metadata
+``chroma_document``.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
+from nnnorm.index.metadata import join_fields, split_fields
+from nnnorm.index.options import whole
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+from nnnorm.index.server import ServerBackend, ServerOptions
+
+_MOST = 5000  # items in one request: its SQLite takes about 32,000 values
+_SERVED = "nnnorm_served"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChromaOptions(ServerOptions):
+    """All of a new index; Chroma fixes `ef` there too."""
+
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
+
+
+class ChromaBackend(ServerBackend):
+    """An index in Chroma.
+
+    Parameters
+    ----------
+    place : str, PathLike or ClientAPI
+        A folder, a server (``http://localhost:8000``), or a client, which stays open.
+    collection : str
+        The index. Its metadata ``nnnorm_served`` has the version that is served.
+    links, ef_construction, ef : int
+        Of the graph of a new index.
+    https : bool
+        For a server that is given as ``//host:port``.
+    """
+
+    engine, options_type = "chroma", ChromaOptions
+    filters = "a where of Chroma, as a mapping or in JSON"
+    largest_k = 30_000
+    options: ChromaOptions
+    created_by = ("links", "ef_construction", "ef")
+
+    def _connect(self) -> Any:
+        chromadb = require("chromadb", "chroma")
+        if not self.is_server:
+            return chromadb.PersistentClient(self.address)
+        parts, headers = urlsplit(self.address), {}
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers["Authorization"] = f"Basic {b64encode(user.encode()).decode()}"
+        return chromadb.HttpClient(
+            parts.hostname, port=parts.port or 8000, ssl=parts.scheme == "https", headers=headers
+        )
+
+    def close(self) -> None:
+        self._client = None if isinstance(self.place, str) else self._client
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        if self._client is None:
+            return (Exception,)  # opening raises whatever its parts raise
+        return (require("chromadb.errors", "chroma").ChromaError, ValueError, TypeError, OSError)
+
+    def _get(self, version: str | None) -> Any:
+        missing = require("chromadb.errors", "chroma").NotFoundError
+        if self._is_absent():
+            return None
+        try:
+            return self.client.get_collection(self._name(version), embedding_function=None)
+        except missing:
+            return None
+
+    def _found(self, version: str | None) -> Any:
+        found = self._get(version)
+        if found is None:
+            raise NNNormError(f"there is no {self.name}; check the name, or open it again")
+        return found
+
+    # --- versions ---
+
+    def is_taken(self) -> bool:
+        found = self._get(None)
+        return found is not None and _SERVED not in (found.metadata or {})
+
+    def served(self) -> str | None:
+        found = self._get(None)
+        return None if found is None else (found.metadata or {}).get(_SERVED)
+
+    def versions(self) -> list[str]:
+        if self._is_absent():
+            return []
+        names = [
+            one if isinstance(one, str) else one.name for one in self.client.list_collections()
+        ]
+        return self._list_versions(names)
+
+    def create(self, version: str, layout: Layout) -> None:
+        graph = {
+            "space": "ip",
+            "max_neighbors": self.options.links,
+            "ef_construction": self.options.ef_construction,
+            "ef_search": self.options.ef,
+        }
+        self.client.create_collection(
+            self._name(version),
+            configuration={"hnsw": graph},
+            metadata={"nnnorm_ids": "text" if layout.string_ids else "numbers"},
+            embedding_function=None,
+        )
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        found = self._found(version)
+        found.modify(metadata={**(found.metadata or {}), "nnnorm": json.dumps(config)})
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        found = self._get(version)
+        stored = None if found is None else (found.metadata or {}).get("nnnorm")
+        return None if stored is None else json.loads(stored)
+
+    def swap(self, version: str) -> None:
+        found = self._get(None)
+        if found is None:
+            self.client.create_collection(
+                self.collection, metadata={_SERVED: version}, embedding_function=None
+            )
+        else:
+            found.modify(metadata={_SERVED: version})
+
+    def drop(self, version: str) -> None:
+        if self._get(version) is not None:
+            self.client.delete_collection(self._name(version))
+
+    # --- items ---
+
+    def _own(self, found: Any) -> type[int] | type[str]:
+        return int if (found.metadata or {}).get("nnnorm_ids") == "numbers" else str
+
+    def add(self, version: str, items: Items) -> None:
+        found = self._found(version)
+        for part in items.parts(_MOST):
+            kept = [split_fields(entry, _is_field) or None for entry in part.metadata]
+            found.add(
+                ids=list(map(str, part.ids.tolist())),
+                embeddings=part.vectors,
+                metadatas=kept if any(kept) else None,
+            )
+
+    def delete(self, version: str, ids: Ids) -> None:
+        found = self._found(version)
+        for names in chunks(list(map(str, ids.tolist())), _MOST):
+            found.delete(ids=names)
+
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        found = self._found(version)
+        own, entries = self._own(found), dict[Any, dict[str, Any]]()
+        for names in chunks(list(map(str, ids.tolist())), _MOST):
+            rows = found.get(ids=names, include=["metadatas"])
+            pairs = zip(rows["ids"], rows["metadatas"], strict=True)
+            entries.update((own(name), join_fields(entry)) for name, entry in pairs)
+        return entries
+
+    def count(self, version: str) -> int:
+        return int(self._found(version).count())
+
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        found = self._found(version)
+        own, rows = self._own(found), []
+        for some in chunks(vectors, max(1, self.largest_k // k)):
+            hits = found.query(
+                query_embeddings=some,
+                n_results=k,
+                where=json.loads(filter) if isinstance(filter, str) else filter,
+                include=["distances"],
+            )
+            for ids, distances in zip(hits["ids"], hits["distances"], strict=True):
+                rows.append([(own(i), 1 - d) for i, d in zip(ids, distances, strict=True)])
+        return gather(rows, string_ids=own is str)
+
+    def scan(self, version: str | None) -> Iterator[Items]:
+        found = self._found(version)
+        own = self._own(found)
+        for start in range(0, found.count(), BATCH):
+            rows = found.get(
+                limit=BATCH, offset=start, include=["embeddings", "metadatas", "documents"]
+            )
+            entries = [
+                join_fields(entry) | ({} if text is None else {"chroma_document": text})
+                for entry, text in zip(rows["metadatas"], rows["documents"], strict=True)
+            ]
+            vectors = np.array(rows["embeddings"], dtype=np.float32)
+            yield Items(to_ids(list(map(own, rows["ids"]))), vectors, None, entries)
+
+
+def _is_field(name: str, value: Any) -> bool:
+    """Whether Chroma keeps a value as it is."""
+    return isinstance(value, (str, bool, int, float)) and not name.startswith(("chroma", "#", "$"))

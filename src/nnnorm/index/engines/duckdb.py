@@ -1,0 +1,112 @@
+"""DuckDB (`pip install 'nnnorm[duckdb]'`): exact search in one file, in plain SQL.
+
+SELECT id, array_inner_product(embedding, $q) - $alpha * bias AS score
+FROM photos ORDER BY score DESC LIMIT 10
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nnnorm.errors import require
+from nnnorm.files import check_regular
+from nnnorm.index.backend import FloatArray, Kind
+from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
+
+
+class DuckdbBackend(SqlBackend):
+    """An index in a DuckDB file.
+
+    Parameters
+    ----------
+    place : str, PathLike or DuckDBPyConnection
+        The file; in memory without one. A connection stays open.
+    table : str
+        The index: a view of this name shows its items.
+    id, embedding : str
+        Columns of a table that is copied.
+    """
+
+    engine, options_type = "duckdb", TableOptions
+    modes = ("column", "augmented")
+    types: ClassVar[dict[Kind, str]] = {
+        "integer": "BIGINT",
+        "float": "DOUBLE",
+        "boolean": "BOOLEAN",
+        "text": "VARCHAR",
+    }
+    shares_files = False
+    _depth = 0
+
+    def _connect(self) -> Any:
+        if self.address:
+            check_regular(self.address)
+        return require("duckdb", "duckdb").connect(self.address or ":memory:")
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (require("duckdb", "duckdb").Error, OSError)
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        done = self.client.execute(statement, list(values))
+        return done.fetchall() if done.description else []
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._turn:
+            if self._depth:
+                yield
+                return
+            self.client.execute("BEGIN")
+            self._depth = 1
+            try:
+                yield
+                self.client.execute("COMMIT")
+            except BaseException:
+                self.client.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth = 0
+
+    def _vector_type(self, width: int) -> str:
+        return f"FLOAT[{width}]"
+
+    def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
+        arrow = require("pyarrow", "duckdb")
+        columns: list[Any] = list(zip(*rows, strict=True))
+        vectors = np.stack(columns[1]).astype(np.float32)
+        flat = arrow.array(vectors.ravel())
+        columns[1] = arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+        made = arrow.table([arrow.array(values) for values in columns], names=names)
+        self.client.register("nnnorm_new", made)
+        listed = ", ".join(map(quote_name, names))
+        self.run(f"INSERT INTO {self._table(version)} ({listed}) SELECT {listed} FROM nnnorm_new")
+        self.client.unregister("nnnorm_new")
+
+    def _select(
+        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
+    ) -> list[tuple[Any, float]]:
+        score = f"array_inner_product(embedding, $1::FLOAT[{len(vector)}])"
+        score += "" if weight is None else f" - {float(weight)!r} * bias"
+        with self._turn:
+            found: list[tuple[Any, float]] = self._execute(
+                f"SELECT id, {score} AS nnnorm_score FROM {self._table(version)} {where} "
+                f"ORDER BY nnnorm_score DESC LIMIT {k}",
+                [vector.tolist()],
+            )
+        return found
+
+    def _table_names(self) -> set[str]:
+        rows = self.run(
+            "SELECT table_name FROM information_schema.tables WHERE table_type <> 'VIEW'"
+        )
+        return {row[0] for row in rows}
+
+    def _column_names(self, table: str) -> list[str]:
+        rows = self.run(
+            "SELECT column_name FROM information_schema.columns WHERE table_name = ? "
+            "ORDER BY ordinal_position",
+            table,
+        )
+        return [row[0] for row in rows]

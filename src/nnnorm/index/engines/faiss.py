@@ -1,0 +1,134 @@
+"""Faiss (`pip install 'nnnorm[faiss]'`), by inner product.
+
+The kind of index is Faiss's own factory string: ``Flat``, ``HNSW32``, ``IVF256,Flat``, ``SQ8``,
+``PQ32``. Deleted items stay in the file until the next refresh, and searches skip them, since HNSW
+can't remove any.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import FloatArray, Ids, Layout
+from nnnorm.index.folder import FolderBackend, Labels, Loaded
+from nnnorm.index.options import Options, whole
+
+_LEAST_TRAINED = 256  # product quantization learns 256 centers
+_MARGIN = 0.1  # of the range of the codes, for later items
+_BITS = re.compile(r"(?<!\w)(SQ(4|6|8)|\w*PQ\d|RaBitQ|ITQ|LSH)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaissOptions(Options):
+    """`factory` of a new index; `ef` and `probes` of every search; `ef_construction` of HNSW."""
+
+    factory: str = "Flat"
+    ef: int = whole(128)
+    ef_construction: int = whole(200)
+    probes: int = whole(0, at_least=0)
+
+
+class FaissBackend(FolderBackend):
+    """A Faiss index.
+
+    Parameters
+    ----------
+    place : str or PathLike, optional
+        A folder; in memory without one. `copy_index` also reads a file of `faiss.write_index`.
+    factory : str
+        Of a new index; ``Flat`` is exact.
+    ef, ef_construction, probes : int
+        Breadth of a search of HNSW and of its construction, and inverted lists to search; 0 probes
+        an eighth of them.
+    """
+
+    engine, options_type = "faiss", FaissOptions
+    options: FaissOptions
+
+    created_by = ("factory", "ef_construction")
+
+    def configure(self) -> None:
+        self.is_exact = self.options.factory == "Flat"
+        # Rows of few bits are kept in a file next to the index.
+        self.keeps_rows = _BITS.search(self.options.factory) is None
+
+    def _create(self, layout: Layout) -> Any:
+        faiss = require("faiss", "faiss")
+        factory = self.options.factory
+        try:
+            index = faiss.index_factory(layout.width, factory, faiss.METRIC_INNER_PRODUCT)
+        except RuntimeError:
+            raise NNNormError(
+                f"the option factory must be an index factory string of Faiss, such as Flat or "
+                f"HNSW32; got {factory!r} for {layout.width} dimensions"
+            ) from None
+        if hasattr(index, "hnsw"):
+            index.hnsw.efConstruction = self.options.ef_construction
+        if hasattr(index, "sq"):
+            index.sq.rangestat_arg = _MARGIN
+        if not index.is_trained:
+            rows = layout.sample
+            n_lists = getattr(faiss.try_extract_index_ivf(index), "nlist", 0)
+            if n_lists > len(rows):
+                raise NNNormError(
+                    f"the factory {factory} needs at least {n_lists} items; got {len(rows)}"
+                )
+            if len(rows) < _LEAST_TRAINED:
+                rows = np.resize(rows, (_LEAST_TRAINED, layout.width))
+            index.train(rows)
+        return index
+
+    def _load(self, path: Path, width: int) -> Any:
+        return require("faiss", "faiss").read_index(str(path))
+
+    def _dump(self, index: Any, path: Path) -> None:
+        require("faiss", "faiss").write_index(index, str(path))
+
+    def _copy(self, index: Any, width: int) -> Any:
+        return require("faiss", "faiss").clone_index(index)
+
+    def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
+        index.add(np.ascontiguousarray(vectors))
+
+    def _vectors(self, index: Any, labels: Labels) -> FloatArray:
+        faiss = require("faiss", "faiss")
+        lists = faiss.try_extract_index_ivf(index)
+        if lists is not None and lists.direct_map.no():
+            lists.make_direct_map()
+        found: FloatArray = index.reconstruct_batch(labels)
+        return found
+
+    def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
+        faiss, index = require("faiss", "faiss"), loaded.index
+        if k == 0:
+            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
+        chosen: dict[str, Any] = {}
+        if loaded.n_alive < len(loaded.alive):
+            bits = np.packbits(loaded.alive, bitorder="little")
+            chosen["sel"] = faiss.IDSelectorBitmap(bits)
+        lists = faiss.try_extract_index_ivf(index)
+        if lists is not None:
+            chosen["nprobe"] = self.options.probes or -(-lists.nlist // 8)
+            params = faiss.SearchParametersIVF(**chosen)
+        elif hasattr(index, "hnsw"):
+            chosen["efSearch"] = max(self.options.ef, k)
+            params = faiss.SearchParametersHNSW(**chosen)
+        elif chosen and not hasattr(index, "sq") and not isinstance(index, faiss.IndexFlat):
+            labels = np.flatnonzero(loaded.alive)  # this kind can't skip items
+            return self._compare(loaded, labels, queries, k)
+        else:
+            params = faiss.SearchParameters(**chosen) if chosen else None
+        scores, labels = index.search(np.ascontiguousarray(queries), k, params=params)
+        return labels, np.ascontiguousarray(scores)
+
+    def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
+        faiss = require("faiss", "faiss")
+        read = faiss.read_index(str(path))
+        ids, bare = np.arange(read.ntotal), read
+        if hasattr(read, "id_map"):  # which owns the index inside of it
+            ids, bare = faiss.vector_to_array(read.id_map), faiss.downcast_index(read.index)
+        return ids, self._vectors(bare, np.arange(read.ntotal))

@@ -1,0 +1,103 @@
+"""hnswlib (`pip install 'nnnorm[hnswlib]'`): a graph, by inner product.
+
+hnswlib returns ``1 − product`` as a distance; scores here are products again.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import FloatArray, Ids, Layout
+from nnnorm.index.folder import FolderBackend, Labels, Loaded
+from nnnorm.index.options import Options, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class HnswlibOptions(Options):
+    """Options of hnswlib; `dim` and `metric` are those of a file that is copied."""
+
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
+    threads: int = whole(0, at_least=0, at_most=1024)
+    dim: int = whole(0, at_least=0)
+    metric: Literal["ip", "cosine", "l2"] = "ip"
+
+
+class HnswlibBackend(FolderBackend):
+    """An hnswlib index.
+
+    Parameters
+    ----------
+    place : str or PathLike, optional
+        A folder; in memory without one. `copy_index` also reads a file of `save_index`, which
+        needs `dim` and `metric`.
+    links, ef_construction : int
+        Of a new graph.
+    ef, threads : int
+        Breadth of a search, and threads; 0 uses all cores.
+    """
+
+    engine, options_type = "hnswlib", HnswlibOptions
+    options: HnswlibOptions
+    created_by = ("links", "ef_construction")
+
+    def _create(self, layout: Layout) -> Any:
+        index = require("hnswlib", "hnswlib").Index(space="ip", dim=layout.width)
+        index.init_index(
+            max_elements=max(1, layout.n_items),
+            M=self.options.links,
+            ef_construction=self.options.ef_construction,
+        )
+        return index
+
+    def _load(self, path: Path, width: int) -> Any:
+        return self._open_file(path, "ip", width)
+
+    def _open_file(self, path: Path, space: str, dim: int) -> Any:
+        index = require("hnswlib", "hnswlib").Index(space=space, dim=dim)
+        index.load_index(str(path))
+        return index
+
+    def _dump(self, index: Any, path: Path) -> None:
+        index.save_index(str(path))
+
+    def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
+        needed = index.get_current_count() + len(labels)
+        if needed > index.get_max_elements():
+            index.resize_index(max(needed, index.get_max_elements() * 5 // 4))
+        index.add_items(vectors, labels, num_threads=self.options.threads or -1)
+
+    def _remove(self, index: Any, labels: Labels) -> None:
+        for label in labels.tolist():
+            index.mark_deleted(label)
+
+    def _vectors(self, index: Any, labels: Labels) -> FloatArray:
+        found = index.get_items(labels) if len(labels) else []
+        return np.array(found, dtype=np.float32).reshape(len(labels), -1)
+
+    def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
+        if k == 0:
+            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
+        if (needed := max(self.options.ef, k)) > loaded.breadth:
+            loaded.index.set_ef(needed)
+            loaded.breadth = needed
+        try:
+            threads = self.options.threads or -1
+            labels, distances = loaded.index.knn_query(queries, k, num_threads=threads)
+        except RuntimeError:  # it found fewer than k
+            return self._compare(loaded, np.flatnonzero(loaded.alive), queries, k)
+        return labels.astype(np.int64), 1 - distances
+
+    def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
+        if not self.options.dim:
+            raise NNNormError(
+                f"{path} doesn't contain its dimension and metric (hnswlib keeps neither); add "
+                "them, as in hnswlib:photos.hnsw?dim=512&metric=cosine"
+            )
+        index = self._open_file(path, self.options.metric, self.options.dim)
+        ids = np.array(index.get_ids_list(), dtype=np.int64)
+        return ids, self._vectors(index, ids)

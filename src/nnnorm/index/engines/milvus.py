@@ -1,0 +1,254 @@
+"""Milvus (`pip install 'nnnorm[milvus]'`): a file (Milvus Lite), or a server.
+
+Every search states the metric, because Milvus Lite accepts any other without an error. Metadata are
+dynamic fields, so that a filter finds them by name. The name of the index is an alias.
+"""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
+from nnnorm.index.metadata import join_fields, split_fields
+from nnnorm.index.options import whole
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+from nnnorm.index.server import ServerBackend, ServerOptions
+
+_NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
+_LONGEST = 65_535
+_QUERIES = 1000
+_STRONG: dict[str, Any] = {"consistency_level": "Strong"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MilvusOptions(ServerOptions):
+    """`kind`, `links` and `ef_construction` of a new index; `vector` of one that is copied."""
+
+    kind: Literal["flat", "hnsw"] = "flat"
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(200)
+    ef: int = whole(128)
+    vector: str = ""
+
+
+class MilvusBackend(ServerBackend):
+    """An index in Milvus.
+
+    Parameters
+    ----------
+    place : str, PathLike or MilvusClient
+        A file that ends in ``.db``, a server (``http://localhost:19530``), or a client, which stays
+        open. The token of a server is read from ``MILVUS_TOKEN``.
+    collection : str
+        The index: an alias of this name, with letters, digits and underscores.
+    kind : {"flat", "hnsw"}
+        Exact search, or a graph.
+    links, ef_construction, ef : int
+        Of the graph.
+    vector : str
+        Field of the vectors, in a collection with several that is copied.
+    https : bool
+        For a server that is given as ``//host:port``.
+    """
+
+    engine, options_type, key_variable = "milvus", MilvusOptions, "MILVUS_TOKEN"
+    filters = "an expression of Milvus, such as 'year > 1999'"
+    largest_k = 16_384
+    options: MilvusOptions
+    created_by = ("kind", "links", "ef_construction")
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        self._in_memory: set[str] = set()
+        if self.address and not self.is_server and not self.address.endswith(".db"):
+            raise NNNormError(
+                "the place of milvus must be a file that ends in .db, or the address of a server "
+                "(http://localhost:19530)"
+            )
+
+    def configure(self) -> None:
+        self.is_exact = self.options.kind == "flat"
+
+    def _connect(self) -> Any:
+        client = require("pymilvus", "milvus").MilvusClient
+        if not self.is_server:
+            # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
+            return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
+        parts, token = urlsplit(self.address), os.environ.get(self.key_variable, "")
+        if parts.username is not None:  # pymilvus doesn't read them from an address
+            token = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        host = parts.netloc.rpartition("@")[2]
+        return client(f"{parts.scheme}://{host}", token=token)
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (require("pymilvus", "milvus").MilvusException, OSError)
+
+    @contextmanager
+    def translating(self) -> Iterator[None]:
+        logging.getLogger("pymilvus.decorators").setLevel(logging.CRITICAL)  # tracebacks
+        with super().translating():
+            yield
+
+    # --- versions ---
+
+    def _names(self) -> list[str]:
+        return [] if self._is_absent() else list(self.client.list_collections())
+
+    def is_taken(self) -> bool:
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
+            raise NNNormError(
+                "the option collection of milvus must have letters, digits and underscores; got "
+                f"{self.collection!r:.60}"
+            )
+        return self.collection in self._names()
+
+    def served(self) -> str | None:
+        if self._is_absent():
+            return None
+        if self.collection not in self.client.list_aliases("")["aliases"]:
+            return None
+        name = str(self.client.describe_alias(self.collection)["collection_name"])
+        known = self._list_versions([name])
+        return known[0] if known else None
+
+    def versions(self) -> list[str]:
+        return self._list_versions(self._names())
+
+    def create(self, version: str, layout: Layout) -> None:
+        kinds = require("pymilvus", "milvus").DataType
+        schema = self.client.create_schema(auto_id=False, enable_dynamic_field=True)
+        kind = {"datatype": kinds.VARCHAR, "max_length": _LONGEST}
+        kind = kind if layout.string_ids else {"datatype": kinds.INT64}
+        schema.add_field("id", is_primary=True, **kind)
+        schema.add_field("embedding", kinds.FLOAT_VECTOR, dim=layout.width)
+        index = self.client.prepare_index_params()
+        graph = {"M": self.options.links, "efConstruction": self.options.ef_construction}
+        index.add_index(
+            "embedding",
+            index_type=self.options.kind.upper(),
+            metric_type="IP",
+            params={} if self.is_exact else graph,
+        )
+        self.client.create_collection(
+            self._name(version), schema=schema, index_params=index, **_STRONG
+        )
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        self._note(self._name(version), json.dumps(config))
+
+    def _note(self, name: str, text: str) -> None:
+        self.client.alter_collection_properties(name, properties={"nnnorm": text})
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        if self._name(version) not in self._names():
+            return None
+        about = self.client.describe_collection(self._name(version)).get("properties") or {}
+        stored = json.loads(about.get("nnnorm") or "null")
+        return stored if isinstance(stored, dict) else None
+
+    def swap(self, version: str) -> None:
+        point = self.client.create_alias if self.served() is None else self.client.alter_alias
+        point(self._name(version), self.collection)
+
+    def drop(self, version: str) -> None:
+        name = self._name(version)
+        if name in self._names():
+            # Milvus Lite removes one file after the other.
+            self._note(name, "null")
+            self.client.drop_collection(name)
+
+    # --- items ---
+
+    def _loaded(self, version: str | None) -> str:
+        """Name of a collection that can be searched: Milvus loads it into memory first."""
+        name = self._name(version)
+        if name not in self._in_memory:
+            self.client.load_collection(name)
+            self._in_memory.add(name)
+        return name
+
+    def add(self, version: str, items: Items) -> None:
+        for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
+            rows = [
+                {**split_fields(entry, _is_field), "id": own, "embedding": vector}
+                for own, vector, entry in zip(
+                    part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
+                )
+            ]
+            self.client.insert(self._name(version), rows)
+
+    def delete(self, version: str, ids: Ids) -> None:
+        for chosen in _chosen(ids):
+            self.client.delete(self._loaded(version), filter=chosen)
+
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        name, found = self._loaded(version), []
+        for chosen in _chosen(ids):
+            found += self.client.query(name, filter=chosen, output_fields=["*"], **_STRONG)
+        return {row["id"]: _to_metadata(row, "id", "embedding") for row in found}
+
+    def count(self, version: str) -> int:
+        (row,) = self.client.query(
+            self._loaded(version), filter="", output_fields=["count(*)"], **_STRONG
+        )
+        return int(row["count(*)"])
+
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        params = {} if self.is_exact else {"ef": max(self.options.ef, k)}
+        rows: list[list[tuple[Any, float]]] = []
+        for some in chunks(vectors.tolist(), _QUERIES):
+            found = self.client.search(
+                self._loaded(version),
+                data=some,
+                limit=k,
+                filter=filter or "",
+                output_fields=["id"],
+                search_params={"metric_type": "IP", "params": params},
+                **_STRONG,
+            )
+            rows += [list(zip(row.ids, row.distances, strict=True)) for row in found]
+        is_text = any(isinstance(own, str) for row in rows for own, _ in row)
+        return gather(rows, string_ids=is_text)
+
+    def scan(self, version: str | None) -> Iterator[Items]:
+        name = self._loaded(version)
+        fields = self.client.describe_collection(name)["fields"]
+        key = next(field["name"] for field in fields if field.get("is_primary"))
+        vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
+        wanted = self.choose_vector(vectors)
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it has no timestamp in Lite
+        pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
+        try:
+            while rows := pages.next():
+                ids = to_ids([row[key] for row in rows])
+                stored = np.array([row[wanted] for row in rows], dtype=np.float32)
+                yield Items(ids, stored, None, [_to_metadata(row, key, *vectors) for row in rows])
+        finally:
+            pages.close()
+
+
+def _chosen(ids: Ids) -> Iterator[str]:
+    """Yield expressions that choose these ids; JSON escapes quotes as Milvus reads them."""
+    for some in chunks(ids.tolist(), BATCH):
+        yield f"id in {json.dumps(some, ensure_ascii=False)}"
+
+
+def _is_field(name: str, value: Any) -> bool:
+    """Whether Milvus returns a dynamic field as it was given."""
+    is_name = re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) and name not in ("id", "embedding")
+    return bool(is_name) and isinstance(value, (str, bool, int, float))
+
+
+def _to_metadata(row: Any, *left_out: str) -> dict[str, Any]:
+    return join_fields({name: row[name] for name in row if name not in left_out})

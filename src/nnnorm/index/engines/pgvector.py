@@ -1,0 +1,178 @@
+"""pgvector in PostgreSQL (`pip install 'nnnorm[pgvector]'`): exact search or HNSW, in plain SQL.
+
+SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.files import show_url
+from nnnorm.index.backend import FloatArray, Kind
+from nnnorm.index.options import whole
+from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
+
+_WIDEST = 1000  # of a search in a graph: a limit of pgvector
+_LONGEST = 63 - len("_v999999_ffffff")  # names of PostgreSQL have 63 bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PgvectorOptions(TableOptions):
+    """`kind`, `links` and `ef_construction` of a new index; `ef` of every search."""
+
+    kind: Literal["flat", "hnsw"] = "flat"
+    links: int = whole(16, at_least=2, at_most=100)
+    ef_construction: int = whole(64, at_least=4, at_most=1000)
+    ef: int = whole(100)
+    host: str = ""
+    options: str = ""
+
+
+class PgvectorBackend(SqlBackend):
+    """An index in PostgreSQL.
+
+    Parameters
+    ----------
+    place : str or psycopg.Connection
+        What libpq takes: ``postgresql://user@host/database``; empty for its environment variables.
+        A connection stays open, and an open transaction of yours contains what is written.
+    table : str
+        The index: a view of this name shows its items. May have a schema, as in ``shop.photos``.
+    kind : {"flat", "hnsw"}
+        Exact search, or a graph.
+    links, ef_construction, ef : int
+        Of the graph.
+    host, options : str
+        Passed to libpq.
+    id, embedding : str
+        Columns of a table that is copied.
+    """
+
+    engine, options_type = "pgvector", PgvectorOptions
+    options: PgvectorOptions
+    created_by = ("kind", "links", "ef_construction")
+    mark = "%s"
+    types: ClassVar[dict[Kind, str]] = {
+        "integer": "bigint",
+        "float": "double precision",
+        "boolean": "boolean",
+        "text": 'text COLLATE "C"',
+    }
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        table = self.options.table
+        if len(table.split(".")[-1].encode()) > _LONGEST or "%" in table or "?" in table:
+            raise NNNormError(
+                f"the option table of pgvector must have at most {_LONGEST} bytes, and no % or ?; "
+                f"got {table!r:.60}"
+            )
+        if self.address.startswith("/"):  # the rest of a URL
+            slashes = "" if self.address.startswith("//") else "//"
+            self.place = f"postgresql:{slashes}{self.address}"
+
+    def configure(self) -> None:
+        self.is_exact = self.options.kind == "flat"
+
+    def _connect(self) -> Any:
+        psycopg = require("psycopg", "pgvector")
+        extra = {"host": self.options.host, "options": self.options.options}
+        try:
+            known = psycopg.conninfo.conninfo_to_dict(self.address)
+        except (psycopg.Error, ValueError):  # it quotes the address, with its password
+            raise NNNormError(
+                f"{show_url(self.address)!r} can't be read as the address of a PostgreSQL server; "
+                "expected //user@host:port/database, with special characters of a password "
+                "percent-encoded (%2F for /)"
+            ) from None
+        given = {**known, **{name: value for name, value in extra.items() if value}}
+        return psycopg.connect(**given, autocommit=True, connect_timeout=30)
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return (require("psycopg", "pgvector").Error, OSError)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with super().writing():
+            self.run("SELECT pg_advisory_lock(hashtext(?))", f"nnnorm {self.options.table}")
+            try:
+                yield
+            finally:
+                if not self.client.closed and self.client.info.transaction_status != 3:  # in error
+                    self.run(
+                        "SELECT pg_advisory_unlock(hashtext(?))", f"nnnorm {self.options.table}"
+                    )
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        rows = require("psycopg.rows", "pgvector").tuple_row
+        with self.transaction(), self.client.cursor(row_factory=rows) as cursor:
+            cursor.execute(statement, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._turn, self.client.transaction():  # a savepoint inside another one
+            yield
+
+    def _vector_type(self, width: int) -> str:
+        self.run("CREATE EXTENSION IF NOT EXISTS vector")
+        return f"vector({width})"
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        if self.options.kind == "hnsw" and config["mode"] == "augmented":
+            self.run(
+                f"CREATE INDEX ON {self._table(version)} USING hnsw (embedding vector_ip_ops) "
+                f"WITH (m = {self.options.links}, "
+                f"ef_construction = {self.options.ef_construction})"
+            )
+        super().finish(version, config)
+
+    def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
+        listed = ", ".join(map(quote_name, names))
+        cursor = self.client.cursor()
+        with cursor, cursor.copy(f"COPY {self._table(version)} ({listed}) FROM STDIN") as copy:
+            for own, vector, *others in rows:
+                copy.write_row([own, str(vector.tolist()), *others])
+
+    def _select(
+        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
+    ) -> list[tuple[Any, float]]:
+        distance = "embedding <#> %s::vector"
+        if weight is not None:
+            distance = f"({distance}) + {float(weight)!r} * bias"
+        statement = (
+            f"SELECT id, -({distance}) FROM {self._table(version)} {where.replace('%', '%%')} "
+            f"ORDER BY {distance} LIMIT {k}"
+        )
+        values = [str(vector.tolist())] * 2
+        if self.options.kind == "flat" or weight is not None:
+            return self._execute(statement, values)
+        with self.transaction():
+            self.run(f"SET LOCAL hnsw.ef_search = {min(max(self.options.ef, k), _WIDEST)}")
+            self.run("SET LOCAL hnsw.iterative_scan = strict_order")
+            found = self._execute(statement, values)
+            if len(found) < k:  # it gives up after 20,000 rows that a filter excludes
+                self.run("SET LOCAL enable_indexscan = off")
+                found = self._execute(statement, values)
+        return found
+
+    def _read_vector(self, column: str) -> str:
+        return f"{column}::real[]"
+
+    def _table_names(self) -> set[str]:
+        rows = self.run(
+            "SELECT n.nspname, c.relname, pg_table_is_visible(c.oid) FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')"
+        )
+        near = {name for _, name, is_near in rows if is_near}
+        return near | {f"{space}.{name}" for space, name, _ in rows}
+
+    def _column_names(self, table: str) -> list[str]:
+        rows = self.run(
+            "SELECT attname::text FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 "
+            "AND NOT attisdropped ORDER BY attnum",
+            quote_name(table),
+        )
+        return [row[0] for row in rows]

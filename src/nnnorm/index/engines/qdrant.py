@@ -1,0 +1,256 @@
+"""Qdrant through its client (`pip install 'nnnorm[qdrant]'`): a server, or a folder (local mode).
+
+A server walks a graph; local mode compares every point and is exact, in one process at a time. The
+name of the index is an alias. Other ids than whole numbers from 0 become UUIDs, and are kept in the
+payload.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import numpy as np
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
+from nnnorm.index.metadata import join_fields
+from nnnorm.index.options import whole
+from nnnorm.index.reading import BATCH, gather, to_ids
+from nnnorm.index.server import ServerBackend, ServerOptions
+
+_NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
+_ID = "nnnorm_id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QdrantOptions(ServerOptions):
+    """`kind` and `ef` of every search; `vector` of a collection that is copied."""
+
+    kind: Literal["hnsw", "flat"] = "hnsw"
+    links: int = whole(16, at_most=512)
+    ef_construction: int = whole(100, at_least=4)
+    ef: int = whole(128)
+    quantize: Literal["no", "int8"] = "no"
+    vector: str = ""
+
+
+class QdrantBackend(ServerBackend):
+    """An index in Qdrant.
+
+    Parameters
+    ----------
+    place : str, PathLike or QdrantClient
+        A server (``http://localhost:6333``), a folder, or a client, which stays open. The key of a
+        server is read from ``QDRANT_API_KEY``.
+    collection : str
+        The index: an alias of this name.
+    kind : {"hnsw", "flat"}
+        How a server searches: through its graph, or exactly.
+    links, ef_construction, ef : int
+        Of the graph.
+    quantize : {"no", "int8"}
+        Whether a server searches in 8 bits; vectors are then rotated.
+    vector : str
+        Name of the vector, in a collection with several that is copied.
+    https : bool
+        For a server that is given as ``//host:port``.
+    """
+
+    engine, options_type, key_variable = "qdrant", QdrantOptions, "QDRANT_API_KEY"
+    filters = "a Filter of qdrant_client.models, or the same as a mapping or in JSON"
+    options: QdrantOptions
+    created_by = ("links", "ef_construction", "quantize")
+
+    def configure(self) -> None:
+        self.has_one_range = self.options.quantize == "int8"
+
+    @property
+    def _models(self) -> Any:
+        return require("qdrant_client.models", "qdrant")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a folder is served in this process."""
+        about = getattr(self.client, "init_options", {})
+        return bool(about.get("path")) or about.get("location") == ":memory:"
+
+    def _connect(self) -> Any:
+        client = require("qdrant_client", "qdrant").QdrantClient
+        if not self.is_server:
+            return _Shared(client(path=self.address, force_disable_check_same_thread=True))
+        key = os.environ.get(self.key_variable)
+        return client(url=self.address, api_key=key, check_compatibility=False, timeout=60)
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        exceptions = require("qdrant_client.http.exceptions", "qdrant")
+        return (exceptions.ApiException, RuntimeError, ValueError, OSError)
+
+    # --- versions ---
+
+    def _names(self) -> list[str]:
+        if self._is_absent():
+            return []
+        return [one.name for one in self.client.get_collections().collections]
+
+    def is_taken(self) -> bool:
+        return self.collection in self._names()
+
+    def served(self) -> str | None:
+        if self._is_absent():
+            return None
+        aliases = self.client.get_aliases().aliases
+        found = [one.collection_name for one in aliases if one.alias_name == self.collection]
+        known = self._list_versions(found)
+        return known[0] if known else None
+
+    def versions(self) -> list[str]:
+        return self._list_versions(self._names())
+
+    def create(self, version: str, layout: Layout) -> None:
+        models, codes = self._models, None
+        if self.options.quantize == "int8":
+            scalar = models.ScalarQuantizationConfig(type="int8", always_ram=True)
+            codes = models.ScalarQuantization(scalar=scalar)
+        self.client.create_collection(
+            self._name(version),
+            vectors_config=models.VectorParams(size=layout.width, distance="Dot"),
+            hnsw_config=models.HnswConfigDiff(
+                m=self.options.links, ef_construct=self.options.ef_construction
+            ),
+            quantization_config=codes,
+        )
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        self.client.update_collection(self._name(version), metadata={"nnnorm": config})
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        if self._name(version) not in self._names():
+            return None
+        about = self.client.get_collection(self._name(version)).config.metadata
+        found: dict[str, Any] | None = (about or {}).get("nnnorm")
+        return found
+
+    def swap(self, version: str) -> None:
+        models = self._models
+        removed = models.DeleteAlias(alias_name=self.collection)
+        made = models.CreateAlias(collection_name=self._name(version), alias_name=self.collection)
+        steps = [models.CreateAliasOperation(create_alias=made)]
+        if self.served() is not None:
+            steps.insert(0, models.DeleteAliasOperation(delete_alias=removed))
+        self.client.update_collection_aliases(steps)
+
+    def drop(self, version: str) -> None:
+        if self._name(version) in self._names():
+            # A folder loses its points before its list of collections is written.
+            self.client.update_collection(self._name(version), metadata={"nnnorm": None})
+            self.client.delete_collection(self._name(version))
+
+    # --- items ---
+
+    def add(self, version: str, items: Items) -> None:
+        struct = self._models.PointStruct
+        for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
+            points = []
+            for own, vector, entry in zip(
+                part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
+            ):
+                point = _point_id(own)
+                payload = entry if point == own else {**entry, _ID: own}
+                points.append(struct(id=point, vector=vector, payload=payload))
+            self.client.upsert(self._name(version), points, wait=True)
+
+    def upsert(self, version: str, items: Items) -> None:
+        self.add(version, items)
+
+    def delete(self, version: str, ids: Ids) -> None:
+        points = [_point_id(own) for own in ids.tolist()]
+        self.client.delete(self._name(version), points, wait=True)
+
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        points = [_point_id(own) for own in ids.tolist()]
+        found = self.client.retrieve(self._name(version), points, with_payload=True)
+        return {_own_id(point): join_fields(point.payload) for point in found}
+
+    def count(self, version: str) -> int:
+        return int(self.client.count(self._name(version), exact=True).count)
+
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        models, params = self._models, None
+        if not self.is_local:
+            is_exact = self.options.kind == "flat"
+            params = models.SearchParams(hnsw_ef=max(self.options.ef, k), exact=is_exact)
+        requests = [
+            models.QueryRequest(
+                query=vector,
+                limit=k,
+                filter=self._filter(filter),
+                params=params,
+                with_payload=[_ID],
+            )
+            for vector in vectors.tolist()
+        ]
+        answers = self.client.query_batch_points(self._name(version), requests)
+        rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
+        is_text = any(isinstance(own, str) for row in rows for own, _ in row)
+        return gather(rows, string_ids=is_text)
+
+    def _filter(self, filter: Any) -> Any:
+        try:
+            given = json.loads(filter) if isinstance(filter, str) else filter
+            return self._models.Filter(**given) if isinstance(given, Mapping) else given
+        except ValueError:
+            raise NNNormError(f"a filter of qdrant is {self.filters}; got {filter!r:.60}") from None
+
+    def scan(self, version: str | None) -> Iterator[Items]:
+        offset, is_first = None, True
+        while is_first or offset is not None:
+            points, offset = self.client.scroll(
+                self._name(version), limit=BATCH, offset=offset, with_vectors=True
+            )
+            is_first = False
+            if points:
+                vectors = np.array([self._vector(one.vector) for one in points], dtype=np.float32)
+                entries = [join_fields(one.payload) for one in points]
+                yield Items(to_ids([_own_id(one) for one in points]), vectors, None, entries)
+
+    def _vector(self, vector: Any) -> Any:
+        if not isinstance(vector, dict):
+            return vector
+        return vector[self.choose_vector(list(vector))]
+
+
+class _Shared:
+    """A client in local mode, which isn't made for threads: one call at a time."""
+
+    def __init__(self, client: Any) -> None:
+        self._client, self._lock = client, threading.RLock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                return found(*args, **options)
+
+        return call if callable(found) else found
+
+
+def _point_id(own: int | str) -> int | str:
+    if isinstance(own, int) and own >= 0:
+        return own
+    with suppress(ValueError, AttributeError):  # text that is a UUID stays as it is
+        if str(UUID(own)) == own:  # type: ignore[arg-type]
+            return own
+    return str(uuid5(NAMESPACE_URL, f"nnnorm:{own}"))
+
+
+def _own_id(point: Any) -> int | str:
+    own: int | str = (point.payload or {}).get(_ID, point.id)
+    return own

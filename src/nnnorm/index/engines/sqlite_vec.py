@@ -1,0 +1,201 @@
+"""sqlite-vec (`pip install 'nnnorm[sqlite-vec]'`): exact search in one SQLite file, by cosine.
+
+Vectors are in a `vec0` table, everything else in a plain one, so that a filter is any condition of
+SQLite. In mode "column" the vectors are in the plain table too.
+"""
+
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.files import check_regular
+from nnnorm.index.backend import FloatArray, Ids, Kind, Layout
+from nnnorm.index.reading import BATCH
+from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
+
+
+class SqliteVecBackend(SqlBackend):
+    """An index in a SQLite file.
+
+    Parameters
+    ----------
+    place : str, PathLike or sqlite3.Connection
+        The file; in memory without one. A connection stays open.
+    table : str
+        The index; ``nnnorm_indexes`` lists the tables of its versions.
+    id, embedding : str
+        Columns of a table that is copied; vectors are `vec0` columns or blobs of float32.
+    """
+
+    engine, options_type = "sqlite-vec", TableOptions
+    metric = "cosine"
+    types: ClassVar[dict[Kind, str]] = {
+        "integer": "INTEGER",
+        "float": "REAL",
+        "boolean": "BOOLEAN",
+        "text": "TEXT",
+    }
+    has_views = False
+    largest_k = 4096
+
+    def lock_file(self) -> Path | None:
+        return Path(f"{self.address}.lock") if self.address else None
+
+    def _connect(self) -> Any:
+        # Many builds of Python can't load an extension; sqlean.py can.
+        can_load = hasattr(sqlite3.Connection, "enable_load_extension")
+        driver: Any = sqlite3 if can_load else require("sqlean", "sqlite-vec")
+        if self.address:
+            check_regular(self.address)
+        opened = driver.connect(
+            self.address or ":memory:", check_same_thread=False, isolation_level=None, timeout=60
+        )
+        try:
+            opened.execute("SELECT count(*) FROM sqlite_master")
+        except driver.Error:
+            opened.close()
+            raise
+        return opened
+
+    @property
+    def client(self) -> Any:
+        """SQLite's own connection, with the extension."""
+        with self._turn:
+            is_new = self._client is None
+            opened = super().client
+            if is_new or not getattr(self, "_has_extension", False):
+                _load(opened)
+                self._has_extension = True
+            return opened
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        sqlean = sys.modules.get("sqlean")
+        return (sqlite3.Error, *([] if sqlean is None else [sqlean.Error]), OSError)
+
+    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self.client.execute(statement, values).fetchall()
+        return found
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._turn:
+            client = self.client
+            if client.in_transaction:
+                yield
+                return
+            client.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                client.execute("COMMIT")
+            except BaseException:
+                if client.in_transaction:
+                    client.execute("ROLLBACK")
+                raise
+
+    def _vector_type(self, width: int) -> str:
+        return "BLOB"
+
+    def _vectors(self, version: str) -> str:
+        return quote_name(f"{self.options.table}_{version}_vectors")
+
+    def _create_table(self, version: str, columns: list[str], layout: Layout) -> None:
+        own, embedding, *others = columns
+        listed = ["key INTEGER PRIMARY KEY", own.replace("PRIMARY KEY", "UNIQUE"), *others]
+        if layout.mode == "column":
+            listed += [embedding, "norm REAL"]
+        else:
+            self.run(
+                f"CREATE VIRTUAL TABLE {self._vectors(version)} USING "
+                f"vec0(embedding float[{layout.width}] distance_metric=cosine)"
+            )
+        self.run(f"CREATE TABLE {self._table(version)} ({', '.join(listed)})")
+
+    def _drop_table(self, version: str) -> None:
+        super()._drop_table(version)
+        self.run(f"DROP TABLE IF EXISTS {self._vectors(version)}")
+
+    def _is_column(self, version: str) -> bool:
+        return bool(self._config(version)["mode"] == "column")
+
+    def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
+        client, is_column = self.client, self._is_column(version)
+        kept = [name for name in names if name != "embedding"]
+        kept += ["embedding", "norm"] if is_column else []
+        listed, marks = ", ".join(map(quote_name, kept)), ", ".join("?" * len(kept))
+        statement = f"INSERT INTO {self._table(version)} ({listed}) VALUES ({marks})"
+        put = f"INSERT INTO {self._vectors(version)} (rowid, embedding) VALUES (?, ?)"
+        for own, vector, *others in rows:
+            blob = np.ascontiguousarray(vector, dtype="<f4").tobytes()
+            norm = float(np.linalg.norm(vector.astype(np.float64)))
+            more = [blob, norm] if is_column else []
+            cursor = client.execute(statement, [own, *others, *more])
+            if not is_column:
+                client.execute(put, [cursor.lastrowid, blob])
+
+    def delete(self, version: str, ids: Ids) -> None:
+        with self.transaction():
+            if not self._is_column(version):
+                rows = self._among(f"SELECT key FROM {self._table(version)} WHERE id", ids)
+                statement = f"DELETE FROM {self._vectors(version)} WHERE rowid = ?"
+                self.client.executemany(statement, rows)
+            super().delete(version, ids)
+
+    def _select(
+        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
+    ) -> list[tuple[Any, float]]:
+        table, blob = self._table(version), np.ascontiguousarray(vector, dtype="<f4").tobytes()
+        if weight is not None:
+            norm = float(np.linalg.norm(vector.astype(np.float64)))
+            score = f"(1 - vec_distance_cosine(embedding, ?)) * norm * {norm!r} - {weight!r} * bias"
+            statement = f"SELECT id, {score} AS score FROM {table} {where} ORDER BY score DESC"
+            statement += " LIMIT ?"
+        else:
+            among = f"AND rowid IN (SELECT key FROM {table} {where})" if where else ""
+            statement = (
+                f"SELECT i.id, 1 - v.distance FROM (SELECT rowid, distance FROM "
+                f"{self._vectors(version)} WHERE embedding MATCH ? AND k = ? {among}) v "
+                f"JOIN {table} i ON i.key = v.rowid ORDER BY v.distance"
+            )
+        with self._turn:
+            found: list[tuple[Any, float]] = self.client.execute(statement, (blob, k)).fetchall()
+        return found
+
+    def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
+        if self._is_column(version):
+            return super()._scan_after(version, listed, last)
+        after = "WHERE i.id > ?" if last else ""
+        return self.run(
+            f"SELECT i.id, v.embedding, {listed} FROM {self._table(version)} i JOIN "
+            f"{self._vectors(version)} v ON v.rowid = i.key {after} ORDER BY i.id LIMIT {BATCH}",
+            *last,
+        )
+
+    def _decode(self, vectors: Sequence[Any], width: int) -> FloatArray:
+        joined = np.frombuffer(b"".join(vectors), dtype="<f4")
+        return joined.reshape(len(vectors), width).astype(np.float32)
+
+    def _table_names(self) -> set[str]:
+        if self._client is None and self.address and not Path(self.address).exists():
+            return set()
+        return {row[0] for row in self.run("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+    def _column_names(self, table: str) -> list[str]:
+        return [row[0] for row in self.run("SELECT name FROM pragma_table_info(?)", table)]
+
+
+def _load(opened: Any) -> None:
+    extension = require("sqlite_vec", "sqlite-vec")
+    if not hasattr(opened, "enable_load_extension"):
+        raise NNNormError(
+            "this connection can't load sqlite-vec, because its Python was built without "
+            "extensions; connect with sqlean (pip install sqlean.py)"
+        )
+    opened.enable_load_extension(True)
+    extension.load(opened)
+    opened.enable_load_extension(False)

@@ -1,0 +1,110 @@
+"""usearch (`pip install 'nnnorm[usearch]'`): a graph, by inner product, or by cosine in 8 bits.
+
+usearch stores bf16 by default, which hides a part of the correction; here it stores f32. Adding
+from several threads leaves items that no search finds (usearch issue 735), so one thread adds.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError, require
+from nnnorm.index.backend import FloatArray, Ids, Layout
+from nnnorm.index.folder import FolderBackend, Labels, Loaded
+from nnnorm.index.options import Options, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class UsearchOptions(Options):
+    """Options of usearch, whose own names are connectivity and expansions."""
+
+    dtype: Literal["f32", "i8"] = "f32"
+    links: int = whole(32, at_least=2, at_most=512)
+    ef_construction: int = whole(128)
+    ef: int = whole(128)
+    threads: int = whole(0, at_least=0, at_most=1024)
+
+
+class UsearchBackend(FolderBackend):
+    """A usearch index.
+
+    Parameters
+    ----------
+    place : str or PathLike, optional
+        A folder; in memory without one. `copy_index` also reads a file of `Index.save`.
+    dtype : {"f32", "i8"}
+        How a new index stores numbers. With "i8" a search compares what it finds with the rows in
+        a file next to the graph.
+    links, ef_construction : int
+        Of a new graph.
+    ef, threads : int
+        Breadth of a search, and its threads; 0 uses all cores.
+    """
+
+    engine, options_type = "usearch", UsearchOptions
+    options: UsearchOptions
+
+    created_by = ("dtype", "links", "ef_construction")
+
+    def configure(self) -> None:
+        if self.options.dtype == "i8":  # it divides every vector by its norm
+            self.keeps_rows, self.has_one_range, self.metric = False, True, "cosine"
+
+    def _create(self, layout: Layout) -> Any:
+        return require("usearch.index", "usearch").Index(
+            ndim=layout.width,
+            metric="cos" if self.options.dtype == "i8" else "ip",
+            dtype=self.options.dtype,
+            connectivity=self.options.links,
+            expansion_add=self.options.ef_construction,
+        )
+
+    def _load(self, path: Path, width: int) -> Any:
+        return require("usearch.index", "usearch").Index.restore(str(path))
+
+    def _dump(self, index: Any, path: Path) -> None:
+        index.save(str(path))
+
+    def _copy(self, index: Any, width: int) -> Any:
+        return index.copy()
+
+    def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
+        index.add(labels.astype(np.uint64), self._encode(vectors), threads=1)
+
+    def _remove(self, index: Any, labels: Labels) -> None:
+        index.remove(labels.astype(np.uint64))
+
+    def _vectors(self, index: Any, labels: Labels) -> FloatArray:
+        return np.array(index.get(labels.astype(np.uint64)), dtype=np.float32)
+
+    def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
+        if k == 0:
+            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
+        if (needed := max(self.options.ef, k)) > loaded.breadth:
+            loaded.index.expansion_search = loaded.breadth = needed
+        found = loaded.index.search(self._encode(queries), k, threads=self.options.threads)
+        labels = np.array(found.keys).astype(np.int64).reshape(len(queries), -1)
+        distances = np.array(found.distances, dtype=np.float32).reshape(len(queries), -1)
+        counts = np.atleast_1d(getattr(found, "counts", len(found)))
+        empty = np.arange(labels.shape[1]) >= counts[:, None]
+        return np.where(empty, -1, labels), np.where(empty, 0, 1 - distances)
+
+    def _encode(self, rows: FloatArray) -> npt.NDArray[Any]:
+        """Round rows to whole numbers if the index stores these.
+
+        usearch itself uses a quarter of the range of 8 bits; the cosine is the same for any length.
+        """
+        if self.options.dtype != "i8":
+            return rows
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        return np.rint(rows * (127 / np.maximum(largest, 1e-30))).astype(np.int8)
+
+    def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
+        index = require("usearch.index", "usearch").Index.restore(str(path))
+        if index is None:
+            raise NNNormError(f"{path} isn't a file of usearch")
+        keys = np.array(index.keys, dtype=np.uint64)
+        return keys.astype(np.int64), np.array(index.get(keys), dtype=np.float32)

@@ -1,0 +1,408 @@
+"""Base of the engines that are a library and a file: an index is a folder.
+
+    photos/CURRENT                 the name of the served version, replaced atomically
+    photos/v2_1f0c9a/index         what the engine's library writes
+    photos/v2_1f0c9a/items.npz     ids and metadata
+    photos/v2_1f0c9a/config.json   written last
+
+Loaded versions are never changed: a write copies the served one, changes the copy, and swaps. So
+threads and processes that have it open keep what they opened. Without a place, all of this is in
+memory.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.errors import NNNormError
+from nnnorm.files import check_regular, write_whole
+from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout
+from nnnorm.index.reading import BATCH, chunks
+
+Labels = npt.NDArray[np.int64]
+_REFINED = 4  # times k items that an engine of few bits finds first
+_COMPARED = 4096  # vectors compared at once in a filtered search
+
+
+@dataclass(eq=False)
+class Loaded:
+    """A version in memory. The item at position i has the engine's label i."""
+
+    index: Any
+    ids: Ids
+    alive: npt.NDArray[np.bool_]
+    metadata: list[dict[str, Any]]
+    rows: FloatArray | None  # the stored vectors, for engines of few bits
+    config: dict[str, Any] | None = None
+    breadth: int = 0  # of a search of a graph, as it was set last
+    parts: list[Items] = field(default_factory=list)
+
+    @cached_property
+    def n_alive(self) -> int:
+        """The number of items."""
+        return int(self.alive.sum())
+
+    @cached_property
+    def label_of(self) -> dict[Any, int]:
+        """The label of each id."""
+        labels = np.flatnonzero(self.alive)
+        return dict(zip(self.ids[labels].tolist(), labels.tolist(), strict=True))
+
+
+class FolderBackend(Backend):
+    """An index in a folder, or in memory."""
+
+    filters = "the ids that may be returned, metadata that must be equal, or a function of metadata"
+    keeps_rows: bool = True  # whether the engine returns stored vectors bit for bit
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        self.folder = Path(self.address) if self.address else None
+        self._loaded: dict[str, Loaded] = {}
+        self._current: str | None = None  # in memory
+        self._loading = threading.Lock()
+
+    # --- what an engine adds ---
+
+    @abstractmethod
+    def _create(self, layout: Layout) -> Any:
+        """Make an empty index."""
+
+    @abstractmethod
+    def _load(self, path: Path, width: int) -> Any:
+        """Read an index file."""
+
+    @abstractmethod
+    def _dump(self, index: Any, path: Path) -> None:
+        """Write an index file."""
+
+    @abstractmethod
+    def _add(self, index: Any, labels: Labels, vectors: FloatArray) -> None:
+        """Add vectors."""
+
+    @abstractmethod
+    def _vectors(self, index: Any, labels: Labels) -> FloatArray:
+        """Return stored vectors."""
+
+    @abstractmethod
+    def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
+        """Find the nearest living items; label -1 if there are fewer than k."""
+
+    @abstractmethod
+    def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
+        """Read ids and vectors of a file that the engine's library wrote."""
+
+    def _remove(self, index: Any, labels: Labels) -> None:
+        """Remove items from an index; `_find` may skip those that aren't alive instead."""
+        return None
+
+    def _copy(self, index: Any, width: int) -> Any:
+        """Copy an index, by default through a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._dump(index, Path(folder) / "index")
+            return self._load(Path(folder) / "index", width)
+
+    # --- versions ---
+
+    def is_taken(self) -> bool:
+        if self.folder is None or not self.folder.exists():
+            return False
+        own = ("CURRENT", "LOCK", ".nnnorm-")
+        return not self.folder.is_dir() or any(
+            not one.name.startswith(own) and one.name[:1] != "v" for one in self.folder.iterdir()
+        )
+
+    def lock_file(self) -> Path | None:
+        if self.folder is not None and self.folder.is_file():
+            raise NNNormError(
+                f"{self.folder} is a file; an index of {self.engine} is a folder: choose another "
+                "name, or copy the file with copy_index"
+            )
+        return None if self.folder is None else self.folder / "LOCK"
+
+    def served(self) -> str | None:
+        if self.folder is None:
+            return self._current
+        check_regular(self.folder)
+        if not self.folder.is_dir():
+            return None
+        check_regular(self.folder / "CURRENT")
+        try:
+            return (self.folder / "CURRENT").read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return None
+
+    def versions(self) -> list[str]:
+        if self.folder is None:
+            return list(self._loaded)
+        return sorted(path.name for path in self.folder.glob("v*_*") if path.is_dir())
+
+    def create(self, version: str, layout: Layout) -> None:
+        ids = np.empty(0, dtype=str if layout.string_ids else np.int64)
+        rows = None if self.keeps_rows else np.empty((0, layout.width), np.float32)
+        self._loaded[version] = Loaded(self._create(layout), ids, np.empty(0, bool), [], rows)
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        loaded = self._gathered(version)
+        loaded.config = config
+        if self.folder is None:
+            return
+        folder = self.folder / version
+        folder.mkdir(parents=True, exist_ok=True)
+        self._dump(loaded.index, folder / "index")
+        text = json.dumps(loaded.metadata if any(loaded.metadata) else None).encode()
+        arrays = {"ids": loaded.ids, "alive": loaded.alive, "metadata": np.frombuffer(text, "u1")}
+        if loaded.rows is not None:
+            np.save(folder / "rows.npy", loaded.rows)
+        with open(folder / "items.npz", "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        digests = {path.name: _digest(path, sync=True) for path in sorted(folder.iterdir())}
+        text = json.dumps({"config": config, "digests": digests}).encode()
+        signed = hashlib.blake2b(text).hexdigest().encode() + b"\n" + text
+        write_whole(folder / "config.json", lambda file: file.write(signed))
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        if self.folder is None:
+            return self._loaded[version].config if version in self._loaded else None
+        stored = self._read_signed(version)
+        return None if stored is None else dict(stored["config"])
+
+    def _read_signed(self, version: str) -> dict[str, Any] | None:
+        """Config and digests of a version, if it was finished."""
+        path = Path(self.address) / version / "config.json"
+        check_regular(path)
+        try:
+            digest, _, text = path.read_bytes().partition(b"\n")
+        except FileNotFoundError:
+            return None
+        if hashlib.blake2b(text).hexdigest().encode() != digest:
+            raise self._damaged(version)
+        stored: dict[str, Any] = json.loads(text)
+        return stored
+
+    def swap(self, version: str) -> None:
+        if self.folder is None:
+            self._current = version
+            return
+        write_whole(self.folder / "CURRENT", lambda file: file.write(version.encode()))
+
+    def drop(self, version: str) -> None:
+        self._loaded.pop(version, None)
+        if self.folder is not None and (self.folder / version).is_dir():
+            (self.folder / version / "config.json").unlink(missing_ok=True)
+            shutil.rmtree(self.folder / version, ignore_errors=True)
+
+    def close(self) -> None:
+        if self.folder is not None:
+            self._loaded.clear()
+
+    @contextmanager
+    def write(self, version: str) -> Iterator[str]:
+        old = self._open(version)
+        config = old.config or {}
+        new = f"{version.rpartition('_')[0]}_{secrets.token_hex(3)}"
+        index = self._copy(old.index, self._width(old))
+        self._loaded[new] = Loaded(index, old.ids, old.alive, old.metadata, old.rows)
+        try:
+            yield new
+            self.finish(new, config)
+        except BaseException:
+            self.drop(new)
+            raise
+        self.swap(new)
+        self.drop(version)
+
+    # --- items ---
+
+    def add(self, version: str, items: Items) -> None:
+        loaded = self._loaded[version]
+        start = len(loaded.ids) + sum(map(len, loaded.parts))
+        self._add(loaded.index, np.arange(start, start + len(items)), items.vectors)
+        loaded.parts.append(items)
+
+    def delete(self, version: str, ids: Ids) -> None:
+        loaded = self._gathered(version)
+        labels = np.array([loaded.label_of[own] for own in ids.tolist()], dtype=np.int64)
+        self._remove(loaded.index, labels)
+        alive = loaded.alive.copy()
+        alive[labels] = False
+        self._loaded[version] = Loaded(
+            loaded.index, loaded.ids, alive, loaded.metadata, loaded.rows, loaded.config
+        )
+
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        loaded = self._open(version)
+        labels = {own: loaded.label_of.get(own) for own in ids.tolist()}
+        return {own: dict(loaded.metadata[at]) for own, at in labels.items() if at is not None}
+
+    def count(self, version: str) -> int:
+        return self._open(version).n_alive
+
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        loaded = self._open(version)
+        n_alive = loaded.n_alive
+        if filter is not None:
+            labels, scores = self._compare(loaded, self._allowed(loaded, filter), vectors, k)
+        elif loaded.rows is None or n_alive == 0:
+            labels, scores = self._find(loaded, vectors, min(k, n_alive))
+        else:
+            labels, scores = self._refine(loaded, vectors, k, min(_REFINED * k, n_alive))
+        found = labels >= 0
+        missing: Any = "" if loaded.ids.dtype.kind == "U" else -1
+        ids = np.where(found, loaded.ids[np.where(found, labels, 0)], missing)
+        return Hits(ids, np.where(found, scores, -np.inf).astype(np.float32))
+
+    def scan(self, version: str | None) -> Iterator[Items]:
+        if version is None:
+            yield from self._scan_file()
+            return
+        loaded = self._open(version)
+        labels = np.flatnonzero(loaded.alive)
+        for part in chunks(labels, BATCH):
+            metadata = [dict(loaded.metadata[label]) for label in part]
+            yield Items(loaded.ids[part], self._stored(loaded, part), None, metadata)
+
+    def _scan_file(self) -> Iterator[Items]:
+        if self.folder is None or not self.folder.is_file():
+            raise NNNormError(f"there is no {self.name} to copy; check the path")
+        ids, vectors = self._read_file(self.folder)
+        yield Items(ids, vectors, None, [{} for _ in ids])
+
+    def _refine(
+        self, loaded: Loaded, queries: FloatArray, k: int, n_fetched: int
+    ) -> tuple[Labels, FloatArray]:
+        """Find more items by few bits, and compare these with the stored rows."""
+        labels, scores = self._find(loaded, queries, n_fetched)
+        for query, found, own in zip(queries, labels, scores, strict=True):
+            rows = self._stored(loaded, np.maximum(found, 0))
+            own[:] = np.where(found < 0, -np.inf, self._scores(query[None], rows)[0])
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(labels, order, 1), np.take_along_axis(scores, order, 1)
+
+    def _scores(self, queries: FloatArray, rows: FloatArray) -> FloatArray:
+        products = queries @ rows.T
+        if self.metric == "cosine":
+            products /= np.linalg.norm(queries, axis=1)[:, None] * np.linalg.norm(rows, axis=1)
+        return products
+
+    # --- filters ---
+
+    def _allowed(self, loaded: Loaded, given: Any) -> Labels:
+        if isinstance(given, str):  # of the command line
+            with contextlib.suppress(ValueError):
+                given = json.loads(given)
+        if callable(given) or isinstance(given, Mapping):
+            wanted: Callable[[dict[str, Any]], Any] = given if callable(given) else _equals(given)
+            labels = np.flatnonzero(loaded.alive)
+            kept = [bool(wanted(dict(loaded.metadata[label]))) for label in labels]
+            return labels[np.array(kept, dtype=bool)]
+        if isinstance(given, str) or not hasattr(given, "__iter__"):
+            raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
+        known = [
+            loaded.label_of[own] for own in np.unique(given).tolist() if own in loaded.label_of
+        ]
+        return np.array(known, dtype=np.int64)
+
+    def _compare(
+        self, loaded: Loaded, labels: Labels, queries: FloatArray, k: int
+    ) -> tuple[Labels, FloatArray]:
+        """Compare queries with some items, all of them."""
+        scores = np.empty((len(queries), len(labels)), dtype=np.float32)
+        for start in range(0, len(labels), _COMPARED):
+            rows = self._stored(loaded, labels[start : start + _COMPARED])
+            scores[:, start : start + len(rows)] = self._scores(queries, rows)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        return labels[order], np.take_along_axis(scores, order, axis=1)
+
+    # --- loading ---
+
+    def _stored(self, loaded: Loaded, labels: Labels) -> FloatArray:
+        if loaded.rows is not None:
+            return np.array(loaded.rows[labels])
+        return self._vectors(loaded.index, labels)
+
+    def _width(self, loaded: Loaded) -> int:
+        config = loaded.config or {}
+        return int(config["dim"]) + (2 if config["mode"] == "augmented" else 0)
+
+    def _gathered(self, version: str) -> Loaded:
+        """Return a version with all parts that were added."""
+        loaded = self._open(version)
+        if loaded.parts:
+            parts = loaded.parts
+            ids = np.concatenate([loaded.ids, *(part.ids for part in parts)])
+            alive = np.concatenate([loaded.alive, *(np.ones(len(part), bool) for part in parts)])
+            metadata = loaded.metadata + [entry for part in parts for entry in part.metadata]
+            rows = loaded.rows
+            if rows is not None:
+                rows = np.concatenate([rows, *(part.vectors for part in parts)])
+            loaded = Loaded(loaded.index, ids, alive, metadata, rows, loaded.config)
+            self._loaded[version] = loaded
+        return loaded
+
+    def _open(self, version: str) -> Loaded:
+        loaded = self._loaded.get(version)
+        if loaded is None:
+            with self._loading:
+                if version not in self._loaded:
+                    self._loaded[version] = self._read(version)
+                loaded = self._loaded[version]
+        return loaded
+
+    def _read(self, version: str) -> Loaded:
+        stored = None if self.folder is None else self._read_signed(version)
+        if self.folder is None or stored is None:
+            raise NNNormError(f"{self.name} has no version {version}; open the index again")
+        folder, config = self.folder / version, stored["config"]
+        try:
+            for name, digest in stored["digests"].items():
+                check_regular(folder / name)
+                if _digest(folder / name) != digest:
+                    raise self._damaged(version)
+            with np.load(folder / "items.npz", allow_pickle=False) as items:
+                ids, alive, text = items["ids"], items["alive"], items["metadata"].tobytes()
+            metadata = json.loads(text) or [{}] * len(ids)
+            rows = None if self.keeps_rows else np.load(folder / "rows.npy", mmap_mode="r")
+            loaded = Loaded(None, ids, alive, metadata, rows, config)
+            loaded.index = self._load(folder / "index", self._width(loaded))
+        except FileNotFoundError:
+            raise NNNormError(f"{self.name} has no version {version}; open it again") from None
+        return loaded
+
+    def _damaged(self, version: str) -> NNNormError:
+        return NNNormError(
+            f"version {version} of {self.name} is damaged; roll back or build the index again"
+        )
+
+
+def _digest(path: Path, *, sync: bool = False) -> str:
+    with open(path, "rb") as file:
+        if sync:
+            os.fsync(file.fileno())
+        digest = hashlib.blake2b()
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _equals(wanted: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    return lambda entry: all(
+        name in entry and entry[name] == value for name, value in wanted.items()
+    )

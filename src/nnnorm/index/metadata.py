@@ -1,0 +1,157 @@
+"""Metadata of items: checked once, and split into the columns or fields that an engine has."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnnorm.errors import NNNormError
+from nnnorm.index.backend import Kind, Metadata
+
+RESERVED = {"id", "embedding", "bias", "metadata", "key", "rowid", "vector", "distance", "score"}
+_MOST_COLUMNS = 50
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
+_KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str: "text"}
+
+
+def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
+    """Return plain JSON metadata per item, or raise before anything is written.
+
+    Examples
+    --------
+    >>> check_metadata([{"year": np.int64(1999)}], 1)
+    [{'year': 1999}]
+    >>> check_metadata([{"year": float("nan")}], 1)
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: metadata 'year' of item 0 must be a JSON value; got nan
+    """
+    if metadata is None:
+        return [{} for _ in range(n_items)]
+    entries = list(metadata)
+    if len(entries) != n_items:
+        raise NNNormError(
+            f"metadata must have one entry per item; got {len(entries):,} for {n_items:,} items"
+        )
+    checked = []
+    for row, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise NNNormError(
+                f"metadata of item {row} must be a mapping; got {type(entry).__name__}"
+            )
+        plain = {}
+        for key, value in entry.items():
+            if not isinstance(key, str) or not is_text(key) or not key or key[:7] == "nnnorm_":
+                raise NNNormError(
+                    f"metadata keys must be text that doesn't begin with nnnorm_; item {row} has "
+                    f"{key!r:.60}"
+                )
+            plain[key] = _plain(value, f"metadata {key!r:.60} of item {row}")
+        checked.append(plain)
+    return checked
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one, name) for one in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) and is_text(key) for key in value):
+        return {key: _plain(one, name) for key, one in value.items()}
+    if value is None or isinstance(value, bool):
+        return value
+    fits = isinstance(value, int) and -(2**63) <= value < 2**63
+    fits = fits or (isinstance(value, float) and math.isfinite(value))
+    if not fits and not (isinstance(value, str) and is_text(value)):
+        raise NNNormError(f"{name} must be a JSON value; got {value!r:.60}")
+    return value
+
+
+def is_text(value: str) -> bool:
+    """Whether every engine can hold it: no null characters, no lone surrogates."""
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
+    """Choose the keys that get a column: plain names whose values are of one kind.
+
+    Examples
+    --------
+    >>> choose_columns([{"year": 1999, "tags": ["a"]}, {"year": None, "title": "Sea", "id": 7}])
+    {'year': 'integer', 'title': 'text'}
+    """
+    kinds: dict[str, set[Kind | None]] = {}
+    for entry in metadata:
+        for name, value in entry.items():
+            if value is not None:
+                kinds.setdefault(name, set()).add(_KINDS.get(type(value)))
+    chosen: dict[str, Kind] = {}
+    taken = set(RESERVED)
+    for name, found in kinds.items():
+        kind = found.pop() if len(found) == 1 else None
+        if kind is not None and _NAME.fullmatch(name) and name.lower() not in taken:
+            chosen[name] = kind
+            taken.add(name.lower())
+        if len(chosen) == _MOST_COLUMNS:
+            break
+    return chosen
+
+
+def split_columns(entry: Metadata, columns: Mapping[str, Kind]) -> list[Any]:
+    """Return the values of the columns, then the rest as JSON, or None if nothing is left.
+
+    Examples
+    --------
+    >>> split_columns({"year": 1999, "by": "me"}, {"year": "integer"})
+    [1999, '{"by": "me"}']
+    """
+    rest, values = dict(entry), []
+    for name, kind in columns.items():
+        fits = name in rest and _KINDS.get(type(rest[name])) == kind
+        values.append(rest.pop(name) if fits else None)
+    return [*values, json.dumps(rest) if rest else None]
+
+
+def join_columns(columns: Mapping[str, Kind], values: Sequence[Any]) -> dict[str, Any]:
+    """Undo `split_columns`.
+
+    Examples
+    --------
+    >>> join_columns({"year": "integer"}, [1999, '{"by": "me"}'])
+    {'year': 1999, 'by': 'me'}
+    """
+    *known, rest = values
+    entry = {
+        name: bool(value) if kind == "boolean" else value
+        for (name, kind), value in zip(columns.items(), known, strict=True)
+        if value is not None
+    }
+    return entry | (json.loads(rest) if isinstance(rest, str) else rest or {})
+
+
+def split_fields(entry: Metadata, is_field: Callable[[str, Any], bool]) -> dict[str, Any]:
+    """Return the fields that an engine can hold, and the others as JSON in one more field."""
+    known = {name: value for name, value in entry.items() if is_field(name, value)}
+    rest = {name: value for name, value in entry.items() if name not in known}
+    return known | ({"nnnorm_json": json.dumps(rest)} if rest else {})
+
+
+def join_fields(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Undo `split_fields`; other fields of nnnorm are left out."""
+    known = {name: value for name, value in (fields or {}).items() if name[:7] != "nnnorm_"}
+    return known | json.loads((fields or {}).get("nnnorm_json") or "{}")
+
+
+def make_plain(value: Any) -> Any:
+    """Turn a value of an application's own collection into JSON: dates and the like are text."""
+    if isinstance(value, Mapping):
+        return {str(key): make_plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, np.ndarray)):
+        return [make_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,317 @@
+"""Base of the engines that speak SQL: a version is a table, and one more table lists the versions.
+
+nnnorm_indexes(name, version, config, served)   the swap is one UPDATE
+photos_v2_1f0c9a(id, embedding, bias, …)         metadata keys are columns, the rest is JSON
+photos                                           a view of the served version, if it can be one
+"""
+
+import json
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nnnorm.errors import NNNormError
+from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Kind, Layout, Mode
+from nnnorm.index.metadata import join_columns, split_columns
+from nnnorm.index.options import Options
+from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+
+_LISTED = 500  # ids in one statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Options):
+    """`table` is the index; `id` and `embedding` are columns of a table that is copied."""
+
+    table: str = "items"
+    id: str = "id"
+    embedding: str = "embedding"
+
+
+class SqlBackend(Backend):
+    """An index in the tables of a database, through one connection that threads share."""
+
+    modes: ClassVar[tuple[Mode, ...]] = ("augmented", "column")
+    filters = 'a condition in SQL, such as "year > 1999"'
+    is_exact = True
+    mark: ClassVar[str] = "?"  # of a parameter
+    types: ClassVar[dict[Kind, str]]
+    has_views: ClassVar[bool] = True
+    _is_listed = False  # whether the table of versions is known to exist
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        self._turn = threading.RLock()
+        self._client: Any = None if isinstance(self.place, str) else self.place
+        self._configs: dict[str, dict[str, Any]] = {}
+
+    # --- what an engine adds ---
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Open the connection."""
+
+    @abstractmethod
+    def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run a statement."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """All or nothing, also for threads that share the connection; may be nested."""
+
+    @abstractmethod
+    def _vector_type(self, width: int) -> str:
+        """Return the type of the column of vectors."""
+
+    @abstractmethod
+    def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
+        """Insert rows; the second value of a row is a vector."""
+
+    @abstractmethod
+    def _select(
+        self, version: str, vector: FloatArray, k: int, where: str, weight: float | None
+    ) -> list[tuple[Any, float]]:
+        """Return ids and scores of the k best rows."""
+
+    @abstractmethod
+    def _table_names(self) -> set[str]:
+        """Return the names of all tables, without views."""
+
+    @abstractmethod
+    def _column_names(self, table: str) -> list[str]:
+        """Return the names of the columns of a table."""
+
+    def _read_vector(self, column: str) -> str:
+        """Return the expression that reads a vector."""
+        return column
+
+    def _decode(self, vectors: Sequence[Any], width: int) -> FloatArray:
+        """Make an array of vectors that were read."""
+        return np.array(vectors, dtype=np.float32).reshape(len(vectors), width)
+
+    # --- statements ---
+
+    @property
+    def client(self) -> Any:
+        """The engine's own connection."""
+        with self._turn:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        with self._turn:
+            return self._execute(statement.replace("?", self.mark), values)
+
+    def _among(self, statement: str, ids: Ids) -> list[tuple[Any, ...]]:
+        """Run a statement that ends with a condition on ids, some ids at a time."""
+        found = []
+        for some in chunks(ids.tolist(), _LISTED):
+            found += self.run(f"{statement} IN ({', '.join('?' * len(some))})", *some)
+        return found
+
+    def _table(self, version: str) -> str:
+        return quote_name(f"{self.options.table}_{version}")
+
+    # --- versions ---
+
+    def _has_list(self) -> bool:
+        if not self._is_listed:
+            self._is_listed = "nnnorm_indexes" in self._table_names()
+        return self._is_listed
+
+    def _listed(self, column: str, condition: str = "") -> list[Any]:
+        if not self._has_list():
+            return []
+        statement = f"SELECT {column} FROM nnnorm_indexes WHERE name = ? {condition}"
+        return [row[0] for row in self.run(statement, self.options.table)]
+
+    def is_taken(self) -> bool:
+        return self.options.table in self._table_names()
+
+    def served(self) -> str | None:
+        found = self._listed("version", "AND served = 1")
+        return found[0] if found else None
+
+    def versions(self) -> list[str]:
+        return self._listed("version", "ORDER BY version")
+
+    def create(self, version: str, layout: Layout) -> None:
+        columns = [
+            f"{quote_name(name)} {self.types[kind]}" for name, kind in layout.columns.items()
+        ]
+        listed = [
+            f"id {self.types['text' if layout.string_ids else 'integer']} PRIMARY KEY NOT NULL",
+            f"embedding {self._vector_type(layout.width)} NOT NULL",
+            f"bias {self.types['float']}",
+            *columns,
+            "metadata TEXT",
+        ]
+        with self.transaction():
+            if not self._has_list():
+                self.run(
+                    "CREATE TABLE IF NOT EXISTS nnnorm_indexes (name TEXT, version TEXT, config "
+                    "TEXT, served INTEGER NOT NULL, PRIMARY KEY (name, version))"
+                )
+            self._create_table(version, listed, layout)
+            made = json.dumps({"making": {**vars(layout), "sample": None}})
+            values = self.options.table, version, made
+            self.run("INSERT INTO nnnorm_indexes VALUES (?, ?, ?, 0)", *values)
+
+    def _create_table(self, version: str, columns: list[str], layout: Layout) -> None:
+        self.run(f"CREATE TABLE {self._table(version)} ({', '.join(columns)})")
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        statement = "UPDATE nnnorm_indexes SET config = ? WHERE name = ? AND version = ?"
+        self.run(statement, json.dumps(config), self.options.table, version)
+        self._configs.pop(version, None)
+
+    def _config(self, version: str) -> dict[str, Any]:
+        """The stored config; while a version is filled, its layout."""
+        if version not in self._configs:
+            statement = "SELECT config FROM nnnorm_indexes WHERE name = ? AND version = ?"
+            rows = self.run(statement, self.options.table, version) if self._has_list() else []
+            if not rows:
+                raise NNNormError(f"{self.name} has no version {version}; open the index again")
+            stored = json.loads(rows[0][0])
+            self._configs[version] = stored.get("making") or stored
+        return self._configs[version]
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        statement = "SELECT config FROM nnnorm_indexes WHERE name = ? AND version = ?"
+        rows = self.run(statement, self.options.table, version) if self._has_list() else []
+        stored: dict[str, Any] = json.loads(rows[0][0]) if rows else {"making": None}
+        return None if "making" in stored else stored
+
+    def swap(self, version: str) -> None:
+        with self.transaction():
+            self.run(
+                "UPDATE nnnorm_indexes SET served = CASE WHEN version = ? THEN 1 ELSE 0 END "
+                "WHERE name = ?",
+                version,
+                self.options.table,
+            )
+            if self.has_views:
+                view = quote_name(self.options.table)
+                self.run(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {self._table(version)}")
+
+    def drop(self, version: str) -> None:
+        if not self._has_list():
+            return
+        self._configs.pop(version, None)
+        with self.transaction():
+            self._drop_table(version)
+            statement = "DELETE FROM nnnorm_indexes WHERE name = ? AND version = ?"
+            self.run(statement, self.options.table, version)
+
+    def _drop_table(self, version: str) -> None:
+        self.run(f"DROP TABLE IF EXISTS {self._table(version)}")
+
+    @contextmanager
+    def write(self, version: str) -> Iterator[str]:
+        with self.transaction():
+            yield version
+
+    def close(self) -> None:
+        with self._turn:
+            if self._client is not None and isinstance(self.place, str):
+                client, self._client = self._client, None
+                client.close()
+
+    # --- items ---
+
+    def add(self, version: str, items: Items) -> None:
+        columns = self._config(version)["columns"]
+        bias = [None] * len(items) if items.bias is None else items.bias.tolist()
+        rows = (
+            [own, vector, value, *split_columns(entry, columns)]
+            for own, vector, value, entry in zip(
+                items.ids.tolist(), items.vectors, bias, items.metadata, strict=True
+            )
+        )
+        with self.transaction():
+            self._insert(version, ["id", "embedding", "bias", *columns, "metadata"], rows)
+
+    def delete(self, version: str, ids: Ids) -> None:
+        with self.transaction():
+            self._among(f"DELETE FROM {self._table(version)} WHERE id", ids)
+
+    def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
+        columns = self._config(version)["columns"]
+        listed = ", ".join(map(quote_name, ["id", *columns, "metadata"]))
+        rows = self._among(f"SELECT {listed} FROM {self._table(version)} WHERE id", ids)
+        return {own: join_columns(columns, values) for own, *values in rows}
+
+    def count(self, version: str) -> int:
+        return int(self.run(f"SELECT count(*) FROM {self._table(version)}")[0][0])
+
+    def search(
+        self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
+    ) -> Hits:
+        where = ""
+        if filter is not None:
+            if not isinstance(filter, str) or not filter.strip():
+                raise NNNormError(
+                    f"a filter of {self.engine} is {self.filters}; got {filter!r:.60}"
+                )
+            where = f"WHERE ({filter})"
+        rows = [self._select(version, vector, k, where, weight) for vector in vectors]
+        return gather(rows, string_ids=self._config(version)["string_ids"])
+
+    def scan(self, version: str | None) -> Iterator[Items]:
+        if version is None:
+            yield from self._scan_table()
+            return
+        config = self._config(version)
+        last: list[Any] = []
+        columns = config["columns"]
+        width = config.get("width") or config["dim"] + 2 * (config["mode"] == "augmented")
+        listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
+        while rows := self._scan_after(version, listed, last):
+            ids, vectors, bias, *known = zip(*rows, strict=True)
+            entries = [join_columns(columns, values) for values in zip(*known, strict=True)]
+            values = None if bias[0] is None else np.array(bias, dtype=np.float32)
+            yield Items(to_ids(ids), self._decode(vectors, width), values, entries)
+            last = [ids[-1]]
+
+    def _scan_after(self, version: str, listed: str, last: list[Any]) -> list[tuple[Any, ...]]:
+        after = "WHERE id > ?" if last else ""
+        return self.run(
+            f"SELECT id, {self._read_vector('embedding')}, {listed} FROM {self._table(version)} "
+            f"{after} ORDER BY id LIMIT {BATCH}",
+            *last,
+        )
+
+    def _scan_table(self) -> Iterator[Items]:
+        """Yield the rows of a table of the application; all other columns are metadata."""
+        columns = self._column_names(self.options.table)
+        own, vector = self.options.id, self.options.embedding
+        if own not in columns or vector not in columns:
+            has = f"it has {', '.join(columns)}" if columns else "there is no such table"
+            raise NNNormError(
+                f"{self.name} needs the columns {own} and {vector}, and {has}; name them with "
+                "id= and embedding="
+            )
+        others = [name for name in columns if name not in (own, vector)]
+        listed = ", ".join([self._read_vector(quote_name(vector)), *map(quote_name, others)])
+        table = quote_name(self.options.table)
+        rows = self.run(f"SELECT {quote_name(own)}, {listed} FROM {table}")
+        rows = [row for row in rows if row[1] is not None]
+        for some in chunks(rows, BATCH):
+            ids, vectors, *known = zip(*some, strict=True)
+            entries = [
+                dict(zip(others, values, strict=True)) for values in zip(*known, strict=True)
+            ]
+            width = len(vectors[0]) // (4 if isinstance(vectors[0], bytes) else 1)
+            yield Items(to_ids(ids), self._decode(vectors, width), None, entries or [{}] * len(ids))
+
+
+def quote_name(name: str) -> str:
+    """Quote the name of a table or column; a schema before a dot is quoted by itself."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))

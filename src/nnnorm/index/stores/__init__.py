@@ -1,1 +1,0 @@
-"""One file per engine, which imports its library when a collection is opened."""

@@ -1,0 +1,454 @@
+"""Checks of galleries and past queries that would give a wrong correction in silence.
+
+- Past queries that are rows of the gallery, exactly or nearly, and repeated items (`check_inputs`).
+- Past queries that are other items, such as photos where texts were meant (`separation_z`). Three
+  scores of each row are compared with those of the items: how much of the row the items don't span,
+  how close its nearest items are, and on which side of the two means it lies. If none of the three
+  tells the rows from items, they are items, or of a kind that can't be told from items. Queries, if
+  there are any, settle which (`are_items`).
+- Past queries from another source than the queries (`mismatch_z`).
+
+Figures: `benchmarks/mismatch.py`.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.dedup import NEAR_COPY, as_units
+from nnnorm.embeddings import Embeddings, check_same_dim
+from nnnorm.errors import NNNormError, warn
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+# Above this z, past queries are mismatched: with 64 recent queries, all mismatched banks of
+# `benchmarks/mismatch.py` are above it and no others.
+MISMATCH_Z = 3.0
+# A warning has to allow for several queries about the same thing; those alone reach 3.
+MISMATCH_WARNING_Z = 4.0
+# Above this, references that look like items differ from the queries.
+QUERIES_Z = 4.0
+# Fewer past queries say nothing about hubs or about themselves.
+FEW_QUERIES = 16
+
+# How the warning of `warn_of_items` starts if there are no queries to settle it.
+LIKE_ITEMS = ".* look like items of"
+
+# The fewest rows that `fit` judges, and the separation below which they are taken for items. Texts
+# and images of CLIP, whose items have a mean far from 0, are 11 apart with 64 rows; rows of other
+# models may need 250.
+_CONE, _IN_CONE, _ELSEWHERE = 0.4, (64, 6.0), (250, 4.0)
+_PART, _N_PARTS, _BLOCK = 512, 2, 16
+_N_NEAREST, _RIDGE = 10, 0.1
+_CLEAR = 12.0  # more samples would not change the answer
+_N_NEIGHBORS, _N_DRAWS = 3, 8
+# Larger samples hold several captions of one image, which are each other's nearest neighbors.
+_LARGEST_DRAW, _SMALLEST_DRAW = 64, 4
+# Unit rows closer than this are one row in another precision.
+_SAME_ROW = 2e-3
+# No honest query of ten real sets has a cosine of 0.95 with an item. Noise of 0.01 per coordinate
+# leaves 0.975 of 512 dimensions; in few dimensions such cosines occur by chance.
+_NEAR_ROW, _FEWEST_DIMS = 0.95, 32
+_MOST_SAME, _MOST_NEAR, _MOST_REPEATED = 0.5, 0.2, 0.01
+# Rows read of a large gallery, in evenly spaced runs; references looked for in them.
+_MOST_READ, _RUN = 2**20, 4096
+_FEWEST_SOUGHT, _MOST_SOUGHT = 128, 4096
+
+
+def check_inputs(
+    gallery: Embeddings,
+    references: Embeddings,
+    *,
+    allow_gallery_rows: bool | None = False,
+    compare: bool = True,
+    repeats: bool = True,
+) -> None:
+    """Reject references that are gallery rows; warn of other items and of repeated items.
+
+    Parameters
+    ----------
+    gallery : Embeddings, shape (n_gallery, dim)
+    references : Embeddings, shape (n_references, dim)
+    allow_gallery_rows : bool, optional
+        True skips the checks of the references; None warns instead of raising an error.
+    compare : bool
+        Whether to compare the references with the items as `warn_of_items` does; False where
+        queries are at hand to compare them with as well.
+    repeats : bool
+        Whether to look for repeated items.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> items = open_embeddings(np.eye(20), name="gallery")
+    >>> check_inputs(items, open_embeddings(np.eye(20)[::-1], name="references"))
+    Traceback (most recent call last):
+    nnnorm.errors.NNNormError: 20 of 20 sampled references are rows of gallery, so an item's ...
+    """
+    is_checked = (
+        not allow_gallery_rows
+        and len(references) >= FEW_QUERIES
+        and references.dim == gallery.dim  # or rejected elsewhere, with both shapes
+    )
+    n_read, n_sought = count_checked(len(gallery), len(references) if is_checked else 1)
+    places = np.linspace(0, len(references) - 1, n_sought).astype(np.int64)
+    sought = as_units(references.take(places)) if is_checked else np.empty((0, gallery.dim))
+    best, nearest = np.full(len(sought), -np.inf, dtype=np.float32), np.zeros_like(sought)
+    hashes = []
+    for block in _read(gallery, n_read):
+        if repeats:
+            hashes.append(_hash_rows(block))
+        if len(sought):
+            units = block if gallery.normalized else as_units(block)
+            scores = sought @ units.T
+            highest = scores.argmax(axis=1)
+            values = np.take_along_axis(scores, highest[:, None], axis=1)[:, 0]
+            is_better = values > best
+            nearest[is_better], best[is_better] = units[highest[is_better]], values[is_better]
+    if repeats:
+        _warn_of_repeats(gallery, np.concatenate(hashes))
+    if not is_checked:
+        return
+    expected = n_sought * n_read / len(gallery)  # to be found if all references are gallery rows
+    n_same = int((np.linalg.norm(sought - nearest, axis=1) < _SAME_ROW).sum())
+    n_near = int((best > _NEAR_ROW).sum()) if gallery.dim >= _FEWEST_DIMS else 0
+    part = "" if n_read == len(gallery) else f" in {n_read / len(gallery):.1%} of the gallery"
+    harm = "so an item's best past query would be the item itself"
+    if n_same > _MOST_SAME * expected:
+        found = f"{n_same} of {n_sought} sampled {references.name} are rows of {gallery.name}{part}"
+        if allow_gallery_rows is not None:
+            raise NNNormError(
+                f"{found}, {harm}. Pass past queries instead, or allow_gallery_rows=True "
+                "(--allow-gallery-rows) if past queries do equal items"
+            )
+        warn(f"{found}, {harm}; pass past queries instead")
+    elif n_near > _MOST_NEAR * expected:
+        warn(
+            f"{n_near} of {n_sought} sampled {references.name} are nearly rows of {gallery.name}"
+            f"{part}, {harm}; remove items from the past queries, or pass allow_gallery_rows=True "
+            "if people do search for the items themselves"
+        )
+    elif compare:
+        warn_of_items(references, gallery)
+
+
+def count_checked(n_gallery: int, n_references: int) -> tuple[int, int]:
+    """Numbers of gallery rows that are read, and of references that are looked for in them.
+
+    Examples
+    --------
+    >>> count_checked(5000, 200), count_checked(10**9, 10**7)
+    ((5000, 128), (1048576, 4096))
+    """
+    n_read = min(n_gallery, _MOST_READ)
+    wanted = _FEWEST_SOUGHT * -(-n_gallery // n_read)
+    return n_read, min(n_references, _MOST_SOUGHT, wanted)
+
+
+def _read(gallery: Embeddings, n_read: int) -> Iterator[FloatArray]:
+    if n_read == len(gallery):
+        yield from (block for _, block in gallery.blocks())
+        return
+    for start in np.linspace(0, len(gallery) - _RUN, n_read // _RUN).astype(np.int64).tolist():
+        yield gallery.rows(start, start + _RUN)
+
+
+def _hash_rows(rows: FloatArray) -> npt.NDArray[np.uint64]:
+    """A number per row, the same for equal rows."""
+    n_rows, dim = rows.shape
+    weights = np.random.default_rng(0).integers(2**63, size=-(-dim // 2), dtype=np.uint64) * 2 + 1
+    hashes = np.empty(n_rows, dtype=np.uint64)
+    buffer = np.zeros((256, 2 * len(weights)), dtype=np.float32)
+    for start in range(0, n_rows, len(buffer)):  # in the cache of a core
+        some = rows[start : start + len(buffer)]
+        np.add(some, np.float32(0), out=buffer[: len(some), :dim])  # -0 becomes 0
+        words = buffer[: len(some)].view(np.uint64)
+        # The upper half of a word alone would only change the upper half of the sum.
+        hashes[start : start + len(some)] = (words ^ (words >> np.uint64(32))) @ weights
+    return hashes
+
+
+def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> None:
+    n_rows, n_different = len(hashes), len(np.unique(hashes))
+    if n_rows - n_different > _MOST_REPEATED * n_rows:
+        part = "" if n_rows == len(gallery) else " sampled"
+        warn(
+            f"{gallery.name} has {n_different:,} different rows among {n_rows:,}{part}: repeated "
+            "items share their places, so R@K means little; remove the repeated rows"
+        )
+
+
+# --- items passed as past queries ----------------------------------------------------------------
+
+
+def separation_z(rows: Embeddings, items: Embeddings, *, seed: int = 0) -> float:
+    """How clearly rows can be told from items, in standard errors of the clearest of three scores.
+
+    Parameters
+    ----------
+    rows : Embeddings, shape (n_rows, dim)
+    items : Embeddings, shape (n_items, dim)
+    seed : int
+        Of the samples, of at most 512 rows and 1,024 items.
+
+    Returns
+    -------
+    float
+        Below 4 if the rows are further items; NaN if there are fewer than 16 different rows or
+        items.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rng = np.random.default_rng(0)
+    >>> texts, images = rng.normal(size=(2, 300, 32)) + np.array([1, -1])[:, None, None]
+    >>> items = open_embeddings(images[:200])
+    >>> separation_z(open_embeddings(images[200:]), items) < 4
+    True
+    >>> separation_z(open_embeddings(texts), items) > 10
+    True
+    """
+    compared = _compare(rows, items, seed)
+    return math.nan if compared is None else _clearest(*compared)
+
+
+def _compare(rows: Embeddings, items: Embeddings, seed: int = 0) -> tuple[Doubles, Doubles] | None:
+    """How far each of the three scores is from telling nothing, and the variances of that."""
+    rng = np.random.default_rng(seed)
+    some, blocks = _sample(rows, _PART, rng)
+    known, known_blocks = _sample(items, _N_PARTS * _PART, rng)
+    if min(len(some), len(known)) < FEW_QUERIES:
+        return None
+    n_parts = max(1, len(known) // _PART)
+    least = (len(some) + len(known) + 1) / (12 * len(some) * len(known))
+    found = []
+    # Neighbors in a file may belong together and stay on one side.
+    for part, side in itertools.product(range(n_parts), (0, 1)):
+        here, here_blocks = known[part::n_parts], known_blocks[part::n_parts]
+        is_base, is_first = here_blocks % 2 == side, blocks % 2 == side
+        base, held, held_blocks = here[is_base], here[~is_base], here_blocks[~is_base]
+        scores, held_scores = some @ base.T, held @ base.T
+        ridge = np.float32(_RIDGE * len(base) / min(base.shape))
+        inverse = np.linalg.inv(base @ base.T + ridge * np.eye(len(base), dtype=np.float32))
+        toward = some[is_first].mean(axis=0) - base.mean(axis=0)
+        pairs = (
+            (_spanned(scores, inverse), blocks, _spanned(held_scores, inverse)),
+            (_closeness(scores), blocks, _closeness(held_scores)),
+            (some[~is_first] @ toward, blocks[~is_first], held @ toward),
+        )
+        found.append([_above(one, at, other, held_blocks) for one, at, other in pairs])
+        share, of_rows, of_items = np.mean(found, axis=0).T
+        # The third score uses half of the rows at a time; items are never used twice.
+        of_rows[2] /= 2
+        effect = np.array([abs(share[0] - 0.5), abs(share[1] - 0.5), share[2] - 0.5])
+        variance = np.maximum(of_rows + of_items / len(found), least)
+        if _clearest(effect, variance) > _CLEAR:
+            break
+    return effect, variance
+
+
+def _clearest(effects: Doubles, variances: Doubles) -> float:
+    return float((effects / np.sqrt(variances)).max())
+
+
+def are_items(
+    references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
+) -> bool:
+    """Whether references can't be told from items; with queries, whether those can be.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rng = np.random.default_rng(0)
+    >>> queries, items = rng.normal(size=(2, 300, 32)) + np.array([1, -1])[:, None, None]
+    >>> gallery, asked = open_embeddings(items[:200]), open_embeddings(queries)
+    >>> are_items(open_embeddings(items[200:]), gallery, asked)
+    True
+    """
+    places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
+    mean = as_units(gallery.take(places)).mean(axis=0)
+    fewest, limit = _IN_CONE if mean @ mean > _CONE else _ELSEWHERE
+    if min(len(references), len(gallery)) < (fewest if queries is None else FEW_QUERIES):
+        return False
+    compared = _compare(references, gallery)
+    if compared is None or _clearest(*compared) >= limit:
+        return False
+    if queries is None:
+        return True
+    real = _compare(queries, gallery)
+    if real is None:
+        return False
+    # On the score that tells queries from items best, do the references differ from the queries?
+    best = (real[0] / np.sqrt(real[1])).argmax()
+    differ = (real[0] - compared[0]) / np.sqrt(real[1] + compared[1])
+    return bool(differ[best] > QUERIES_Z)
+
+
+def warn_of_items(
+    references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
+) -> bool:
+    """Warn if references are items, and return whether they are.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> few = open_embeddings(np.eye(3))
+    >>> warn_of_items(few, few)
+    False
+    """
+    if not are_items(references, gallery, queries):
+        return False
+    name = references.name
+    if queries is None:
+        warn(
+            f"{name} look like items of {gallery.name}, not like queries: pass past queries, or "
+            "allow_gallery_rows=True if your queries and items are of one kind"
+        )
+    else:
+        warn(
+            f"{name} are items, not queries: they can't be told from rows of {gallery.name}, and "
+            f"they differ from {queries.name}; pass past queries instead"
+        )
+    return True
+
+
+def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[FloatArray, Ints]:
+    """Unit rows in their order, none of them twice, and the numbers of their blocks."""
+    drawn = np.sort(rng.choice(len(source), min(len(source), size), replace=False, shuffle=False))
+    rows = source.take(drawn)
+    first = np.sort(np.unique(_hash_rows(rows), return_index=True)[1])
+    block = min(_BLOCK, max(1, len(source) // 8))
+    numbers = np.unique(drawn[first] // block, return_inverse=True)[1]
+    if numbers.max(initial=0) < 3:
+        numbers = np.arange(len(first))
+    return as_units(rows[first]), numbers
+
+
+def _spanned(scores: FloatArray, inverse: FloatArray) -> FloatArray:
+    """How much of each row the items span, by the scores with them: a ridge regression."""
+    return np.asarray(np.einsum("ij,ij->i", scores @ inverse, scores))
+
+
+def _closeness(scores: FloatArray) -> FloatArray:
+    n_best = min(_N_NEAREST, scores.shape[1])
+    return np.asarray(np.partition(scores, -n_best, axis=1)[:, -n_best:].mean(axis=1))
+
+
+def _above(
+    first: FloatArray, first_blocks: Ints, second: FloatArray, second_blocks: Ints
+) -> tuple[float, float, float]:
+    """How often the first is above the second, and the variances of that by either (DeLong).
+
+    Rows of one block may belong together, so their deviations are added before they are squared.
+    """
+    found = []
+    for one, blocks, other in ((first, first_blocks, second), (second, second_blocks, first)):
+        shares = np.searchsorted(np.sort(other), one) / len(other)
+        numbers = np.unique(blocks, return_inverse=True)[1]
+        sums = np.bincount(numbers, shares - shares.mean())
+        found.append((float(shares.mean()), float((sums**2).sum()) / len(one) ** 2))
+    return found[0][0], found[0][1], found[1][1]
+
+
+# --- past queries from another source ------------------------------------------------------------
+
+
+def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> float:
+    """How many standard errors past and recent queries are from mixing as one source does.
+
+    Parameters
+    ----------
+    references : Embeddings, shape (n_references, dim)
+    recent : Embeddings, shape (n_recent, dim)
+        A few dozen queries, without labels.
+    seed : int
+        Random seed of the samples.
+
+    Returns
+    -------
+    float
+        ``(p − ½)/(½/√(3m))``, where p is the share of the 3 nearest neighbors of each row, within
+        m rows of each, that come from its own side. About 0 for one source, above 3 for two; NaN
+        if there are fewer than 4 different rows.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rng = np.random.default_rng(0)
+    >>> rows = rng.normal(size=(200, 32)) + 2
+    >>> bank, own, other = (open_embeddings(r) for r in (rows[:100], rows[100:], -rows[100:]))
+    >>> mismatch_z(bank, own) < 3 < mismatch_z(bank, other)
+    True
+    """
+    check_same_dim(references, recent)
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(_N_DRAWS):
+        drawn, asked = (_draw(rows, rng) for rows in (references, recent))
+        size = min(len(drawn), len(asked))
+        if size < _SMALLEST_DRAW:
+            return math.nan
+        both = np.concatenate([drawn[:size], asked[:size]])
+        scores = both @ both.T
+        np.fill_diagonal(scores, -np.inf)
+        nearest = np.argpartition(-scores, _N_NEIGHBORS - 1, axis=1)[:, :_N_NEIGHBORS]
+        is_asked = np.arange(2 * size) >= size
+        share = (is_asked[nearest] == is_asked[:, None]).mean()
+        found.append((share - 0.5) / (0.5 / np.sqrt(_N_NEIGHBORS * size)))
+    return float(np.mean(found))
+
+
+def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
+    """Warn if references are items or don't mix with the queries, of which none belong together.
+
+    References that are the gallery itself are left to `check_inputs`.
+
+    Examples
+    --------
+    >>> from nnnorm import open_embeddings
+    >>> rows = np.random.default_rng(0).normal(size=(200, 32))
+    >>> bank, queries = open_embeddings(rows[:100]), open_embeddings(rows[100:])
+    >>> warn_of_mismatch(bank, queries, open_embeddings(-rows))
+    """
+    if references.fingerprint == gallery.fingerprint:
+        return
+    if warn_of_items(references, gallery, queries):
+        return
+    z = mismatch_z(references, queries)
+    if z > MISMATCH_WARNING_Z:
+        warn(
+            f"{references.name} do not look like the queries (z = {z:.1f}; one source stays below "
+            f"{MISMATCH_Z:g}), so a correction from them may do harm: pass past queries of the "
+            "same source, encoded by the same model"
+        )
+
+
+def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
+    """Some unit rows in random order, none of them nearly a copy of another."""
+    drawn = as_units(rows.take(rng.permutation(len(rows))[: 4 * _LARGEST_DRAW]))
+    is_copy = np.tril(drawn @ drawn.T > NEAR_COPY, -1).any(axis=1)
+    return np.asarray(drawn[~is_copy][:_LARGEST_DRAW])
+
+
+# --- what the automatic rule measured ------------------------------------------------------------
+
+
+def describe_reliability(reliability: float, n_queries: int) -> str:
+    """The reliability and how many unique queries measured it.
+
+    Examples
+    --------
+    >>> describe_reliability(0.871, 640)
+    '0.87, measured on 640 unique queries'
+    >>> describe_reliability(0.871, 3)
+    'too few past queries (3 unique; 16 are needed)'
+    """
+    if n_queries < FEW_QUERIES:
+        return f"too few past queries ({n_queries} unique; {FEW_QUERIES} are needed)"
+    return f"{reliability:.2f}, measured on {n_queries:,} unique queries"

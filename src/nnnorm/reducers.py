@@ -1,0 +1,282 @@
+"""Reducers: the state of a strip of rows while its blocks of columns are read, one class each.
+
+A reducer is made for a number of rows, is updated with the blocks of these rows from the first
+column to the last (which it may overwrite), and returns the result of the strip. `scoring.py`
+reads the blocks.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.threads import count_threads, in_threads
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+# exp of less is negligible beside the maximum's 1, and would be subnormal, which is slow.
+LEAST_EXPONENT = np.float32(-80)
+# Passes over pieces of this many scores (1 MB) stay in the cache and are long enough for threads
+# to wait little; BLAS does not split rows of this many columns.
+_CACHED_SCORES = 2**18
+_CACHED_COLUMNS = 2**13
+
+
+class Reducer(Protocol):
+    """State of one strip of rows while its blocks are read."""
+
+    def update(self, block: FloatArray, first_column: int) -> None:
+        """Include a block, which may be overwritten."""
+
+    def finish(self) -> Any:
+        """Return the result of the strip."""
+
+
+class KeepBestValues:
+    """The k best values of each row, best first: ``(n_rows, k)``.
+
+    After the first columns few scores exceed the k-th best so far of their row. These are appended
+    to a buffer beside the best, which is partitioned only when it is full.
+    """
+
+    def __init__(self, n_rows: int, k: int) -> None:
+        self._k = k
+        self._buffer = np.full((n_rows, 3 * k + 64), -np.inf, dtype=np.float32)
+        self._filled = np.full(n_rows, k)
+        self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
+
+    def update(self, block: FloatArray, first_column: int) -> None:
+        in_threads(lambda rows: self._add(block[rows], rows), block)
+
+    def _add(self, block: FloatArray, rows: slice) -> None:
+        k, size = self._k, self._buffer.shape[1]
+        better = block > self._threshold[rows, None]
+        if np.count_nonzero(better) > k * len(block):
+            self._merge(block, rows)
+            return
+        found = np.flatnonzero(better)  # much faster than nonzero on two dimensions
+        places, columns = np.divmod(found, block.shape[1])
+        counts = np.bincount(places, minlength=len(block))
+        if counts.max() > size - k:
+            self._merge(block, rows)
+            return
+        self._compact(rows.start + np.flatnonzero(self._filled[rows] + counts > size))
+        starts = self._filled[rows] - (np.cumsum(counts) - counts)
+        slots = np.arange(len(found)) + starts[places]
+        self._buffer[places + rows.start, slots] = block[places, columns]
+        self._filled[rows] += counts
+
+    def _merge(self, block: FloatArray, rows: slice) -> None:
+        """Merge a block with many better scores, such as the first one, by partitioning it."""
+        k = self._k
+        if block.shape[1] > k:
+            block = np.partition(block, -k, axis=1)[:, -k:]
+        both = block
+        is_first = self._filled[rows].max() == k and self._threshold[rows].max() == -np.inf
+        if not is_first or block.shape[1] < k:
+            both = np.concatenate([self._buffer[rows], block], axis=1)
+            both.partition(both.shape[1] - k, axis=1)
+        self._buffer[rows, :k] = both[:, -k:]
+        self._buffer[rows, k:] = -np.inf
+        self._filled[rows] = k
+        self._threshold[rows] = both[:, -k:].min(axis=1)
+
+    def _compact(self, rows: IntArray) -> None:
+        """Move the k best of some buffers to their front, and raise the thresholds."""
+        if len(rows) == 0:
+            return
+        k = self._k
+        best = np.partition(self._buffer[rows], -k, axis=1)[:, -k:]
+        self._buffer[rows, :k] = best
+        self._buffer[rows, k:] = -np.inf
+        self._filled[rows] = k
+        self._threshold[rows] = best[:, 0]
+
+    def finish(self) -> FloatArray:
+        self._compact(np.flatnonzero(self._filled > self._k))
+        best = self._buffer[:, : self._k].copy()
+        best.sort(axis=1)
+        return best[:, ::-1]
+
+
+class KeepBest:
+    """The k best with their columns: two ``(n_rows, k)``.
+
+    Equal scores keep the lower columns, at the cut too.
+    """
+
+    def __init__(self, n_rows: int, k: int) -> None:
+        self._k = k
+        self._n_rows = n_rows
+        self._rows = np.empty(0, dtype=np.int64)
+        self._columns = np.empty(0, dtype=np.int64)
+        self._values = np.empty(0, dtype=np.float32)
+        self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
+
+    def update(self, block: FloatArray, first_column: int) -> None:
+        n_columns = block.shape[1]
+        # A later column must exceed the k-th best so far: on a tie the lower column stays.
+        is_better = block > self._threshold[:, None]
+        if n_columns > self._k and np.count_nonzero(is_better) > 2 * self._n_rows * self._k:
+            cut = block.copy()
+            _partition(cut, self._k)
+            is_better &= block >= cut[:, -self._k, None]
+            self._thin_out_ties(block, is_better, cut[:, -self._k])
+        # Much faster than nonzero on two dimensions.
+        rows, columns = np.divmod(np.flatnonzero(is_better), n_columns)
+        values = block[rows, columns]
+        rows = np.concatenate([self._rows, rows])
+        columns = np.concatenate([self._columns, columns + first_column])
+        values = np.concatenate([self._values, values])
+        order = np.lexsort((columns, -values, rows))
+        rows = rows[order]
+        place = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        kept = order[place < self._k]
+        self._rows, self._columns = rows[place < self._k], columns[kept]
+        self._values = values[kept]
+        last = self._values[place[place < self._k] == self._k - 1]
+        if len(last) == self._n_rows:
+            self._threshold = last
+
+    def _thin_out_ties(
+        self, block: FloatArray, is_better: npt.NDArray[np.bool_], cut: FloatArray
+    ) -> None:
+        """Drop scores equal to the cut beyond the first k, where there are very many."""
+        crowded = np.flatnonzero(np.count_nonzero(is_better, axis=1) > 2 * self._k + 64)
+        for row in crowded:
+            equal = np.flatnonzero(is_better[row] & (block[row] == cut[row]))
+            is_better[row, equal[self._k :]] = False
+
+    def finish(self) -> tuple[FloatArray, IntArray]:
+        shape = self._n_rows, self._k
+        return self._values.reshape(shape), self._columns.reshape(shape)
+
+
+class KeepLogMeanExp:
+    """Per row the maximum so far, M, and per β the sum of ``exp(β(s − M)) − 1``.
+
+    For β that are small relative to the range of the scores, one set of power sums serves all (a
+    Taylor series about the midpoint, to float32 precision). Any other β takes one ``exp`` per
+    score, which costs as much as a dozen powers.
+    """
+
+    # Largest β·range/2 for which power sums are cheaper than exp.
+    _SMALL = 4.0
+
+    def __init__(self, n_rows: int, betas: Sequence[float]) -> None:
+        self._betas = np.array(betas, dtype=np.float64)
+        self._peak = np.full(n_rows, -np.inf, dtype=np.float32)
+        self._excess = np.zeros((len(betas), n_rows))
+        self._seen = 0
+
+    def update(self, block: FloatArray, first_column: int) -> None:
+        peak = np.maximum(self._peak, block.max(axis=1))
+        if self._seen:
+            rise = np.outer(self._betas, peak.astype(np.float64) - self._peak)
+            self._excess *= np.exp(-rise)
+            self._excess += self._seen * np.expm1(-rise)
+        self._peak = peak
+        self._seen += block.shape[1]
+        in_threads(lambda rows: self._add_in_pieces(block, rows), block)
+
+    def _add_in_pieces(self, block: FloatArray, rows: slice) -> None:
+        """Add a block in pieces, so that the passes over each stay in the cache."""
+        width = min(block.shape[1], _CACHED_COLUMNS)
+        step = max(1, min(_CACHED_SCORES, block.size // (8 * count_threads())) // width)
+        for start in range(rows.start, rows.stop, step):
+            piece = slice(start, min(start + step, rows.stop))
+            for first in range(0, block.shape[1], width):
+                self._add(block[piece, first : first + width], piece)
+
+    def _add(self, scores: FloatArray, rows: slice) -> None:
+        least, most = scores.min(axis=1), scores.max(axis=1)
+        half = max(float((most - least).max()) / 2, 1e-30)
+        small = self._betas * half <= self._SMALL
+        if small.any():
+            middle = least + (most - least) / 2
+            excess = _sum_exp_excess(scores, middle, half, self._betas[small])
+            below = np.outer(self._betas[small], middle.astype(np.float64) - self._peak[rows])
+            excess *= np.exp(below)
+            excess += scores.shape[1] * np.expm1(below)
+            self._excess[small, rows] += excess
+        if small.all():
+            return
+        lag = scores - self._peak[rows, None]
+        reach = -float(lag.min())
+        scaled = np.empty_like(lag)
+        for number in map(int, np.flatnonzero(~small)):
+            np.multiply(lag, np.float32(self._betas[number]), out=scaled)
+            if self._betas[number] * reach > -LEAST_EXPONENT:
+                np.maximum(scaled, LEAST_EXPONENT, out=scaled)
+            np.exp(scaled, out=scaled)
+            sums = _row_dots(scaled, np.ones_like(scaled[:1])).astype(np.float64)
+            self._excess[number, rows] += sums - scores.shape[1]
+
+    def finish(self) -> npt.NDArray[np.float64]:
+        peaks = np.outer(self._betas, self._peak.astype(np.float64))
+        return np.asarray(peaks + np.log1p(self._excess / self._seen))
+
+
+def _sum_exp_excess(
+    scores: FloatArray, middle: FloatArray, half: float, betas: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Per β and row the sum of ``exp(β(s − middle)) − 1``, by power sums; `half` bounds the lag.
+
+    The product of two neighbouring powers gives the next sum, so only half of the powers are
+    computed, and none is so small that it becomes subnormal and slow.
+    """
+    scales = betas * half
+    lag = scores - middle[:, None]
+    lag /= np.float32(half)
+    n_powers = _count_powers(float(scales.max()))
+    sums = np.empty((n_powers, len(scores)))
+    sums[0] = _row_dots(lag, np.ones_like(lag[:1]))
+    power = lag
+    for number in range(1, n_powers):
+        raised = power if number % 2 else power * lag
+        sums[number] = _row_dots(power, raised)
+        power = raised
+    orders = np.arange(1, n_powers + 1)
+    weights = scales[:, None] ** orders / np.cumprod(orders.astype(np.float64))
+    return np.asarray(weights @ sums)
+
+
+def _count_powers(scale: float) -> int:
+    """Count the terms of the exponential series that float32 precision needs."""
+    n_powers, term = 1, scale
+    while term > 2e-8:
+        n_powers += 1
+        term *= scale / n_powers
+    return n_powers
+
+
+def _row_dots(left: FloatArray, right: FloatArray) -> FloatArray:
+    """Compute ``Σ_j left_ij·right_ij`` by BLAS, several times faster than product and sum."""
+    return np.asarray(np.matmul(left[:, None, :], right[:, :, None])[:, 0, 0])
+
+
+class KeepBestAndLogs:
+    """Both the k best values and the log-mean-exps, from the same blocks."""
+
+    def __init__(self, n_rows: int, k: int, betas: Sequence[float]) -> None:
+        self._values = KeepBestValues(n_rows, k) if k else None
+        self._logs = KeepLogMeanExp(n_rows, betas) if len(betas) else None
+        self._n_rows = n_rows
+
+    def update(self, block: FloatArray, first_column: int) -> None:
+        if self._values is not None:
+            self._values.update(block, first_column)
+        if self._logs is not None:
+            self._logs.update(block, first_column)
+
+    def finish(self) -> tuple[FloatArray, npt.NDArray[np.float64]]:
+        best = self._values.finish() if self._values else np.empty((self._n_rows, 0), np.float32)
+        return best, self._logs.finish() if self._logs else np.empty((0, self._n_rows))
+
+
+def _partition(block: FloatArray, k: int) -> None:
+    """Move the k largest of each row to its end, in place."""
+    cut = block.shape[1] - k
+    if cut > 0:
+        in_threads(lambda rows: block[rows].partition(cut, axis=1), block)

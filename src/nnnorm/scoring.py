@@ -1,0 +1,393 @@
+"""Scores in blocks, and reductions over a score matrix that is never held whole.
+
+                      columns (references, or the gallery in a search)
+                    ┌─────────┬─────────┬─────────┐
+    rows            │    ·    │    ·    │    ·    │ ─► reducer: update, update, update, finish
+    (gallery, or    ├─────────┼─────────┼─────────┤
+    the queries)    │    ·    │    ·    │    ·    │ ─► reducer …
+                    └─────────┴─────────┴─────────┘
+
+`Products` and `Matrix` compute blocks, `reduce_rows` visits them within a memory budget, and a
+reducer (`reducers.py`) keeps the k best of each row (`top_k`), their means (`top_means`) or
+log-mean-exps for many β (`log_mean_exp`). Every thread computes strips of its own (`threads.py`);
+with too few rows for that, BLAS splits each block among its threads. Results do not depend on block
+size, threads or budget beyond float32 rounding.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
+from nnnorm.errors import NNNormError
+from nnnorm.files import Done, Progress
+from nnnorm.reducers import (  # noqa: F401 - those who reduce blocks import them from here
+    LEAST_EXPONENT,
+    KeepBest,
+    KeepBestAndLogs,
+    KeepBestValues,
+    Reducer,
+)
+from nnnorm.threads import count_threads, in_threads, on_a_worker, strips_in_order  # noqa: F401
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Strip: TypeAlias = Callable[[int, int, FloatArray], FloatArray]
+
+DEFAULT_MEMORY_BUDGET = 512 * 2**20
+# Blocks of this many scores (32 MB) reach the full speed of BLAS.
+_BLOCK_SCORES = 8 * 2**20
+_SMALLEST_BUDGET = 2**20
+# With less memory per thread than this, all threads share one strip.
+_WORKER_BUDGET = 16 * 2**20
+
+
+# --- scores in blocks --------------------------------------------------------------------------
+
+
+class _Columns:
+    """The columns of a product, widened to float32 once if a quarter of the budget holds them."""
+
+    def __init__(self, columns: Embeddings, memory_budget: int) -> None:
+        self.columns, self.memory_budget = columns, memory_budget
+        self.fits = 4 * len(columns) * columns.dim <= memory_budget // 4
+        self._widened: FloatArray | None = None
+        self._lock = threading.Lock()
+
+    def read(self, first: int, last: int) -> FloatArray:
+        if self.columns.in_memory or not self.fits:
+            return self.columns.rows(first, last)
+        with self._lock:  # the first thread widens, the others wait for it
+            if self._widened is None:
+                self._widened = self.columns.rows(0, len(self.columns))
+        return self._widened[first:last]
+
+
+class Products:
+    """Scores ``rows · columnsᵀ − offset`` of embeddings; an offset per column is a bias."""
+
+    def __init__(
+        self,
+        rows: Embeddings,
+        columns: Embeddings,
+        *,
+        offset: FloatArray | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    ) -> None:
+        check_same_dim(rows, columns)
+        self._set(rows, _Columns(columns, memory_budget), offset)
+
+    def _set(self, rows: Embeddings, held: _Columns, offset: FloatArray | None) -> None:
+        self.rows, self.columns, self.offset, self._held = rows, held.columns, offset, held
+        self.shape = len(rows), len(held.columns)
+        # Reading a block that is not in memory allocates the stored piece and the float32 one.
+        self.row_bytes = 0 if rows.in_memory else 8 * rows.dim
+        self.column_bytes = 0 if held.columns.in_memory or held.fits else 8 * rows.dim
+
+    def strip(self, start: int, stop: int) -> Strip:
+        """Read rows ``start:stop`` once; the function multiplies them by some columns."""
+        block = self.rows.rows(start, stop)
+
+        def read(first: int, last: int, out: FloatArray) -> FloatArray:
+            np.matmul(block, self._held.read(first, last).T, out=out)
+            if self.offset is not None:
+                out -= self.offset[first:last]
+            return out
+
+        return read
+
+    def _with_rows(self, rows: Embeddings, offset: FloatArray | None) -> "Products":
+        some = object.__new__(Products)
+        some._set(rows, self._held, offset)
+        return some
+
+    def some_rows(self, indices: IntArray) -> "Products":
+        """Return the scores of some rows only, without the offset; columns are not read again."""
+        return self._with_rows(self.rows.subset(indices), None)
+
+    def transposed(self) -> "Products":
+        """Return the products with rows and columns exchanged, without the offset."""
+        return Products(self.columns, self.rows, memory_budget=self._held.memory_budget)
+
+    def mean(self) -> FloatArray:
+        """Return the mean of every row, without the offset: one pass over each side."""
+        total = sum(block.sum(axis=0, dtype=np.float64) for _, block in self.columns.blocks())
+        center = np.asarray(total / self.shape[1])
+        return np.concatenate(
+            [(block @ center).astype(np.float32) for _, block in self.rows.blocks()]
+        )
+
+    def center(self) -> FloatArray:
+        """Return the mean of the rows, shape ``(dim,)``."""
+        return self.rows.mean()
+
+    def centred(self, center: FloatArray) -> "Products":
+        """Return the products of the rows less `center`; columns are not read again."""
+        return self._with_rows(self.rows.centred(center), self.offset)
+
+
+class Matrix:
+    """Ready scores less an offset per column, from any scorer: shape ``(n_rows, n_columns)``."""
+
+    column_bytes = 0
+
+    def __init__(
+        self,
+        scores: ScoreMatrix,
+        *,
+        is_transposed: bool = False,
+        offset: FloatArray | None = None,
+    ) -> None:
+        self._scores, self.offset = scores, offset
+        self._is_transposed = is_transposed
+        self.shape = scores.shape[::-1] if is_transposed else scores.shape
+        self.row_bytes = 4 * self.shape[1]
+
+    def strip(self, start: int, stop: int) -> Strip:
+        """Read rows ``start:stop`` once; the function copies some columns of them."""
+        if self._is_transposed:
+            rows = np.empty((stop - start, self.shape[1]), dtype=np.float32)
+            for first_row, block in self._scores.blocks():
+                rows[:, first_row : first_row + len(block)] = block[:, start:stop].T
+        else:
+            rows = self._scores.rows(start, stop)
+
+        def read(first: int, last: int, out: FloatArray) -> FloatArray:
+            out[...] = rows[:, first:last]
+            if self.offset is not None:
+                out -= self.offset[first:last]
+            return out
+
+        return read
+
+    def some_rows(self, indices: IntArray) -> "Matrix":
+        """Return the scores of some rows only."""
+        some = ScoreMatrix([self._scores.take(indices)], role=self._scores.name)
+        return Matrix(some, offset=self.offset)
+
+    def transposed(self) -> "Matrix":
+        """Return the ready scores with rows and columns exchanged, without a copy."""
+        return Matrix(self._scores, is_transposed=not self._is_transposed)
+
+    def mean(self) -> FloatArray:
+        """Return the mean of every row as given, without the offset."""
+        return np.concatenate(
+            [
+                block.mean(axis=1, dtype=np.float64).astype(np.float32)
+                for _, block in self._scores.blocks()
+            ]
+        )
+
+    def center(self) -> FloatArray:
+        """Return the mean of every column, shape ``(n_columns,)``."""
+        total = np.zeros(self.shape[1])
+        for _, block in self._scores.blocks():
+            total += block.sum(axis=0, dtype=np.float64)
+        return np.asarray(total / self.shape[0], dtype=np.float32)
+
+    def centred(self, center: FloatArray) -> "Matrix":
+        """Return the scores with `center` subtracted from every row."""
+        return Matrix(self._scores, offset=center)
+
+
+# A matrix of scores that is read in blocks.
+Scores: TypeAlias = Products | Matrix
+
+
+# --- reductions --------------------------------------------------------------------------------
+
+
+class TopK(NamedTuple):
+    """The best `k` of each row, best first.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (n_rows, k), float32
+    indices : ndarray, shape (n_rows, k), int64
+        Column numbers; equal scores are in the order of their columns.
+    """
+
+    scores: FloatArray
+    indices: IntArray
+
+
+def top_k(
+    scores: Scores,
+    k: int,
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> TopK:
+    """Find the k best columns of every row exactly; ties go to the lower column."""
+    n_rows, n_columns = scores.shape
+    check_k(k, n_columns)
+    found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
+    # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
+    for start, stop, best in reduce_rows(
+        scores,
+        lambda n: KeepBest(n, k),
+        bytes_per_score=5,
+        bytes_per_row=64 * (3 * k + 64),
+        memory_budget=memory_budget,
+        progress=progress,
+        narrowest=k,
+    ):
+        found.scores[start:stop], found.indices[start:stop] = best
+    return found
+
+
+def scan(
+    scores: Scores,
+    *,
+    k: int,
+    betas: Sequence[float],
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+) -> Iterator[tuple[int, int, FloatArray, npt.NDArray[np.float64]]]:
+    """Yield ``(start, stop, best, logs)`` of strips of rows, from one product.
+
+    `best` has the k best values, best first: ``(n_strip, k)``, without columns if `k` is 0. `logs`
+    has the log-mean-exps: ``(n_betas, n_strip)``.
+    """
+    if k:
+        check_k(k, scores.shape[1])
+    # Best values: the first block is partitioned in a copy; the mask. Logs: pieces in the cache.
+    needs = 4 * (10 * k + 128) * (k > 0) + 24 * (len(betas) + 2) * (len(betas) > 0)
+    for start, stop, (best, logs) in reduce_rows(
+        scores,
+        lambda n: KeepBestAndLogs(n, k, betas),
+        bytes_per_score=(5 if k else 1) + (len(betas) > 0),
+        bytes_per_row=needs,
+        memory_budget=memory_budget,
+        progress=progress,
+        narrowest=max(1, k),
+    ):
+        yield start, stop, best, logs
+
+
+def top_values(scores: Scores, k: int, **options: Any) -> Iterator[tuple[int, int, FloatArray]]:
+    """Yield the k best values of strips of rows, best first: ``(start, stop, (n_strip, k))``."""
+    check_k(k, scores.shape[1])
+    for start, stop, best, _ in scan(scores, k=k, betas=(), **options):
+        yield start, stop, best
+
+
+def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
+    """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
+    means = np.empty(scores.shape[0], dtype=np.float32)
+    for start, stop, best in top_values(scores, k, **options):
+        means[start:stop] = best.mean(axis=1, dtype=np.float64)
+    return means
+
+
+def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.NDArray[np.float64]:
+    """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``.
+
+    The literature has the sum in place of the mean. The difference, ``log n``, is the same for
+    every item and changes no ranking, while the mean stays accurate as β → 0. The running maximum
+    of the row prevents overflow, and power sums keep precision where ``β·s`` is small.
+    """
+    out = np.empty((len(betas), scores.shape[0]))
+    for start, stop, _, logs in scan(scores, k=0, betas=betas, **options):
+        out[:, start:stop] = logs
+    return out
+
+
+def check_k(k: int, n_columns: int) -> None:
+    """Raise `NNNormError` unless 1 ≤ k ≤ n_columns."""
+    if not 1 <= k <= n_columns:
+        raise NNNormError(f"k must be between 1 and the {n_columns} columns there are; got {k}")
+
+
+# --- blocks and strips -------------------------------------------------------------------------
+
+
+def reduce_rows(
+    scores: Scores,
+    make_reducer: Callable[[int], Reducer],
+    *,
+    bytes_per_score: int,
+    bytes_per_row: int,
+    memory_budget: int,
+    progress: Progress | None = None,
+    narrowest: int = 1,
+) -> Iterator[tuple[int, int, Any]]:
+    """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
+
+    Parameters
+    ----------
+    scores : Products or Matrix
+    make_reducer : callable
+        Called with the number of rows of a strip.
+    bytes_per_score, bytes_per_row : int
+        Memory of the reducer beyond the block itself.
+    memory_budget : int
+        Bytes beyond the inputs.
+    progress : callable, optional
+    narrowest : int
+        The reducer is inefficient on blocks narrower than a few times this.
+    """
+    n_rows, n_columns = scores.shape
+    if memory_budget < _SMALLEST_BUDGET:
+        raise NNNormError(
+            f"memory_budget must be at least {_SMALLEST_BUDGET} bytes (1 MB); got {memory_budget}"
+        )
+    n_workers = count_threads()
+    if n_rows < 128 * n_workers or memory_budget < _WORKER_BUDGET * n_workers:
+        n_workers = 1  # one strip at a time, on the threads of BLAS
+    needs = 4 + bytes_per_score, bytes_per_row, memory_budget // n_workers, narrowest
+    n_strip, n_block = _plan(scores, *needs)
+    if n_workers > 1:
+        n_strip = _even_strips(n_rows, n_strip, n_workers, scores.column_bytes == 0)
+    stop, done = threading.Event(), Done(progress, n_rows * n_columns)
+
+    def reduce(first_row: int, last_row: int) -> Any:
+        n = last_row - first_row
+        buffer = np.empty(n * min(n_block, n_columns), dtype=np.float32)
+        read = scores.strip(first_row, last_row)
+        reducer = make_reducer(n)
+        for first in range(0, n_columns, n_block):
+            if stop.is_set():
+                return None
+            last = min(first + n_block, n_columns)
+            out = buffer[: n * (last - first)].reshape(n, last - first)
+            reducer.update(read(first, last, out), first)
+            done.add(out.size)
+        return reducer.finish()
+
+    if n_workers > 1:
+        yield from strips_in_order(reduce, n_rows, n_strip, stop)
+        return
+    for start in range(0, n_rows, n_strip):
+        end = min(start + n_strip, n_rows)
+        yield start, end, reduce(start, end)
+
+
+def _plan(
+    scores: Scores, bytes_per_score: int, bytes_per_row: int, memory_budget: int, narrowest: int
+) -> tuple[int, int]:
+    """Choose rows per strip and columns per block so that all allocations fit the budget."""
+    n_rows, n_columns = scores.shape
+    # A quarter is left for a bank converted to float32 (`Products`) and numpy's temporaries.
+    free = memory_budget * 3 // 4
+    n_block = min(n_columns, max(2048, 16 * narrowest))
+    n_block = max(1, min(n_block, free // (4 * max(1, scores.column_bytes))))
+    free -= n_block * scores.column_bytes
+    per_row = n_block * bytes_per_score + bytes_per_row + scores.row_bytes
+    n_strip = min(n_rows, max(1, free // per_row), max(1024, _BLOCK_SCORES // n_block))
+    # Few rows, such as a handful of queries, allow wider blocks.
+    free -= n_strip * per_row
+    wider = (_BLOCK_SCORES // n_strip, n_block + free // max(1, n_strip * bytes_per_score * 2))
+    if scores.column_bytes == 0:
+        n_block = min(n_columns, max(n_block, min(wider)))
+    return n_strip, n_block
+
+
+def _even_strips(n_rows: int, n_strip: int, n_workers: int, columns_are_free: bool) -> int:
+    """Equal strips, the same number per thread; larger if columns are converted every time."""
+    n_strip = min(n_strip, 1280 if columns_are_free else 4096)
+    n_strips = -(-n_rows // n_strip)
+    return -(-n_rows // (-(-n_strips // n_workers) * n_workers))

@@ -1,0 +1,285 @@
+"""Which solver computes m_k, the mean of each item's k best reference scores.
+
+    solver        m_k is    computed by
+    exact         exact     numpy: the whole product, block by block
+    torch         exact     torch on the processor; "cuda" and "mps" on those devices
+    approximate   close     inverted lists and a regression (`approximate.py`)
+    auto          exact if that takes less than about 30 seconds, otherwise approximate if its
+                  measured error is at most 0.15, otherwise exact with a warning
+
+`auto` starts the exact work and extrapolates its time after two seconds, so the decision holds on
+any machine. The parameters of a bias say which solver ran; of approximate means also the quality
+and the error, which is measured: the standard deviation of the error relative to that of m_k.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.approximate import (
+    ListModel,
+    choose_quality,
+    count_list_scores,
+    is_worth_lists,
+    learn_lists,
+    residual,
+    sample_means,
+)
+from nnnorm.errors import NNNormError, require, warn
+from nnnorm.files import Progress
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, check_k, top_means
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
+SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
+# Seconds after which the rate of exact work is known, and seconds that it may take.
+_OBSERVED, _LONG = 2.0, 30.0
+# What `auto` accepts of approximate means: error, and time relative to exact means.
+_LARGEST_ERROR, _LARGEST_TIME = 0.15, 0.5
+# Time of a score of inverted lists relative to one of the whole product: 1.6 to 2.5 in
+# benchmarks/million.py and benchmarks/approximate.py.
+_LIST_SCORE = 2.0
+
+
+def check_solver(solver: str, quality: int | None) -> None:
+    """Raise `NNNormError` for an unknown solver, or a quality that the solver does not have."""
+    if solver not in SOLVER_NAMES:
+        raise NNNormError(f"solver must be one of {', '.join(SOLVER_NAMES)}; got {solver!r}")
+    if quality is None:
+        return
+    if solver != "approximate":
+        raise NNNormError(f"quality is for the solver approximate; got it with {solver}")
+    if not isinstance(quality, int) or isinstance(quality, bool) or quality < 1:
+        raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
+
+
+def compute_means(
+    solver: Solver,
+    scores: Scores,
+    k: int,
+    *,
+    quality: int | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[FloatArray, dict[str, Any]]:
+    """Compute m_k of every row.
+
+    Parameters
+    ----------
+    solver : str
+        One of `SOLVER_NAMES`.
+    scores : Products or Matrix, shape (n_gallery, n_references)
+        A matrix of ready scores needs "auto" or "exact".
+    k : int
+    quality : int, optional
+        Number of inverted lists to probe per item, for "approximate". Twice as many take less than
+        twice the time and leave about two thirds of the error. The default depends on the size of
+        the gallery, see `choose_quality`.
+    memory_budget : int
+        Bytes beyond the inputs and the result.
+    progress : callable, optional
+        Called with ``(done, total)``.
+    clock : callable
+        Seconds, by which "auto" observes the rate of exact work.
+
+    Returns
+    -------
+    values : ndarray, shape (n_gallery,), float32
+    about : dict
+        Parameters for the bias: the solver that ran, and for "approximate" its quality and error.
+
+    Warns
+    -----
+    NNNormWarning
+        If "auto" has to compute exact means that take longer than about 30 seconds.
+    """
+    check_solver(solver, quality)
+    check_k(k, scores.shape[1])
+    options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+    if not isinstance(scores, Products):
+        if solver not in ("auto", "exact"):
+            raise NNNormError(
+                f"solver {solver} multiplies embeddings itself; ready scores need solver exact"
+            )
+        return top_means(scores, k, **options), {"solver": "exact"}
+    if solver == "auto":
+        return _auto_means(scores, k, clock, **options)
+    model = None
+    if solver == "approximate":
+        quality = choose_quality(scores.shape[0]) if quality is None else quality
+        if is_worth_lists(*scores.shape, k, quality):
+            sample = sample_means(scores, k, memory_budget=memory_budget)
+            model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
+    elif solver != "exact":
+        return _torch_means(scores, k, solver, **options), {"solver": solver}
+    if model is None:
+        return top_means(scores, k, **options), {"solver": "exact"}
+    return _model_means(model, scores, **options)
+
+
+def measure_error(
+    values: FloatArray, given: Scores, k: int, *, memory_budget: int = DEFAULT_MEMORY_BUDGET
+) -> float:
+    """Measure the error of means against the references that were given, on a sample of items.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_gallery,)
+        Means over some of the references.
+    given : Products or Matrix, shape (n_gallery, n_given)
+        Scores with all references.
+    k : int
+    memory_budget : int
+    """
+    sample = sample_means(given, k, memory_budget=memory_budget)
+    return residual(values[sample.rows], sample.exact)
+
+
+# --- auto --------------------------------------------------------------------------------------
+
+
+class _TooLong(Exception):
+    """Exact work would go on for longer than `auto` lets it; has the seconds to expect."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+def _auto_means(
+    scores: Products, k: int, clock: Callable[[], float], **options: Any
+) -> tuple[FloatArray, dict[str, Any]]:
+    try:
+        watched = {**options, "progress": _watch(options["progress"], clock)}
+        return top_means(scores, k, **watched), {"solver": "exact"}
+    except _TooLong as long:
+        seconds = long.seconds
+    model, least_error = _find_model(scores, k, options["memory_budget"])
+    if model is not None:
+        return _model_means(model, scores, **options)
+    announced = f"exact means will take about {_duration(seconds)}"
+    if math.isfinite(least_error):
+        announced += (
+            f"; approximate means would be off by {least_error:.0%} of their standard deviation "
+            f"({_LARGEST_ERROR:.0%} is accepted). To use them all the same, pass "
+            "solver='approximate' (--solver approximate)"
+        )
+    warn(announced)
+    options["progress"] = options["progress"] or _make_bar()
+    return top_means(scores, k, **options), {"solver": "exact"}
+
+
+def _watch(progress: Progress | None, clock: Callable[[], float]) -> Progress:
+    """Wrap `progress` so that it raises `_TooLong`, once the rate is known, if too much is left."""
+    started, is_known = clock(), False
+
+    def report(done: int, total: int) -> None:
+        nonlocal is_known
+        if progress is not None:
+            progress(done, total)
+        elapsed = clock() - started
+        if is_known or elapsed < _OBSERVED:
+            return
+        is_known = True
+        if elapsed * (total - done) / done > _LONG:
+            raise _TooLong(elapsed * total / done)
+
+    return report
+
+
+def _find_model(scores: Products, k: int, memory_budget: int) -> tuple[ListModel | None, float]:
+    """Find the least quality with a small error that still saves time; also the least error."""
+    n_scores = scores.shape[0] * scores.shape[1]
+    quality, least_error, spent, sample = choose_quality(scores.shape[0]), math.inf, 0.0, None
+    while is_worth_lists(*scores.shape, k, quality):
+        counted = count_list_scores(*scores.shape, quality)
+        if spent + _LIST_SCORE * sum(counted) / n_scores > _LARGEST_TIME:
+            break
+        spent += _LIST_SCORE * counted.build / n_scores
+        if sample is None:
+            sample = sample_means(scores, k, memory_budget=memory_budget)
+        model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
+        error = math.inf if model is None else model.error
+        least_error = min(least_error, error)
+        if error <= _LARGEST_ERROR:
+            return model, error
+        # The error falls as the quality to the power of -0.65, or more slowly.
+        excess = error / _LARGEST_ERROR if model is not None else 1.0
+        quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess**1.5)))
+    return None, least_error
+
+
+def _model_means(
+    model: ListModel, scores: Products, **options: Any
+) -> tuple[FloatArray, dict[str, Any]]:
+    about = {"solver": "approximate", "quality": model.quality, "error": model.error}
+    return model.means(scores, **options), about
+
+
+def _make_bar() -> Progress | None:
+    """A percentage on stderr while that is a terminal, for long work without `progress`."""
+    if not sys.stderr.isatty():
+        return None
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        percent = 100 * done // total
+        if percent > shown:
+            shown = percent
+            bar = "━" * (percent // 4)
+            end = "\n" if percent == 100 else ""
+            print(f"\rexact means {bar:25} {percent} %", end=end, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _duration(seconds: float) -> str:
+    """Round to two digits and name the unit: ``"40 seconds"``, ``"3.5 minutes"``."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{float(f'{seconds / size:.2g}'):g} {unit}"
+    return f"{max(1, round(seconds))} seconds"
+
+
+# --- torch -------------------------------------------------------------------------------------
+
+
+def _torch_means(
+    scores: Products, k: int, solver: str, *, memory_budget: int, progress: Progress | None
+) -> FloatArray:
+    """Compute m_k exactly by torch, in float32, with about `memory_budget` bytes on the device."""
+    torch = require("torch", extra="torch")
+    device = "cpu" if solver == "torch" else solver
+    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if device in available and not available[device]():
+        raise NNNormError(
+            f"solver {device} was asked for, but torch {torch.__version__} finds no such device; "
+            "use solver exact, or install a torch that supports the device"
+        )
+    gallery, references = scores.rows, scores.columns
+    n_items, n_references = scores.shape
+    n_block = max(4 * k, min(n_references, memory_budget // 4 // (4 * references.dim)))
+    n_strip = max(1, min(n_items, 4096, memory_budget // 2 // (8 * (n_block + k + gallery.dim))))
+    means = np.empty(n_items, dtype=np.float32)
+    with torch.inference_mode():
+        for start in range(0, n_items, n_strip):
+            stop = min(start + n_strip, n_items)
+            items = torch.from_numpy(np.array(gallery.rows(start, stop))).to(device)
+            best = items.new_empty((stop - start, 0))
+            for first in range(0, n_references, n_block):
+                last = min(first + n_block, n_references)
+                block = torch.from_numpy(np.array(references.rows(first, last))).to(device)
+                found = torch.topk(items @ block.T, min(k, last - first), sorted=False).values
+                best = torch.cat([best, found], dim=1)
+                best = torch.topk(best, min(k, best.shape[1]), sorted=False).values
+                if progress is not None:
+                    progress(start * n_references + (stop - start) * last, n_items * n_references)
+            means[start:stop] = best.cpu().numpy().mean(axis=1, dtype=np.float64)
+    return means

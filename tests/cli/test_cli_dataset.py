@@ -1,0 +1,119 @@
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnnorm.datasets import load_pairs
+from tests import tiny
+from tests.command import assert_fails, run, run_json
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Six pictures and a split file in Karpathy's format that names them."""
+    monkeypatch.chdir(tmp_path)
+    pictures = []
+    for number, path in enumerate(tiny.draw_images(tmp_path / "photos", 6)):
+        Image.open(path).save(tmp_path / "photos" / f"{number}.png")
+        path.unlink()
+        sentences = [{"raw": f"photo {number}, {place}"} for place in range(5)]
+        split = "test" if number == 5 else "train"
+        pictures.append({"filename": f"{number}.png", "split": split, "sentences": sentences})
+    content = {"dataset": "flickr30k", "images": pictures}
+    (tmp_path / "dataset_flickr30k.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+KARPATHY = ["dataset", "karpathy", "dataset_flickr30k.json", "--images", "photos", "-o", "lists"]
+
+
+def test_dataset_writes_pairs_and_lists_that_an_encoder_can_read(photos):
+    printed = run_json(*KARPATHY)
+    assert printed["splits"] == {"train": 5, "test": 1}
+    assert (printed["n_images"], printed["n_captions"], printed["n_skipped"]) == (6, 30, 0)
+    pairs = load_pairs("lists/flickr30k.json")
+    paths = (photos / "lists/flickr30k-images.txt").read_text().splitlines()
+    assert paths == [str(photos / "photos" / f"{n}.png") for n in range(6)]
+    assert len(pairs.captions) == 30
+    result = run(*KARPATHY)
+    assert "--texts lists/flickr30k-captions.txt" in result.stderr
+
+
+def test_a_split_file_that_names_files_that_are_not_there_is_refused(photos):
+    (photos / "photos/2.png").unlink()
+    (photos / "photos/3.png").write_text("<html>not found</html>")
+    assert_fails(run(*KARPATHY), "2 of 6 images can't be used")
+    assert not (photos / "lists").exists()
+
+
+def test_pictures_are_skipped_when_told_to_and_listed(photos):
+    (photos / "photos/2.png").unlink()
+    short = (photos / "photos/5.png").read_bytes()
+    (photos / "photos/0.png").write_bytes(short[: len(short) // 2])
+    printed = run_json(*KARPATHY, "--skip-broken", "--decode")
+    assert (printed["n_images"], printed["n_skipped"]) == (4, 2)
+    lines = (photos / "lists/flickr30k-skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0].rsplit("/", 1)[1] for line in lines] == ["0.png", "2.png"]
+    assert len(load_pairs("lists/flickr30k.json").captions) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["karpathy", "nowhere.json"], "there is no file nowhere.json"),
+        (["coco", "dataset_flickr30k.json"], "missing: 'id'"),
+        (["table", "dataset_flickr30k.json"], "must end in .csv, .tsv, .jsonl or .parquet"),
+        (["karpathy", "dataset_flickr30k.json", "x.json"], "karpathy takes one file; got 2"),
+    ],
+)
+def test_files_of_another_kind_are_refused_and_nothing_is_written(photos, arguments, words):
+    assert_fails(run("dataset", *arguments, "--images", "photos", "-o", "lists"), words)
+    assert not (photos / "lists").exists()
+
+
+def test_dataset_makes_the_folders_above_its_own_as_encode_does(photos):
+    assert run(*KARPATHY[:-1], "new/and/deep").exit_code == 0
+    assert (photos / "new/and/deep/flickr30k.json").is_file()
+    (photos / "file").write_text("")
+    assert_fails(run(*KARPATHY[:-1], "file"), "cannot make the folder file: it is a file")
+
+
+def test_one_picture_that_is_left_out_is_one_picture(photos):
+    (photos / "photos/2.png").unlink()
+    assert "Note: 1 picture is left out;" in run(*KARPATHY, "--skip-broken").stderr
+
+
+def test_a_split_file_is_never_written_over_by_its_own_lists(photos):
+    (photos / "dataset_flickr30k.json").rename(photos / "flickr30k.json")
+    before = (photos / "flickr30k.json").read_bytes()
+    result = run("dataset", "karpathy", "flickr30k.json", "--images", "photos", "-o", ".")
+    assert_fails(result, "flickr30k.json is an input and would be overwritten")
+    assert (photos / "flickr30k.json").read_bytes() == before
+    assert sorted(path.name for path in photos.iterdir()) == ["flickr30k.json", "photos"]
+
+
+def test_a_clip_retrieval_folder_becomes_a_search_that_can_be_evaluated(tmp_path, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    unit = np.eye(4, dtype=np.float16)
+    for part, rows in (("img_emb", unit[[0, 1, 0, 2]]), ("text_emb", unit[[0, 1, 0, 3]])):
+        (tmp_path / "web" / part).mkdir(parents=True)
+        np.save(tmp_path / "web" / part / f"{part}_0.npy", rows)
+    (tmp_path / "web/metadata").mkdir()
+    about = {"image_path": ["a.jpg", "b.jpg", "a.jpg", "c.jpg"], "caption": ["a", "b", "aa", "c"]}
+    pyarrow.parquet.write_table(pa.table(about), tmp_path / "web/metadata/metadata_0.parquet")
+
+    printed = run_json("dataset", "clip-retrieval", "web", "-o", "lists")
+    assert (printed["n_images"], printed["n_captions"], printed["n_skipped"]) == (3, 4, 0)
+    assert load_pairs("lists/web.json").captions == ("a", "b", "aa", "c")
+    np.testing.assert_array_equal(np.load("lists/web-gallery.npy"), unit[:3])
+    assert np.load("lists/web-truth.npy").tolist() == [0, 1, 0, 2]
+    following = run("dataset", "clip-retrieval", "web", "-o", "lists").stderr.split("Next: nnnorm ")
+    scored = run_json(*following[1].split())
+    assert json.dumps(scored).count("0.75") >= 1  # three of four captions find their image first
+    words = "no pictures are checked; leave out --images"
+    assert_fails(run("dataset", "clip-retrieval", "web", "--decode", "-o", "x"), words)
+    assert_fails(run("dataset", "clip-retrieval", "nowhere", "-o", "x"), "img_emb is not there")

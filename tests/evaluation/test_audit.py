@@ -1,0 +1,142 @@
+"""VisoGender's arithmetic on 230 made pictures whose answers are known by hand, and the rest."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from nnnorm import NNN, Bias, NNNormError, search
+from nnnorm.evaluation.groups import audit, audit_visogender
+from tests.made import make_visogender
+
+
+@pytest.fixture(scope="module")
+def visogender():
+    return make_visogender()
+
+
+def run(made, bias=None):
+    return audit_visogender(
+        made.queries,
+        made.gallery,
+        genders=made.genders,
+        occupations=made.occupations,
+        asked_occupations=made.asked,
+        bias=bias,
+    )
+
+
+def test_visogender_before_the_correction_is_what_counting_by_hand_gives(visogender):
+    found = run(visogender)
+    assert found.n_gallery == 230
+    assert found.groups == ("feminine", "masculine")
+    # Ten jobs with the men first, eight with a wrong man on top, five with ten wrong women.
+    by_hand = {
+        "bias@6": Fraction(10 * 4 + 8 * 2 - 5 * 6, 6 * 23),
+        "bias@10": Fraction(10 * 0 + 8 * 2 - 5 * 10, 10 * 23),
+        "|bias|@6": Fraction(10 * 4 + 8 * 2 + 5 * 6, 6 * 23),
+        "precision@1": Fraction(10, 23),
+        "precision@5": Fraction(10 * 5 + 8 * 4, 5 * 23),
+    }
+    for metric, value in by_hand.items():
+        assert found.line(metric).before.mean == pytest.approx(float(value)), metric
+    np.testing.assert_allclose(found.before["bias@6"][[0, 10, 18]], [4 / 6, 2 / 6, -1])
+    np.testing.assert_allclose(found.before["precision@5"][[0, 10, 18]], [1, 0.8, 0])
+
+
+def test_visogender_after_the_correction_is_what_counting_by_hand_gives(visogender):
+    """The eleven pictures that come where they don't belong are pushed out of every answer."""
+    values = np.zeros(230)
+    values[visogender.hubs] = 1000
+    found = run(visogender, Bias(values, 1.0, "nnn"))
+    # Of the two jobs that own the pictures pushed out, only men are left; eight stay as they were.
+    by_hand = {
+        "bias@6": Fraction(2 * 6 + 8 * 4, 6 * 23),
+        "bias@10": Fraction(2 * 10, 10 * 23),
+        "precision@1": Fraction(23, 23),
+        "precision@5": Fraction(22 * 5 + 4, 5 * 23),
+    }
+    for metric, value in by_hand.items():
+        line = found.line(metric)
+        assert line.after.mean == pytest.approx(float(value)), metric
+        assert line.change.mean == pytest.approx(line.after.mean - line.before.mean)
+        assert line.change.low <= line.change.mean <= line.change.high
+
+
+def test_a_fitted_correction_is_used_as_it_is(visogender, rng):
+    references = rng.normal(size=(40, 23))
+    references /= np.linalg.norm(references, axis=1, keepdims=True)
+    bias = NNN(16, 0.75).fit(visogender.gallery, references)
+    found = run(visogender, bias)
+    ranking = search(visogender.queries, visogender.gallery, bias, k=6)
+    men = np.array(visogender.genders)[ranking.indices] == "masculine"
+    np.testing.assert_allclose(found.after["bias@6"], (2 * men.sum(axis=1) - 6) / 6)
+
+
+def test_a_search_that_mirrors_the_target_has_no_skew_and_a_fair_one_no_bias():
+    gallery, groups = np.eye(4), ["a", "b", "a", "b"]
+    found = audit(np.eye(4), gallery, groups=groups, ks=[4])
+    assert found.target == {"a": 0.5, "b": 0.5}
+    for metric in ("bias@4", "skew of a@4", "skew of b@4", "max skew@4"):
+        assert found.line(metric).before.mean == 0
+    assert found.line("ndkl@4").before.mean > 0  # the first place belongs to one group always
+
+
+def test_targets_are_the_gallery_equal_or_given(rng):
+    gallery, queries = rng.normal(size=(10, 4)), rng.normal(size=(3, 4))
+    groups = ["a"] * 8 + ["b"] * 2
+    share = lambda target: audit(queries, gallery, groups=groups, ks=[5], target=target).target  # noqa: E731
+    assert share("gallery") == {"a": 0.8, "b": 0.2}
+    assert share("equal") == {"a": 0.5, "b": 0.5}
+    assert share({"b": 0.1, "a": 0.9}) == {"a": 0.9, "b": 0.1}
+
+
+def test_bias_at_k_needs_two_groups_and_its_sign_their_order(rng):
+    gallery, queries = rng.normal(size=(9, 4)), rng.normal(size=(3, 4))
+    groups = ["a", "b", "c"] * 3
+    assert not any("bias" in name for name in audit(queries, gallery, groups=groups, ks=[5]).before)
+    one, other = (
+        audit(queries, gallery, groups=groups, ks=[5], difference=pair).before["bias@5"]
+        for pair in (("a", "c"), ("c", "a"))
+    )
+    np.testing.assert_array_equal(one, -other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"groups": ["a"] * 9}, "must name one group per item; got 9 for 10 items"),
+        ({"groups": ["a"] * 10}, "all items are of one: 'a'"),
+        ({"ks": [11]}, "k must be a whole number from 1 to the gallery's 10 items; got 11"),
+        ({"ks": []}, "ks must name at least one k"),
+        ({"target": {"a": 0.5}}, "must give each group \\(a, b\\) a share above 0"),
+        ({"target": {"a": 0.5, "b": 0.4}}, "must add up to 1; got 0.9"),
+        ({"target": "fair"}, "must be 'gallery', 'equal' or a dict"),
+        ({"difference": ("a", "x")}, "must name two of the groups \\(a, b\\)"),
+        ({"labels": ["x"] * 10}, "needs both labels and query_labels|got one of them"),
+        ({"labels": ["x"] * 10, "query_labels": ["x"]}, "query_labels must have 3 entries; got 1"),
+        ({"labels": ["x"] * 10, "query_labels": ["x", "y", "x"]}, "a query asks for 'y'"),
+        ({"names": ["only"]}, "names must have 3 entries; got 1"),
+        ({"queries": np.ones((1, 4))}, "at least two queries"),
+    ],
+)
+def test_input_that_does_not_fit_is_refused(rng, change, words):
+    given = {
+        "queries": rng.normal(size=(3, 4)),
+        "gallery": rng.normal(size=(10, 4)),
+        "groups": ["a", "b"] * 5,
+        "ks": [5],
+    } | change
+    with pytest.raises(NNNormError, match=words):
+        audit(given.pop("queries"), given.pop("gallery"), groups=given.pop("groups"), **given)
+
+
+def test_visogender_knows_two_perceived_genders(visogender):
+    with pytest.raises(NNNormError, match="must be masculine or feminine, as perceived; got 'man'"):
+        audit_visogender(
+            visogender.queries,
+            visogender.gallery,
+            genders=["man"] * 230,
+            occupations=visogender.occupations,
+            asked_occupations=visogender.asked,
+        )

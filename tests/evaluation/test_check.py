@@ -1,0 +1,245 @@
+"""One verdict, and the same story from every study."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import (
+    NNN,
+    Bank,
+    Corrector,
+    NNNormError,
+    Task,
+    check,
+    compare,
+    evaluate,
+    tune,
+)
+from nnnorm.evaluation import measure_gain
+from tests import made
+
+pytestmark = pytest.mark.filterwarnings("ignore:.* are among the queries:nnnorm.NNNormWarning")
+
+
+@pytest.fixture(scope="module")
+def hubs():
+    """300 items with hubs, five queries for each, and 500 past queries."""
+    gallery, queries, references = made.make_embeddings(n_items=300, n_past=100, dim=24, seed=2)
+    known = {"queries": queries, "truth": np.repeat(np.arange(300), 5)}
+    return SimpleNamespace(gallery=gallery, references=references, known=known, queries=queries)
+
+
+@pytest.fixture(scope="module")
+def labelled(hubs):
+    return check(hubs.gallery, hubs.references, **hubs.known)
+
+
+@pytest.fixture(scope="module")
+def unlabelled(hubs):
+    return check(hubs.gallery, hubs.references, queries=hubs.queries)
+
+
+@pytest.fixture(scope="module")
+def small_bank(hubs):
+    """Labelled queries and 24 past ones, where tuning pays."""
+    return check(hubs.gallery, hubs.references[:24], **hubs.known)
+
+
+@pytest.fixture(scope="module")
+def change(hubs):
+    """What the automatic correction does to each query: 1, 0 or -1 right items in first place."""
+    bias, truth = NNN().fit(hubs.gallery, hubs.references), hubs.known["truth"]
+    raw, corrected = (
+        evaluate(hubs.queries, hubs.gallery, some, truth=truth).hits(1) for some in (None, bias)
+    )
+    return corrected - raw
+
+
+def without_hubs():
+    """Items all around, queries near their items, past queries of nothing in particular."""
+    rng = np.random.default_rng(0)
+    gallery, references = (made._unit(rng.normal(size=(n, 32))) for n in (300, 400))
+    truth = np.repeat(np.arange(300), 2)
+    queries = made._unit(gallery[truth] + 0.2 * rng.normal(size=(600, 32)))
+    return gallery, references, {"queries": queries, "truth": truth}
+
+
+def gain_of(gallery, bias, queries, truth):
+    raw = nnnorm.evaluate(queries, gallery, truth=truth)
+    return measure_gain(nnnorm.evaluate(queries, gallery, bias, truth=truth), raw)
+
+
+# --- one story -----------------------------------------------------------------------------------
+
+
+def tell_alike(gallery, references, known):
+    """Whether check, evaluate, tune and compare agree to the last digit."""
+    found = check(gallery, references, **known)
+    automatic = NNN().fit(gallery, references)
+    assert found.automatic.gain == gain_of(gallery, automatic, **known)
+    tuned = tune(gallery, references, **known)
+    assert tuned.gain == gain_of(gallery, tuned.bias, **known)
+    compared = compare(gallery, references, **known, methods=["nnn"])
+    assert found.tuned.gain == tuned.cross_fitted == compared.results[1].gain
+    assert found.tuned.params == dict(tuned.best.params) == compared.results[1].params
+    # The same setting, alone in its grid, on the same queries, however it is asked for.
+    params = {name: automatic.params[name] for name in ("reference_k", "alpha", "center")}
+    alone = {"nnn": {name: [value] for name, value in params.items()}}
+    task = Task(known["queries"], gallery, known["truth"])
+    once = compare(
+        gallery, references, **known, validation=task, methods=["nnn"], grids=alone, select="max"
+    ).results[1]
+    again = tune(gallery, references, **known, grids=alone, select="max")
+    assert once.gain == again.gain == gain_of(gallery, again.bias, **known)
+    assert again.gain.mean == pytest.approx(found.automatic.gain.mean, abs=2e-4)
+    return found
+
+
+@pytest.mark.slow
+def test_check_evaluate_tune_and_compare_tell_one_story(hubs):
+    assert tell_alike(hubs.gallery, hubs.references, hubs.known).verdict == "correct"
+
+
+@pytest.mark.slow
+def test_check_evaluate_tune_and_compare_tell_one_story_on_flickr8k(flickr8k):
+    known = {"queries": flickr8k.caption["test"], "truth": np.repeat(np.arange(1000), 5)}
+    found = tell_alike(flickr8k.image["test"], flickr8k.caption["train"][::8], known)
+    assert (found.verdict, found.hubs.severity) == ("correct", "moderate")
+    assert (found.hubs.item, found.hubs.most) == (878, 41)
+
+
+# --- what is said of what ------------------------------------------------------------------------
+
+
+def test_hubs_and_a_gain_are_a_reason_to_correct(labelled):
+    assert (labelled.verdict, labelled.expectation) == ("correct", "help")
+    assert labelled.hubs.severity in ("moderate", "severe")
+    assert labelled.automatic.hubs.beyond_chance < labelled.hubs.beyond_chance
+    assert labelled.chosen.gain.low > 0
+    assert labelled.n_needed is None
+
+
+def test_without_labels_the_bank_says_what_to_expect(hubs, unlabelled):
+    assert (unlabelled.verdict, unlabelled.expectation) == ("correct", "help")
+    assert unlabelled.reasons == ()
+    bias = NNN().fit(hubs.gallery, hubs.references)
+    assert unlabelled.reliability == bias.params["reliability"]
+    assert unlabelled.density == bias.params["density"]
+    first, second = (
+        nnnorm.search(hubs.queries, hubs.gallery, some, k=1).indices for some in (None, bias)
+    )
+    assert unlabelled.moved == pytest.approx((first != second).mean())
+    assert unlabelled.automatic.gain is unlabelled.tuned is unlabelled.recall_at_1 is None
+
+
+def test_without_references_only_the_hubs_are_judged(hubs, unlabelled):
+    found = check(hubs.gallery, queries=hubs.queries)
+    assert (found.verdict, found.expectation, found.automatic) == ("unknown", None, None)
+    assert found.hubs == unlabelled.hubs
+    assert found.next[0] == "bank = nnnorm.Bank.of(queries)"
+
+
+def test_where_there_are_no_hubs_a_search_is_left_as_it_is():
+    gallery, references, known = without_hubs()
+    found = check(gallery, references, **known)
+    assert (found.verdict, found.hubs.severity, found.recommended) == ("leave", "none", None)
+    assert found.next == ()
+    assert check(gallery, **known).verdict == "leave"
+    assert check(gallery, queries=known["queries"]).verdict == "unknown"
+
+
+def test_a_correction_that_does_harm_is_not_recommended(hubs, monkeypatch):
+    monkeypatch.setattr("nnnorm.evaluation.checking.NNN", lambda: NNN(reference_k=2, alpha=6.0))
+    found = check(hubs.gallery, hubs.references, **hubs.known)
+    assert found.automatic.gain.high < 0
+    assert found.recommended != "automatic"
+
+
+def test_the_gallery_as_its_own_bank_is_refused_as_in_a_fit(hubs):
+    with pytest.raises(NNNormError, match="sampled references are rows of gallery"):
+        check(hubs.gallery, hubs.gallery, **hubs.known)
+    found = check(hubs.gallery, hubs.gallery, **hubs.known, allow_gallery_rows=True)
+    assert "allow_gallery_rows=True" in found.next[0]
+
+
+def test_a_bank_of_another_source_is_a_reason_not_to_trust_it(hubs):
+    found = check(hubs.gallery, made._unit(hubs.references + hubs.references[3]), **hubs.known)
+    assert found.z > 4
+    assert found.expectation == "unclear"
+    assert "the references are not like the queries, which may do harm" in found.reasons
+
+
+def test_a_handful_of_labels_is_said_to_be_too_few(hubs):
+    few = {name: values[::50] for name, values in hubs.known.items()}
+    found = check(hubs.gallery, hubs.references, **few)
+    gain = found.automatic.gain
+    assert gain.includes_zero
+    assert found.verdict == "try"
+    half_width = 100 * (gain.high - gain.low) / 2
+    assert found.n_needed == pytest.approx(30 * half_width**2, abs=1)
+
+
+def test_a_bank_that_says_nothing_about_the_items_promises_nothing(hubs):
+    noise = made._unit(np.random.default_rng(0).normal(size=(12, 24)))
+    found = check(hubs.gallery, noise, queries=hubs.queries)
+    assert found.expectation != "help"
+    assert found.reasons
+
+
+@pytest.mark.filterwarnings("ignore:the references seem to cover:nnnorm.NNNormWarning")
+def test_recent_queries_join_and_judge_the_bank_as_in_a_fit(hubs):
+    recent, mismatched = hubs.references[::5], -hubs.references[1::2]
+    found = check(hubs.gallery, mismatched, **hubs.known, recent=recent)
+    bias = Corrector.fit(hubs.gallery, mismatched, recent=recent).bias
+    assert found.automatic.gain == gain_of(hubs.gallery, bias, **hubs.known)
+    assert found.z == bias.params["mismatch_z"] > 3
+    assert found.tuned is None
+    with pytest.raises(NNNormError, match="recent queries judge a bank; give references too"):
+        check(hubs.gallery, queries=hubs.queries, recent=recent)
+
+
+def test_a_tuned_setting_is_recommended_where_it_is_shown_to_be_better(small_bank):
+    assert small_bank.recommended == "tuned"
+    assert small_bank.better.low > 0
+    assert small_bank.chosen is small_bank.tuned
+
+
+# --- what to do next -----------------------------------------------------------------------------
+
+
+def test_the_next_lines_of_python_run_and_give_what_was_measured(hubs, small_bank):
+    names = vars(hubs) | {"nnnorm": nnnorm, "references": hubs.references[:24]}
+    for line in small_bank.next:
+        exec(line, names)
+    tuned = tune(hubs.gallery, hubs.references[:24], **hubs.known)
+    np.testing.assert_allclose(names["bias"].correction, tuned.bias.correction, atol=1e-6)
+
+
+def test_a_check_is_ready_for_json_and_names_its_hub(hubs):
+    names = [f"picture {n}" for n in range(300)]
+    found = check(hubs.gallery, Bank.of(hubs.references), queries=hubs.queries, ids=names)
+    printed = json.loads(json.dumps(found.to_dict()))
+    assert printed["hubs"]["id"] == f"picture {found.hubs.item}"
+    assert "ids" not in printed
+
+
+def test_wrong_arguments_are_answered():
+    with pytest.raises(NNNormError, match="check has no argument 'labels'; did you mean 'truth'"):
+        check(np.eye(3), queries=np.eye(3), labels=[0, 1, 2])
+
+
+@pytest.mark.parametrize("n_better", [0, 3, 8])
+def test_a_handful_of_changes_is_no_gain_yet(hubs, change, n_better):
+    truth = hubs.known["truth"]
+    better = np.flatnonzero(change > 0)
+    better = better[np.unique(truth[better], return_index=True)[1]][:n_better]
+    chosen = np.concatenate([better, np.flatnonzero(change == 0)[:40]])
+    found = check(hubs.gallery, hubs.references, queries=hubs.queries[chosen], truth=truth[chosen])
+    assert found.automatic.n_changed == n_better
+    assert found.automatic.is_sure == (n_better == 8)
+    assert (found.n_needed is None) == (n_better == 8)
+    if n_better < 8:
+        assert found.verdict != "correct"

@@ -1,0 +1,318 @@
+import json
+
+import numpy as np
+import pytest
+
+from nnnorm import NNNormError
+from nnnorm.errors import NNNormWarning
+from nnnorm.evaluation import comparison as compare_module
+from nnnorm.evaluation.bootstrap import binomial_half_width, interval_of_difference, split_folds
+from nnnorm.evaluation.comparison import Task, ablate, compare
+from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
+from nnnorm.evaluation.metrics import evaluate
+from nnnorm.evaluation.tuning import try_settings, tune
+from nnnorm.methods import make_method, statistics
+from tests import made
+
+TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
+GRIDS = {
+    "nnn": {"reference_k": [2, 8, 32], "alpha": [0.25, 0.5, 0.75]},
+    "csls": {"reference_k": [4, 16]},
+    "dualis": {"beta_query": [0.0, 20.0], "beta_gallery": [0.0, 5.0]},
+    "dualdis": {"beta_query": [0.0, 20.0], "beta_gallery": [0.0, 5.0]},
+    "sinkhorn": {"tau": [0.05, 0.2]},
+}
+
+
+def part_of(seed, items):
+    """Some items of a made gallery with their queries; what is left over is the bank."""
+    gallery, queries, references = made.make_embeddings(n_items=120, n_past=40, dim=16, seed=seed)
+    asked = np.concatenate([queries[5 * item : 5 * item + 5] for item in items])
+    return Task(asked, gallery[items], np.repeat(np.arange(len(items)), 5)), references, gallery
+
+
+@pytest.fixture(scope="module")
+def task():
+    return part_of(0, range(40))[0]
+
+
+@pytest.fixture(scope="module")
+def validation():
+    """Another gallery, and another number of items and queries, than the test's."""
+    return part_of(0, range(40, 90))[0]
+
+
+@pytest.fixture(scope="module")
+def bank():
+    return part_of(0, [0])[1]
+
+
+@pytest.fixture(scope="module")
+def gallery_bank():
+    return part_of(0, [0])[2][90:]
+
+
+@pytest.fixture(scope="module")
+def compared(task, validation, bank, gallery_bank):
+    options = {"gallery_references": gallery_bank, "methods": list(GRIDS), "grids": GRIDS}
+    return run_compare(task, validation, bank, **options, seed=3)
+
+
+@pytest.fixture(scope="module")
+def ablated(task, validation, bank):
+    return ablate(
+        task.gallery,
+        {"own": bank, "far": bank[::-1] * 0.5},
+        queries=task.queries,
+        truth=task.truth,
+        validation=validation,
+        seed=3,
+    )
+
+
+def run_compare(test, validation, bank, **options):
+    return compare(
+        test.gallery, bank, queries=test.queries, truth=test.truth, validation=validation, **options
+    )
+
+
+def run_ablate(test, validation, banks, **options):
+    return ablate(
+        test.gallery,
+        banks,
+        queries=test.queries,
+        truth=test.truth,
+        validation=validation,
+        **options,
+    )
+
+
+def check_result(result, task, bias, seed):
+    """Whether a result is what a direct evaluation of that bias on that task gives."""
+    raw = evaluate(task.queries, task.gallery, truth=task.truth)
+    evaluation = evaluate(task.queries, task.gallery, bias, truth=task.truth)
+    assert result.recall_at_1 == evaluation.recall(1)
+    assert result.recall_at_5 == evaluation.recall(5)
+    assert result.recall_at_10 == evaluation.recall(10)
+    assert result.half_width == binomial_half_width(evaluation.recall(1), len(task.queries))
+    counts = count_occurrences(evaluation.top1, len(task.gallery))
+    assert result.hubness == measure_hubness(counts)
+    gain = interval_of_difference(evaluation.hits(1), raw.hits(1), task.truth, seed=seed)
+    assert result.gain == gain
+
+
+# --- methods side by side ------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_tuning_on_validation_and_evaluating_on_test(
+    compared, task, validation, bank, gallery_bank
+):
+    assert [result.method for result in compared.results] == ["none", *GRIDS]
+    for result in compared.results[1:]:
+        extra = {"gallery_references": gallery_bank} if result.method in TWO_BANKS else {}
+        best = tune(
+            validation.gallery,
+            bank,
+            queries=validation.queries,
+            truth=validation.truth,
+            methods=[result.method],
+            grids={result.method: GRIDS[result.method]},
+            **extra,
+        ).best
+        assert best.method == result.method, "the problem must have use for a correction"
+        assert result.params == best.params
+        bias = make_method(best.method, **best.params).fit(task.gallery, bank, **extra)
+        check_result(result, task, bias, seed=3)
+
+
+def test_no_correction_comes_first_and_has_no_gain(compared, task):
+    none = compared.results[0]
+    assert (none.method, none.params, none.gain) == ("none", {}, None)
+    assert none.recall_at_1 == evaluate(task.queries, task.gallery, truth=task.truth).recall(1)
+
+
+def test_the_test_queries_have_no_say_in_the_choice(task, validation, bank):
+    def on(queries):
+        return compare(
+            task.gallery,
+            bank,
+            queries=queries,
+            truth=task.truth,
+            validation=validation,
+            methods=["nnn", "is"],
+        )
+
+    one = on(task.queries)
+    with pytest.warns(NNNormWarning, match="references do not look like the queries"):
+        other = on(-np.asarray(task.queries))
+    assert [r.params for r in one.results] == [r.params for r in other.results]
+    assert one.results[1].recall_at_1 != other.results[1].recall_at_1
+
+
+@pytest.mark.filterwarnings("ignore:references seem to be rows of gallery")
+def test_where_every_correction_does_harm_a_method_stands_for_no_correction():
+    task = Task(np.eye(60), np.eye(60), np.arange(60))
+    (none, csls) = compare(
+        task.gallery,
+        1000 * np.eye(60)[:30],
+        queries=task.queries,
+        truth=task.truth,
+        validation=task,
+        methods=["csls"],
+    ).results
+    assert (csls.method, csls.params) == ("csls", {})
+    assert csls.recall_at_1 == none.recall_at_1 == 1
+    assert csls.gain.includes_zero
+
+
+def test_results_are_ready_for_json(compared, ablated):
+    for found, rows in ((compared, "results"), (ablated, "rows")):
+        back = json.loads(json.dumps(found.to_dict()))
+        assert len(back[rows]) == len(getattr(found, rows))
+    back = json.loads(json.dumps(compared.to_dict()))
+    assert back["results"][0]["gain"] is None
+    assert back["results"][1]["gain"]["low"] == compared.results[1].gain.low
+    assert back["results"][1]["hubness"]["max"] == compared.results[1].hubness.max
+    back = json.loads(json.dumps(ablated.to_dict()))
+    assert back["rows"][0]["tuned"]["recall_at_1"] == ablated.rows[0].tuned.recall_at_1
+
+
+# --- banks side by side --------------------------------------------------------------------------
+
+
+def recorded_banks(monkeypatch, test, validation, banks, **options):
+    """Run `ablate` and keep the references of every row."""
+    used = []
+
+    def recorded(methods, gallery, references, *rest, **others):
+        used.append(np.array(getattr(references, "embeddings", references)))
+        return try_settings(methods, gallery, references, *rest, **others)
+
+    monkeypatch.setattr(compare_module, "try_settings", recorded)
+    return run_ablate(test, validation, banks, **options), used
+
+
+def test_rows_are_every_bank_at_every_share(ablated, bank):
+    shares = (1.0, 0.5, 0.2, 0.1)
+    assert [(row.bank, row.share) for row in ablated.rows] == [
+        (name, share) for name in ("own", "far") for share in shares
+    ]
+    assert [row.n_references for row in ablated.rows[:4]] == [200, 100, 40, 20]
+    assert ablated.uncorrected.method == "none"
+    assert (ablated.n_queries, ablated.n_gallery, ablated.n_validation) == (200, 40, 250)
+
+
+def test_banks_may_be_files(tmp_path, task, validation, bank):
+    np.save(tmp_path / "bank.npy", bank)
+    from_file, from_memory = (
+        ablate(
+            task.gallery,
+            {"own": source},
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            shares=(0.5,),
+        )
+        for source in (tmp_path / "bank.npy", bank)
+    )
+    assert from_file == from_memory
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-1,), (float("nan"),)])
+def test_shares_out_of_range_are_refused(task, validation, bank, shares):
+    with pytest.raises(NNNormError, match=r"shares must be above 0 and at most 1; got \("):
+        ablate(
+            task.gallery,
+            {"own": bank},
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            shares=shares,
+        )
+
+
+def test_ablating_needs_a_bank(task, validation):
+    with pytest.raises(NNNormError, match="references names no bank; give at least one"):
+        run_ablate(task, validation, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("select", ["one-standard-error", "max"])
+def test_without_validation_each_fold_has_the_setting_that_the_others_choose(task, bank, select):
+    folds = split_folds(task.truth, seed=4)
+    raw = evaluate(task.queries, task.gallery, truth=task.truth).hits(1)
+    gained = np.empty(len(raw))
+    for fold in range(5):
+        others = folds != fold
+        known = {"queries": task.queries[others], "truth": task.truth[others]}
+        best = tune(task.gallery, bank, **known, select=select).bias
+        found = evaluate(task.queries, task.gallery, best, truth=task.truth).hits(1)
+        gained[~others] = (found - raw)[~others]
+    about = {"queries": task.queries, "truth": task.truth, "seed": 4, "select": select}
+    compared = compare(task.gallery, bank, **about, methods=["nnn"])
+    tuned = tune(task.gallery, bank, **about)
+    (ablated,) = ablate(task.gallery, bank, **about, shares=[1.0]).rows
+    assert compared.n_validation == 0
+    assert compared.n_queries == 200
+    for gain in (compared.results[1].gain, ablated.tuned.gain, tuned.cross_fitted):
+        assert gain.mean == pytest.approx(gained.mean())
+        assert gain == tuned.cross_fitted
+    assert compared.results[1].params == ablated.tuned.params == dict(tuned.best.params)
+
+
+def test_each_bank_is_scanned_once_per_gallery(monkeypatch, task, validation, bank, gallery_bank):
+    scanned = []
+
+    def counted(scores, **options):
+        scanned.append(scores.shape)
+        return scan(scores, **options)
+
+    scan = statistics.scan
+    monkeypatch.setattr(statistics, "scan", counted)
+    dual = {"beta_query": [5.0, 20.0], "beta_gallery": [2.0, 5.0]}
+    grids = {**GRIDS, "dualis": dual, "dualdis": dual}
+    run_compare(
+        task,
+        validation,
+        bank,
+        gallery_references=gallery_bank,
+        duplicates="keep",
+        methods=list(grids),
+        grids=grids,
+    )
+    assert scanned[:3] == [(50, 200), (50, 30), (40, 200)]
+    # Where both methods choose the same β of the gallery bank, that needs no scan.
+    assert scanned[3:] in ([], [(40, 30)])
+    scanned.clear()
+    same = validation._replace(gallery=task.gallery, truth=validation.truth % 40)
+    run_compare(task, same, bank, duplicates="keep", methods=["nnn", "csls", "is"])
+    assert scanned == [(40, 200)] * 2, "once as it is, and once centred for NNN"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"methods": []}, "methods is empty; name at least one, or 'all'"),
+        ({"methods": "nnn"}, "methods must be 'all' or a list of names; got 'nnn'"),
+        ({"methods": ["best"]}, "method must be one of none, nnn, .*; got 'best'"),
+        ({"methods": ["dualis"]}, "method dualis needs a gallery bank"),
+        ({"methods": ["nnn"], "select": "best"}, "select must be 'one-standard-error' or 'max'"),
+        ({"methods": ["csls"], "grids": {"csls": {"reference_k": [999]}}},
+         "reference_k 999, but there are only 200 references"),
+        ({"methods": ["csls"], "grids": {"nnn": GRIDS["nnn"]}},
+         r"a grid was given for nnn, which is not among the methods \(none, csls\)"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_in_one_sentence(task, validation, bank, options, words):
+    with pytest.raises(NNNormError, match=words):
+        compare(
+            task.gallery,
+            bank,
+            queries=task.queries,
+            truth=task.truth,
+            validation=validation,
+            **options,
+        )

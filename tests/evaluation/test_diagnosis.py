@@ -1,0 +1,169 @@
+import json
+
+import numpy as np
+import pytest
+
+from nnnorm import NNN, Bias, InvertedSoftmax, NNNormError, search
+from nnnorm.evaluation.diagnosis import diagnose
+from nnnorm.evaluation.hubness import (
+    compare_occurrences,
+    count_occurrences,
+    find_outliers,
+    list_hubs,
+    measure_hubness,
+    robust_z,
+)
+from tests import made
+
+
+@pytest.fixture(scope="module")
+def hubs():
+    """Made embeddings with hubs: gallery (60, 16), queries (300, 16), references (200, 16)."""
+    return made.make_embeddings(n_items=60, n_past=40, dim=16)
+
+
+@pytest.fixture(scope="module")
+def bias(hubs):
+    gallery, _, references = hubs
+    return NNN(reference_k=8, alpha=0.75).fit(gallery, references)
+
+
+def counts_of(queries, gallery, bias=None, k=1):
+    return count_occurrences(search(queries, gallery, bias, k=k), len(gallery))
+
+
+# --- before and after ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 60])
+def test_every_figure_is_that_of_a_direct_search(hubs, bias, k):
+    gallery, queries, _ = hubs
+    found = diagnose(queries, gallery, bias=bias, k=k)
+    before, after = counts_of(queries, gallery, k=k), counts_of(queries, gallery, bias, k=k)
+    np.testing.assert_array_equal(found.occurrences, before)
+    np.testing.assert_array_equal(found.occurrences_after, after)
+    assert found.before == measure_hubness(before)
+    assert found.after == measure_hubness(after)
+    assert (found.ks_statistic, found.ks_p_value) == compare_occurrences(before, after)
+    assert found.n_antihubs == (before == 0).sum()
+    assert found.n_antihubs_after == (after == 0).sum()
+    assert found.hubs_after == tuple(after[hub.item] for hub in found.hubs)
+    assert (found.n_queries, found.n_gallery, found.k) == (300, 60, k)
+
+
+def test_the_correction_takes_hits_from_the_hubs(hubs, bias):
+    gallery, queries, _ = hubs
+    found = diagnose(queries, gallery, bias=bias)
+    assert found.after.max < found.before.max
+    assert found.after.robin_hood < found.before.robin_hood
+    assert sum(found.hubs_after) < sum(hub.occurrences for hub in found.hubs)
+
+
+def test_without_a_bias_there_is_no_after(hubs):
+    gallery, queries, _ = hubs
+    found = diagnose(queries, gallery)
+    assert found.after is None
+    assert found.occurrences_after is None
+    assert (found.ks_statistic, found.ks_p_value, found.n_antihubs_after) == (None, None, None)
+    assert (found.hubs_after, found.outliers) == ((), ())
+    assert all(hub.bias_z is None and hub.wrong_share is None for hub in found.hubs)
+
+
+def test_a_gated_bias_may_be_diagnosed(hubs):
+    gallery, queries, references = hubs
+    gated = InvertedSoftmax(beta=20.0, gated=True).fit(gallery, references)
+    found = diagnose(queries, gallery, bias=gated)
+    np.testing.assert_array_equal(found.occurrences_after, counts_of(queries, gallery, gated))
+
+
+# --- the hubs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_hubs_tell_how_often_how_wrongly_and_how_biased(hubs, bias, k):
+    gallery, queries, _ = hubs
+    truth = np.arange(300) // 5
+    found = diagnose(queries, gallery, bias=bias, truth=truth, k=k, most=7)
+    ranking = search(queries, gallery, k=k)
+    assert list(found.hubs) == list_hubs(ranking, 60, truth=truth, bias=bias, most=7)
+    counts = counts_of(queries, gallery, k=k)
+    assert [hub.occurrences for hub in found.hubs] == sorted(counts, reverse=True)[:7]
+    for hub in found.hubs:
+        asked = np.flatnonzero((ranking.indices == hub.item).any(axis=1))
+        assert hub.occurrences == len(asked)
+        assert hub.wrong_share == pytest.approx(np.mean(truth[asked] != hub.item))
+        assert hub.bias_z == pytest.approx(robust_z(bias.values)[hub.item])
+
+
+def test_items_with_a_bias_far_from_all_others_are_outliers(hubs, bias):
+    gallery, queries, _ = hubs
+    values = bias.values.copy()
+    values[[7, 31]] = [5.0, -9.0]
+    strange = Bias(values, 0.5, "nnn")
+    found = diagnose(queries, gallery, bias=strange)
+    assert found.outliers[:2] == (31, 7)
+    assert found.outliers == tuple(find_outliers(strange))
+
+
+# --- for programs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_diagnosis_is_ready_for_json_without_the_counts_of_single_items(hubs, bias, with_bias):
+    gallery, queries, _ = hubs
+    strange = Bias(np.where(np.arange(60) == 9, 7.0, bias.values), 1.0, "nnn")
+    found = diagnose(queries, gallery, bias=strange if with_bias else None, truth=[0] * 300)
+    back = json.loads(json.dumps(found.to_dict()))
+    assert "occurrences" not in back
+    assert "occurrences_after" not in back
+    assert back["before"] == found.before.to_dict()
+    assert back["after"] == (found.after.to_dict() if with_bias else None)
+    assert [hub["item"] for hub in back["hubs"]] == [hub.item for hub in found.hubs]
+    assert back["outliers"] == list(found.outliers)
+    assert bool(back["outliers"]) == with_bias
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"k": 61}, "k must be a whole number from 1 to the 60 items of gallery; got 61"),
+        ({"k": 0}, "k must be a whole number from 1 to the 60 items of gallery; got 0"),
+        ({"truth": [0] * 299}, "one item per query; got 299 numbers for 300 queries"),
+        ({"truth": [60] * 300}, "truth names item 60, but there are 60 items"),
+        ({"bias": Bias(np.zeros(59), 1.0, "nnn")}, "for a gallery of 59 items, but .* 60"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(hubs, options, words):
+    gallery, queries, _ = hubs
+    with pytest.raises(NNNormError, match=words):
+        diagnose(queries, gallery, **options)
+
+
+def test_a_bias_of_another_gallery_is_refused(hubs, bias):
+    gallery, queries, _ = hubs
+    with pytest.raises(NNNormError, match="this bias was fitted on another gallery"):
+        diagnose(queries, gallery[::-1], bias=bias)
+
+
+def test_ids_stand_for_rows_in_hubs_and_outliers(hubs):
+    gallery, queries, _ = hubs
+    values = np.full(len(gallery), 0.1)
+    values[:3] += [9.0, 0.01, -0.01]
+    ids = [f"photo-{row}" for row in range(len(gallery))]
+    found = diagnose(queries, gallery, Bias(values, 0.1, "nnn"), ids=ids)
+    shown = found.to_dict()
+    assert [hub["id"] for hub in shown["hubs"]] == [ids[hub.item] for hub in found.hubs]
+    assert shown["outlier_ids"][0] == "photo-0"
+    with pytest.raises(NNNormError, match="ids must be one whole number or string per item of"):
+        diagnose(queries, gallery, ids=["a", "b"])
+
+
+def test_references_stand_for_the_automatic_bias(hubs):
+    gallery, queries, references = hubs
+    fitted = diagnose(queries, gallery, NNN().fit(gallery, references))
+    assert diagnose(queries, gallery, references=references).to_dict() == fitted.to_dict()
+    with pytest.raises(NNNormError, match="give a bias or references to fit one from, not both"):
+        diagnose(queries, gallery, NNN().fit(gallery, references), references=references)

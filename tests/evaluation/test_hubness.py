@@ -1,0 +1,270 @@
+import json
+
+import numpy as np
+import pytest
+import scipy
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from nnnorm import NNN, Bias, NNNormError, Ranking, search
+from nnnorm.evaluation.hubness import (
+    Hub,
+    compare_occurrences,
+    count_occurrences,
+    find_outliers,
+    list_hubs,
+    measure_hubness,
+    robust_z,
+)
+
+STATISTICS = [
+    "mean",
+    "max",
+    "mean_absolute_error",
+    "kurtosis",
+    "skewness",
+    "gini",
+    "robin_hood",
+    "antihub_share",
+    "hub_occurrence",
+]
+counts_of_items = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
+
+
+def ranking_of(indices):
+    indices = np.asarray(indices)
+    return Ranking(np.zeros(indices.shape, np.float32), indices)
+
+
+# --- N_k -----------------------------------------------------------------------------------------
+
+
+def test_occurrences_count_the_queries_that_have_an_item_among_their_first():
+    ranking = ranking_of([[0, 2], [2, 3], [2, 0]])
+    assert count_occurrences(ranking, 5).tolist() == [2, 0, 3, 1, 0]
+
+
+@pytest.mark.parametrize("k", [1, 3, 23])
+def test_occurrences_are_counted_one_by_one(small, k):
+    ranking = search(small.queries, small.gallery, k=k)
+    expected = [sum(item in row for row in ranking.indices.tolist()) for item in range(23)]
+    occurrences = count_occurrences(ranking, 23)
+    assert occurrences.tolist() == expected
+    assert occurrences.dtype == np.int64
+    assert occurrences.mean() == pytest.approx(k * 11 / 23)
+
+
+# --- statistics ----------------------------------------------------------------------------------
+
+
+def test_every_statistic_by_hand():
+    # 8 queries, k = 1, 4 items: the mean is 2, and only item 0 has at least twice that.
+    hubness = measure_hubness([5, 3, 0, 0])
+    assert hubness.to_dict() == {
+        "mean": 2.0,
+        "max": 5,
+        "mean_absolute_error": (3 + 1 + 2 + 2) / 4,
+        "kurtosis": pytest.approx((81 + 1 + 16 + 16) / 4 / 4.5**2 - 3),
+        "skewness": pytest.approx((27 + 1 - 8 - 8) / 4 / 4.5**1.5),
+        "gini": pytest.approx((2 + 5 + 5 + 3 + 3 + 0) * 2 / 16 / (2 * 2)),
+        "robin_hood": (3 + 1) / 8,
+        "antihub_share": 0.5,
+        "hub_occurrence": 5 / 8,
+    }
+    assert list(hubness.to_dict()) == STATISTICS
+    assert json.loads(json.dumps(hubness.to_dict())) == hubness.to_dict()
+
+
+@pytest.mark.slow
+@given(counts_of_items)
+def test_kurtosis_and_skewness_are_scipys_excess_and_biased(counts):
+    assume(len(set(counts)) > 1)
+    hubness = measure_hubness(counts)
+    kurtosis = scipy.stats.kurtosis(counts, fisher=True, bias=True)
+    assert hubness.kurtosis == pytest.approx(kurtosis, abs=1e-9)
+    assert hubness.skewness == pytest.approx(scipy.stats.skew(counts, bias=True), abs=1e-9)
+
+
+@given(counts_of_items)
+def test_gini_is_half_the_mean_absolute_difference_over_the_mean(counts):
+    numbers = np.array(counts, dtype=float)
+    difference = np.abs(numbers[:, None] - numbers[None, :]).mean()
+    expected = difference / (2 * numbers.mean())
+    assert measure_hubness(counts).gini == pytest.approx(expected, abs=1e-12)
+
+
+@given(counts_of_items)
+def test_robin_hood_is_the_share_above_the_mean(counts):
+    numbers = np.array(counts, dtype=float)
+    hubness = measure_hubness(counts)
+    moved = np.maximum(numbers - numbers.mean(), 0).sum() / numbers.sum()
+    assert hubness.robin_hood == pytest.approx(moved, abs=1e-12)
+    halves = 0.5 * np.abs(numbers - numbers.mean()).sum() / numbers.sum()
+    assert hubness.robin_hood == pytest.approx(halves, abs=1e-12)
+
+
+def by_scikit_hubness(neighbours, n_gallery, hub_size=2.0):
+    """Its formulas, with the expected N_k of rectangular data where it puts k."""
+    n_queries, k = neighbours.shape
+    k_occurrence = np.bincount(neighbours.ravel(), minlength=n_gallery)
+    expected = k * n_queries / n_gallery
+    centred = k_occurrence - expected
+    numerator = sum(
+        abs(k_occurrence[i] - k_occurrence[j]) for i in range(n_gallery) for j in range(n_gallery)
+    )
+    hubs = np.argwhere(k_occurrence >= hub_size * expected).ravel()
+    return {
+        "mean": expected,
+        "max": k_occurrence.max(),
+        "mean_absolute_error": np.abs(centred).mean(),
+        "kurtosis": (centred**4).mean() / (centred**2).mean() ** 2 - 3,
+        "skewness": (centred**3).mean() / (centred**2).mean() ** 1.5,
+        "gini": numerator / (2 * n_gallery * k * n_queries),
+        "robin_hood": 0.5 * np.abs(centred).sum() / (k * n_queries),
+        "antihub_share": np.argwhere(k_occurrence == 0).size / n_gallery,
+        "hub_occurrence": k_occurrence[hubs].sum() / (k * n_queries),
+    }
+
+
+@pytest.mark.parametrize("k", [1, 5, 10])
+@pytest.mark.parametrize(("n_queries", "n_gallery"), [(400, 50), (50, 400), (60, 60)])
+def test_rectangular_data_have_the_statistics_of_scikit_hubness_put_right(
+    rng, n_queries, n_gallery, k
+):
+    gallery, queries = rng.normal(size=(n_gallery, 20)), rng.normal(size=(n_queries, 20))
+    ranking = search(queries, gallery, k=k)
+    found = measure_hubness(count_occurrences(ranking, n_gallery)).to_dict()
+    expected = by_scikit_hubness(ranking.indices, n_gallery)
+    assert found == {name: pytest.approx(value) for name, value in expected.items()}
+
+
+def test_a_hub_has_at_least_twice_the_mean_not_twice_k():
+    # 12 queries and 4 items: the mean of N_1 is 3, so that 6 makes a hub and 5 does not.
+    assert measure_hubness([6, 5, 1, 0]).hub_occurrence == 0.5
+    assert measure_hubness([5, 5, 1, 1]).hub_occurrence == 0
+    # 2 queries and 8 items: the mean is 1/4, and a single hit is four times that.
+    assert measure_hubness([1, 1, 0, 0, 0, 0, 0, 0]).hub_occurrence == 1
+
+
+@pytest.mark.parametrize(("count", "n_gallery"), [(1, 2), (3, 7), (7, 1000), (5, 1)])
+def test_constant_counts_have_no_hubs_and_no_shape(count, n_gallery):
+    hubness = measure_hubness([count] * n_gallery).to_dict()
+    assert hubness.pop("mean") == hubness.pop("max") == count
+    assert set(hubness.values()) == {0}
+
+
+def test_uncorrected_image_retrieval_on_flickr8k_has_the_known_hubs(flickr8k):
+    ranking = search(flickr8k.caption["test"], flickr8k.image["test"], k=1)
+    occurrences = count_occurrences(ranking, 1000)
+    hubness = measure_hubness(occurrences)
+    assert (round(hubness.kurtosis, 2), round(hubness.mean_absolute_error, 2)) == (4.33, 4.08)
+    assert (hubness.max, hubness.mean) == (41, 5.0)
+    hubs = list_hubs(ranking, 1000, truth=np.repeat(np.arange(1000), 5))
+    assert hubs[0].occurrences == 41
+    assert hubs[0].wrong_share >= 36 / 41  # an image has five captions
+
+
+@pytest.mark.slow
+def test_the_correction_flattens_flickr8k_and_the_test_sees_it(flickr8k):
+    gallery, queries = flickr8k.image["test"], flickr8k.caption["test"]
+    bias = NNN(256, 0.625).fit(gallery, flickr8k.caption["train"])
+    before, after = (
+        count_occurrences(search(queries, gallery, b, k=1), 1000) for b in (None, bias)
+    )
+    statistic, p_value = compare_occurrences(before, after)
+    assert p_value < 1e-3
+    assert statistic == pytest.approx(scipy.stats.ks_2samp(before, after).statistic)
+    for name in ("gini", "robin_hood", "antihub_share", "hub_occurrence", "skewness", "max"):
+        assert getattr(measure_hubness(after), name) < getattr(measure_hubness(before), name)
+
+
+# --- two distributions ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@given(counts_of_items, counts_of_items)
+def test_the_ks_statistic_is_scipys(before, after):
+    assume(len(before) + len(after) > 2)  # SciPy divides by zero for one item each
+    statistic, p_value = compare_occurrences(before, after)
+    assert statistic == scipy.stats.ks_2samp(before, after, method="asymp").statistic
+    assert 0 <= p_value <= 1
+    assert compare_occurrences(after, before) == (statistic, p_value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_items", "tolerance"), [(20, 0.03), (200, 0.015), (5000, 0.005)])
+@pytest.mark.parametrize("shift", [0.0, 0.5, 1.0, 2.0])
+def test_the_ks_p_value_is_scipys_asymptotic_one(rng, n_items, tolerance, shift):
+    before = rng.poisson(5, size=n_items)
+    after = rng.poisson(5 + 3 * shift / np.sqrt(n_items), size=n_items)
+    expected = scipy.stats.ks_2samp(before, after, method="asymp").pvalue
+    assert compare_occurrences(before, after)[1] == pytest.approx(expected, abs=tolerance)
+
+
+# --- who the hubs are ----------------------------------------------------------------------------
+
+
+def test_hubs_come_most_retrieved_first_and_ties_by_the_lower_index():
+    ranking = ranking_of([[4], [1], [4], [3], [1], [0]])
+    assert list_hubs(ranking, 6) == [Hub(1, 2), Hub(4, 2), Hub(0, 1), Hub(3, 1)]
+
+
+def test_the_share_of_wrong_answers_is_among_the_items_own_hits():
+    ranking = ranking_of([[1, 0], [1, 2], [1, 0], [0, 1]])
+    hubs = list_hubs(ranking, 3, truth=[1, 2, [0, 2], 1])
+    assert hubs == [Hub(1, 4, 0.5), Hub(0, 3, 2 / 3), Hub(2, 1, 0.0)]
+
+
+def test_a_hub_tells_how_far_its_bias_lies_from_the_others():
+    bias = Bias(np.array([1.0, 2.0, 3.0, 4.0, 13.0]), 1.0, "nnn")
+    hubs = list_hubs(ranking_of([[4], [4], [0]]), 5, bias=bias)
+    assert hubs == [Hub(4, 2, None, pytest.approx(6.745)), Hub(0, 1, None, pytest.approx(-1.349))]
+
+
+# --- outliers ------------------------------------------------------------------------------------
+
+
+def test_outliers_come_farthest_first_on_both_sides():
+    values = np.array([0.10, -0.5, 0.11, 0.12, 0.13, 0.9, 0.14, 0.115])
+    assert find_outliers(Bias(values, 1.0, "nnn")).tolist() == [5, 1]
+
+
+@pytest.mark.slow
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=30))
+def test_robust_scores_are_iglewicz_and_hoaglins(values):
+    deviation = np.array(values) - np.median(values)
+    mad = scipy.stats.median_abs_deviation(values)
+    mean_deviation = np.abs(deviation).mean()
+    if mad > 0:
+        expected = 0.6745 * deviation / mad
+    elif mean_deviation > 0:
+        expected = deviation / (1.253314 * mean_deviation)
+    else:
+        expected = np.zeros(len(values))
+    np.testing.assert_allclose(robust_z(values), expected, rtol=2e-4)
+
+
+def test_a_poisoned_item_is_found_in_a_fitted_bias(rng):
+    gallery, references = rng.normal(size=(200, 16)), rng.normal(size=(500, 16)) + 0.5
+    gallery[42] = 3 * references.mean(axis=0) + 2
+    bias = NNN(reference_k=10, alpha=0.5).fit(gallery, references)
+    assert find_outliers(bias, threshold=6.0).tolist() == [42]
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("item", "row"), [(3, [0, 1, 3]), (-1, [0, -1, 1]), (-1, [0, -1, 9])])
+def test_a_ranking_that_names_no_item_of_the_gallery_is_refused(item, row):
+    for use in (count_occurrences, list_hubs):
+        with pytest.raises(
+            NNNormError, match=f"the ranking names item {item}, but the gallery has 3 items"
+        ):
+            use(ranking_of([row]), 3)
+
+
+def test_counts_without_a_single_hit_are_refused():
+    with pytest.raises(
+        NNNormError, match="occurrences must have at least one hit; got 2 items with none"
+    ):
+        measure_hubness([0, 0])

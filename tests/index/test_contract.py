@@ -1,0 +1,417 @@
+"""What every index does, on every engine."""
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm.index import CorrectedIndex, build_index, copy_index, open_index, verify_index
+from tests.index.engines import (
+    CASES,
+    ENGINES,
+    FIRST,
+    MORE,
+    arguments,
+    build,
+    check,
+    described,
+    expected,
+    held,
+    parametrize,
+    same_place,
+    world,
+)
+
+HOSTILE = [
+    "x'] or id != '' or id in ['x",
+    'quo"te',
+    "it's",
+    "new\nline",
+    "tab\tand  spaces ",
+    "back\\slash",
+    "%s ? {ids} $1 ; DROP TABLE photos --",
+    "größe 写真",
+    "7 ",
+]
+PLAIN = [
+    {},
+    {"text": "Sea", "whole": 7, "number": 2.5, "yes": True, "no": False, "none": None},
+    {"whole": -(2**62), "number": 2.0, "text": ""},
+    {"text": 'it\'s a "quote"\nand \\ ü', "list": [1, "a", None], "deep": {"a": {"b": [1.5]}}},
+    {"whole": "another kind", "id": 7, "embedding": "mine", "bias": 1.5, "metadata": "m"},
+    {"Text": "other case", "with space": 1, "vector": "v", "chroma:x": "c", "$y": 2},
+]
+
+
+@parametrize(CASES)
+def test_a_search_returns_the_corrected_ranking(case, tmp_path):
+    made = world()
+    with build(case, tmp_path) as index:
+        check(case, index.search(made.queries), FIRST, 0)
+        check(case, index.search(made.queries, k=3, weight=0.1), FIRST, 0, k=3, weight=0.1)
+        check(case, index.search(made.queries, k=5, weight=0), FIRST, 0, k=5, weight=0)
+        assert index.search(made.queries, k=300).ids.shape == (len(made.queries), len(FIRST))
+        found = asyncio.run(index.search_async(made.queries, k=4, with_metadata=True))
+        check(case, found, FIRST, 0, k=4)
+        assert found.metadata == [described(map(int, row)) for row in found.ids.tolist()]
+        assert len(index) == len(FIRST)
+
+
+@parametrize(CASES)
+def test_items_are_added_replaced_and_deleted_for_good(case, tmp_path):
+    made, rows = world(), set(FIRST) | set(MORE)
+    with build(case, tmp_path) as index:
+        new, given = arguments(MORE)
+        index.add(new, **given)
+        check(case, index.search(made.queries), rows, 0)
+        index.delete(["3", "70"])
+        rows -= {3, 70}
+        check(case, index.search(made.queries), rows, 0)
+        changed, given = arguments([300, 301])  # one id is there, the other isn't
+        index.upsert(changed, ids=["5", "3"], metadata=given["metadata"])
+        model = {str(row): row for row in rows} | {"5": 300, "3": 301}
+        assert held(index) == (model, 0)
+        assert index.present(["5", "70", "none"]).tolist() == [True, False, False]
+    if case.url != "faiss:":
+        with open_index(case.at(tmp_path)) as again:
+            assert held(again) == (model, 0)
+            scores = made.queries @ made.items[list(model.values())].T
+            scores -= 0.75 * made.values[0][list(model.values())]
+            best = again.search(made.queries, k=1).scores[:, 0]
+            np.testing.assert_allclose(
+                best, scores.max(axis=1), atol=1e-4 if case.recall == 1 else 0.2
+            )
+
+
+@parametrize(ENGINES)
+def test_whole_numbers_are_ids_too(case, tmp_path):
+    made = world()
+    with build(case, tmp_path, names=lambda row: row - 5) as index:
+        hits = index.search(made.queries, k=3)
+        assert hits.ids.dtype == np.int64
+        assert (hits.ids + 5).tolist() == [
+            [int(own) for own in row] for row in expected(FIRST, 0)[0][:, :3]
+        ]
+        index.delete([-5, 3])
+        assert len(index) == len(FIRST) - 2
+        with pytest.raises(nnnorm.NNNormError, match="are whole numbers; got text"):
+            index.add(made.items[:1], ids=["a"])
+
+
+@parametrize(ENGINES)
+def test_a_hostile_id_is_only_a_name(case, tmp_path):
+    made, rows = world(), range(100, 100 + len(HOSTILE))
+    with build(case, tmp_path) as index:
+        index.add(made.items[list(rows)], ids=HOSTILE, metadata=described(rows))
+        assert index.present(HOSTILE).all()
+        assert set(held(index)[0]) == {*map(str, FIRST), *HOSTILE}
+        everything = index.search(made.queries[:1], k=100, with_metadata=True)
+        assert set(HOSTILE) < set(everything.ids[0].tolist())
+        for n_deleted, name in enumerate(HOSTILE, start=1):
+            index.delete([name])
+            assert len(index) == len(FIRST) + len(HOSTILE) - n_deleted
+
+
+@parametrize(ENGINES)
+def test_metadata_come_back_equal(case, tmp_path):
+    rows = world().items[: len(PLAIN)]
+    url = case.at(tmp_path)
+    with build_index(url, rows, world().correctors[0], metadata=PLAIN, mode=case.mode) as index:
+        index.add(world().items[10:12], ids=[10, 11], metadata=[{"whole": np.int64(3)}, {}])
+        known = dict(enumerate(PLAIN)) | {10: {"whole": 3}, 11: {}}
+        read = {
+            own: entry
+            for part in index.scan()
+            for own, entry in zip(part.ids.tolist(), part.metadata, strict=True)
+        }
+        assert read == known
+        assert json.dumps(read, sort_keys=True) == json.dumps(known, sort_keys=True)  # 2 isn't 2.0
+        hits = index.search(world().queries, k=8, with_metadata=True)
+        assert hits.metadata == [[known[own] for own in row] for row in hits.ids.tolist()]
+        index.refresh(world().correctors[1])
+        hits = index.search(world().queries, k=8, with_metadata=True)
+        assert hits.metadata == [[known[own] for own in row] for row in hits.ids.tolist()]
+
+
+@parametrize([case for case in ENGINES if not case.slow])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"a": float("nan")},
+        {"a": b"bytes"},
+        {"a": 2**63},
+        {"a": {1, 2}},
+        {"a": "null \0 character"},
+        {"a": "\ud800"},
+        {"": 1},
+        {1: 1},
+        {"nnnorm_id": 1},
+        ["a"],
+    ],
+    ids=repr,
+)
+def test_other_metadata_are_rejected_before_anything_is_written(case, entry, tmp_path):
+    with build(case, tmp_path) as index:
+        with pytest.raises(nnnorm.NNNormError, match="metadata"):
+            index.add(world().items[:1], ids=["new"], metadata=[entry])
+        assert len(index) == len(FIRST)
+
+
+@parametrize(CASES)
+def test_a_filter_applies_before_the_best_are_taken(case, tmp_path):
+    with build(case, tmp_path) as index:
+        for k in (3, 30):
+            hits = index.search(world().queries, k=k, filter=case.filter)
+            check(case, hits, range(20), 0, k=k)
+
+
+@parametrize(CASES)
+def test_a_refresh_is_rolled_back_and_returned_to(case, tmp_path):
+    made = world()
+    with build(case, tmp_path) as index:
+        with pytest.raises(nnnorm.NNNormError, match="has no previous version"):
+            index.rollback()
+        told = []
+        index.refresh(made.correctors[1], progress=lambda done, total: told.append((done, total)))
+        assert told[-1] == (len(FIRST), len(FIRST))
+        check(case, index.search(made.queries), FIRST, 1)
+        assert held(index) == ({str(row): row for row in FIRST}, 1)
+        info = index.info()
+        assert (info.version, info.can_roll_back, info.is_rolled_back) == (2, True, False)
+        for _ in range(2):  # a repeated call changes nothing
+            index.rollback()
+            check(case, index.search(made.queries), FIRST, 0)
+        info = index.info()
+        assert (info.version, info.can_roll_back, info.is_rolled_back) == (1, False, True)
+        new, given = arguments(MORE)
+        index.add(new, **given)  # its corrector is known from the build
+        for _ in range(2):
+            index.rollback(undo=True)
+            check(case, index.search(made.queries), FIRST, 1)
+        index.refresh(made.correctors[2])
+        index.refresh(made.correctors[0])
+        check(case, index.search(made.queries), FIRST, 0)
+        assert index.info().version == 4
+        assert len(index.backend.versions()) == 2
+        index.rollback()
+        check(case, index.search(made.queries), FIRST, 2)
+
+
+@parametrize(ENGINES)
+def test_an_index_knows_its_corrector(case, tmp_path):
+    made = world()
+    with build(case, tmp_path) as index:
+        with pytest.raises(nnnorm.NNNormError, match="built by corrector"):
+            same_place(index, made.correctors[1])
+        without = same_place(index)
+        with pytest.raises(
+            nnnorm.NNNormError, match=r"open it with open_index\(url, corrector=…\)"
+        ):
+            without.add(made.items[70:71], ids=["70"])
+        own = same_place(index, made.correctors[0])
+        index.refresh(made.correctors[1])
+        with pytest.raises(nnnorm.NNNormError, match="was refreshed or rolled back since"):
+            own.add(made.items[70:71], ids=["70"])
+        with pytest.raises(nnnorm.NNNormError, match="was refreshed or rolled back since"):
+            own.delete(["3"])
+        assert len(index) == len(FIRST)
+        assert index.info().corrector == made.correctors[1].fingerprint
+
+
+@parametrize(ENGINES)
+def test_mistakes_are_one_sentence_and_change_nothing(case, tmp_path):
+    made = world()
+    with build(case, tmp_path) as index:
+        for act, message in [
+            (lambda: build_index(index.backend, made.items, made.correctors[0]), "exists already"),
+            (lambda: index.add(made.items[:1], ids=["3"]), "has the id '3' already; use upsert"),
+            (lambda: index.add(made.items[:2], ids=["a", "a"]), "must be unique"),
+            (lambda: index.add(made.items[:1]), "new items need ids"),
+            (lambda: index.add(made.items[:1], ids=["nul\0"]), "null characters"),
+            (lambda: index.add(made.items[:1, :5], ids=["a"]), "must share dim"),
+            (lambda: index.add(made.items[:1], ids=[7]), "are text; got whole numbers"),
+            (lambda: index.delete(["3", "none"]), "has no item 'none'; nothing was deleted"),
+            (lambda: index.search(made.queries, k=0), "k must be a whole number from 1"),
+            (lambda: index.search(made.queries[:, :5]), "must share dim"),
+            (lambda: index.search(made.queries, filter=3.5), "filter|engine reports"),
+            (
+                lambda: index.search(made.queries, filter="no such ( filter"),
+                "filter|engine reports",
+            ),
+            (lambda: index.refresh(made.values[0]), "must be a Corrector"),
+        ]:
+            with pytest.raises(nnnorm.NNNormError, match=message) as caught:
+                act()
+            assert "\n" not in str(caught.value)
+        assert held(index) == ({str(row): row for row in FIRST}, 0)
+
+
+@parametrize(ENGINES)
+def test_a_reader_sees_one_version_and_then_the_next(case, tmp_path):
+    made = world()
+    with build(case, tmp_path) as index:
+        if case.url == "faiss:":
+            return
+        reader = same_place(index)
+        check(case, reader.search(made.queries), FIRST, 0)
+        index.refresh(made.correctors[1])
+        check(case, reader.search(made.queries), FIRST, 0)
+        reader.reload()
+        check(case, reader.search(made.queries), FIRST, 1)
+        index.refresh(made.correctors[2])
+        index.refresh(made.correctors[0])  # drops what the reader has open
+        hits = reader.search(made.queries)
+        check(
+            case,
+            hits,
+            FIRST,
+            [c.fingerprint for c in made.correctors].index(reader.config.corrector),
+        )
+
+
+@pytest.mark.slow
+@parametrize(ENGINES)
+def test_threads_share_an_index_that_is_refreshed(case, tmp_path):
+    made, problems, is_done = world(), [], threading.Event()
+    best = [expected(FIRST, which, k=1)[1][:, 0] for which in range(2)]
+    with build(case, tmp_path) as index:
+
+        def read():
+            try:
+                while not is_done.is_set():
+                    found = index.search(made.queries, k=1).scores[:, 0]
+                    assert any(np.allclose(found, one, atol=1e-4) for one in best), "a mix"
+            except BaseException as error:
+                problems.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            for turn in range(4):
+                index.refresh(made.correctors[1 - turn % 2])
+                index.rollback()
+                index.rollback(undo=True)
+        finally:
+            is_done.set()
+            for thread in threads:
+                thread.join()
+    assert not problems
+
+
+@parametrize(CASES)
+def test_an_index_is_verified(case, tmp_path):
+    made = world()
+    with build(case, tmp_path) as index:
+        result = verify_index(
+            index, made.queries, gallery=made.items[:60], ids=[str(r) for r in FIRST]
+        )
+        assert result.n_items == 60
+        assert result.score_error < 1e-4
+        assert result.recall >= case.recall
+        assert result.is_good or case.recall < 0.95
+        wrong = made.items[::-1][:60]
+        assert not verify_index(
+            index, made.queries, gallery=wrong, ids=[str(r) for r in FIRST]
+        ).is_good
+        # Another program writes an item without its bias.
+        stored = next(iter(index.backend.scan(index.backend.served())))
+        if stored.bias is None:
+            stored.vectors[:, -2] += 0.4
+        else:
+            stored.bias[:] += 0.4
+        with index.backend.write(index.backend.served()) as version:
+            index.backend.upsert(version, stored)
+        index.reload()
+        problems = verify_index(index, made.queries).problems
+        assert any("bias" in one or "unit norm" in one for one in problems)
+
+
+@parametrize(CASES)
+def test_an_index_is_copied_to_another_engine_and_back(case, tmp_path):
+    made = world()
+    with (
+        build(case, tmp_path) as index,
+        copy_index(index.backend, "faiss:", made.correctors[1]) as copy,
+    ):
+        assert held(copy) == ({str(row): row for row in FIRST}, 1)
+        name = case.at(tmp_path, "back")
+        if case.engine in ("qdrant", "duckdb"):  # their files are open
+            options = vars(index.backend.options) | {
+                "collection" if case.engine == "qdrant" else "table": "back"
+            }
+            name = type(index.backend)(index.backend.client, **options)
+        with copy_index(copy.backend, name, made.correctors[2], mode=case.mode) as back:
+            assert held(back) == ({str(row): row for row in FIRST}, 2)
+            check(case, back.search(made.queries), FIRST, 2)
+
+
+@parametrize(ENGINES)
+def test_clicks_are_added_to_the_bias_by_a_refresh(case, tmp_path):
+    made = world()
+    clicks = nnnorm.Popularity([500.0, 3.0], weight=0.1)
+    with build(case, tmp_path) as index:
+        index.refresh(made.correctors[0].with_room(clicks), popularity=clicks, ids=["7", "9"])
+        scores = made.queries @ made.items[:60].T - 0.75 * made.values[0][:60]
+        scores[:, 7] += 0.1 * np.log1p(500)
+        scores[:, 9] += 0.1 * np.log1p(3)
+        hits = index.search(made.queries, k=5)
+        order = np.argsort(-scores, axis=1)[:, :5]
+        np.testing.assert_allclose(hits.scores, np.take_along_axis(scores, order, 1), atol=1e-4)
+        assert hits.ids.tolist() == order.astype(str).tolist()
+        with pytest.raises(nnnorm.NNNormError, match="none of the 2 ids"):
+            index.refresh(made.correctors[1], popularity=clicks, ids=["a", "b"])
+        with pytest.raises(nnnorm.NNNormError, match="clicks without ids must be one per item"):
+            index.refresh(made.correctors[1], popularity=clicks)
+        assert index.search(made.queries, k=5).ids.tolist() == hits.ids.tolist()
+        with pytest.warns(nnnorm.NNNormWarning, match="1 of 2 ids"):
+            index.refresh(made.correctors[0].with_room(clicks), popularity=clicks, ids=["7", "b"])
+
+
+@parametrize(ENGINES)
+def test_a_refresh_that_fails_leaves_the_index_as_it_was(case, tmp_path, monkeypatch):
+    made = world()
+    with build(case, tmp_path) as index:
+        for name in ("finish", "add", "create", "swap"):
+            with monkeypatch.context() as patch:
+
+                def fail(*_, name=name, **__):
+                    raise OSError(f"{name} fails")
+
+                patch.setattr(index.backend, name, fail)
+                with pytest.raises(nnnorm.NNNormError, match=f"{name} fails"):
+                    index.refresh(made.correctors[1])
+            assert held(index) == ({str(row): row for row in FIRST}, 0)
+        index.refresh(made.correctors[1])
+        assert held(index)[1] == 1
+        assert len(index.backend.versions()) == 2
+
+
+@parametrize(ENGINES)
+def test_another_process_that_writes_during_a_refresh_stops_it(case, tmp_path, monkeypatch):
+    made = world()
+    with build(case, tmp_path) as index:
+        backend, finish = index.backend, index.backend.finish
+
+        def finish_late(version, config):
+            finish(version, config)
+            backend.delete(backend.served(), np.array(["3"]))
+
+        monkeypatch.setattr(backend, "finish", finish_late)
+        with pytest.raises(nnnorm.NNNormError, match="was changed by another process"):
+            index.refresh(made.correctors[1])
+        monkeypatch.setattr(backend, "finish", finish)
+        assert index.info().version == 1
+
+
+def test_a_pending_swap_is_what_the_index_class_reads(tmp_path):
+    """An index that was never finished isn't one."""
+    case = CASES[0]
+    build(case, tmp_path).close()
+    (tmp_path / "photos" / "CURRENT").unlink()
+    with pytest.raises(nnnorm.NNNormError, match="there is no index"):
+        open_index(case.at(tmp_path))
+    assert isinstance(build(case, tmp_path), CorrectedIndex)

@@ -1,0 +1,296 @@
+"""`python -m reproduction`, from folders of embeddings and from stand-ins."""
+
+import contextlib
+import io
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nnnorm import NNNormError
+from reproduction.__main__ import main
+from reproduction.figures import find_histograms
+from reproduction.material import EmbeddingFolder
+from reproduction.results import Figure
+from reproduction.run import Runner
+from tests.made import make_paper_folder
+
+
+def reproduce(*arguments):
+    """Run the command in this process."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        code = main([str(argument) for argument in arguments])
+    return SimpleNamespace(code=code, stdout=out.getvalue(), stderr=errors.getvalue())
+
+
+def reproduce_json(*arguments):
+    result = reproduce(*arguments, "--json")
+    assert result.code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def assert_fails(result, words):
+    assert result.code == 1, result.stdout
+    assert "Traceback" not in result.stderr
+    assert words in " ".join(result.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_paper_folder(tmp_path_factory.mktemp("paper"))
+
+
+def test_without_a_table_all_are_listed_with_what_they_need(root):
+    listed = reproduce_json()
+    assert len(listed) == 21
+    assert listed[0]["needs"] == "14 models on flickr30k, coco"
+    there = reproduce_json("--embeddings", root)
+    assert there[0]["there"] == "2 of 28"
+    assert "k-sweep-image" in reproduce().stdout
+
+
+def test_a_table_is_measured_beside_the_paper_in_every_form(root, tmp_path):
+    files = ["--markdown", tmp_path / "t.md", "--latex", tmp_path / "t.tex"]
+    result = reproduce("--table", "k-sweep-image", "--embeddings", root, *files)
+    assert result.code == 0, result.stderr
+    markdown = (tmp_path / "t.md").read_text()
+    assert "|  | Original | k = 1 | 4 | 8 | 16 | 32 | 64 | 128 |" in markdown
+    assert "|   the paper | 30.45 | 35.47 | 36.57 |" in markdown
+    latex = (tmp_path / "t.tex").read_text()
+    for text in (markdown, latex):
+        assert str(root) not in text
+    (printed,) = reproduce_json("--table", "k-sweep-image", "--embeddings", root)
+    cells = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
+    assert [cell["printed"] for cell in cells][:2] == [30.45, 35.47]
+    assert all(cell["figure"]["low"] <= cell["figure"]["value"] for cell in cells)
+
+
+@pytest.mark.slow
+def test_a_line_per_cell_has_the_interval_and_the_difference(root, tmp_path):
+    asked = ["--table", "image-retrieval", "--embeddings", root, "--by-cell"]
+    assert reproduce(*asked, "--markdown", tmp_path / "t.md").code == 0
+    rows = [line for line in (tmp_path / "t.md").read_text().splitlines() if "COCO: NNN" in line]
+    assert len(rows) == 2
+    assert all(line.count("[") == 2 for line in rows)  # by the paper's rule, and by ours
+
+
+@pytest.mark.slow
+def test_all_tables_run_from_one_command_and_are_pages_of_a_document(root, tmp_path):
+    asked = ["--table", "all", "--embeddings", root, "--latex", tmp_path / "all.tex"]
+    printed = reproduce_json(*asked)
+    assert len(printed) == 22  # with the trends
+    for table in printed[:-1]:
+        assert any(cell["figure"] for cell in table["cells"]), table["table"]
+    assert printed[-1]["trends"][0]["printed"] == "α 0.75, k 64"
+    assert (tmp_path / "all.tex").read_text().count("begin{tabular}") == 22
+
+
+def test_finished_cells_are_kept_beside_the_embeddings_and_taken_up(tmp_path):
+    root = make_paper_folder(tmp_path)
+    asked = ["--table", "k-sweep-image", "--embeddings", root]
+    first = reproduce(*asked)
+    assert "figures were there" not in first.stderr
+    again = reproduce(*asked)
+    assert "8 figures were there; 0 were measured" in again.stderr
+    assert again.stdout == first.stdout
+    other = reproduce(*asked, "--results", tmp_path / "elsewhere")
+    assert "figures were there" not in other.stderr
+    assert len(list((tmp_path / "elsewhere").iterdir())) == 8
+
+
+def test_a_failed_cell_is_said_after_everything_else_is_written(tmp_path):
+    root = make_paper_folder(tmp_path, models=("clip", "siglip"))
+    rows = np.load(root / "siglip/coco/images.npy")
+    rows[-1] = 0  # an image of the test part
+    np.save(root / "siglip/coco/images.npy", rows)
+    asked = ["--table", "k-sweep-image", "--embeddings", root]
+    result = reproduce(*asked, "--markdown", tmp_path / "t.md", "--json")
+    assert result.code == 1
+    words = " ".join(result.stderr.split())
+    assert "Error: 8 of 112 cells failed, the first in table k-sweep-image, SigLIP, orig" in words
+    assert "is all zeros" in words
+    assert "are kept; the same command measures only these again" in words
+    (printed,) = json.loads(result.stdout)
+    clip = [cell for cell in printed["cells"] if cell["row"] == "CLIP"]
+    assert all(cell["figure"] for cell in clip)
+    markdown = (tmp_path / "t.md").read_text()
+    assert "8 of 112 cells failed, such as SigLIP, original." in markdown
+    assert len(list((root / "results").iterdir())) == 8
+    np.save(root / "siglip/coco/images.npy", np.load(root / "clip/coco/images.npy"))
+    again = reproduce(*asked)
+    assert again.code == 0
+    assert "8 figures were there; 8 were measured" in again.stderr
+
+
+def test_a_table_without_material_is_left_out_of_several(tmp_path):
+    root = make_paper_folder(tmp_path)
+    (root / "visogender.tsv").unlink()
+    tables = [part for name in ("gender", "k-sweep-image") for part in ("--table", name)]
+    result = reproduce(*tables, "--embeddings", root, "--json")
+    assert result.code == 0
+    assert [table["table"] for table in json.loads(result.stdout)] == ["k-sweep-image"]
+    assert "Note: table gender is left out: there is no visogender.tsv" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_runtime_table_says_what_it_ran_on(root, tmp_path):
+    asked = ["--table", "runtime", "--embeddings", root]
+    (printed,) = reproduce_json(*asked, "--markdown", tmp_path / "t.md")
+    assert printed["device"].startswith("the processor (")
+    assert f"Timed on {printed['device']}." in (tmp_path / "t.md").read_text()
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        words = "finds none on this machine; leave out --device to use the processor"
+        assert_fails(reproduce(*asked, "--device", "cuda"), words)
+
+
+@pytest.mark.slow
+def test_trends_are_a_table_of_their_own(root):
+    (printed,) = reproduce_json("--table", "trends", "--embeddings", root)
+    trends = {trend["words"]: trend for trend in printed["trends"]}
+    assert trends["compute of tuning: DBNorm over NNN"]["printed"] == "100×"
+    assert trends["compute of tuning: DBNorm over NNN"]["ours"]["ours"].endswith("×")
+    assert trends["(3) R@1 with the other direction's setting"]["ours"]["ours"].endswith("points")
+
+
+def test_a_trend_that_fails_leaves_the_other_tables_and_is_said(tmp_path, monkeypatch):
+    def measure(self, there):
+        if there.metric == "setting" and there.dataset == "coco":
+            raise MemoryError
+        return Figure((0.75, 8) if there.metric == "setting" else 50.0)
+
+    monkeypatch.setattr(Runner, "measure", measure)
+    tables = [part for name in ("k-sweep-image", "trends") for part in ("--table", name)]
+    result = reproduce(*tables, "--embeddings", tmp_path, "--json")
+    assert result.code == 1
+    sweep, found = json.loads(result.stdout)
+    assert all(cell["figure"] for cell in sweep["cells"])
+    assert found["trends"][0]["ours"] == {"ours": "α 0.75, k 8"}
+    words = " ".join(result.stderr.split())
+    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: best" in words
+    assert "out of memory" in words
+
+
+def test_trends_of_damaged_embeddings_are_an_error(tmp_path, monkeypatch):
+    def measure(self, there):
+        raise NNNormError("row 3 is all zeros")
+
+    monkeypatch.setattr(Runner, "measure", measure)
+    result = reproduce("--table", "trends", "--embeddings", tmp_path)
+    assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
+    result = reproduce("--table", "trends", "--stand-in", "shapes")
+    assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
+
+
+def test_visogender_s_lists_are_pictures_and_questions(tmp_path):
+    rows = [f"OO_{n}\tbaker\tspoon\t{('feminine', 'masculine')[n % 2]}" for n in range(6)]
+    header = "IDX\tOccupation\tObject\tOccupation_perceived_gender"
+    (tmp_path / "OO.tsv").write_text("\n".join([header, *rows]))
+    asked = ["--visogender", tmp_path / "OO.tsv", "--images", tmp_path]
+    assert reproduce(*asked, "--embeddings", tmp_path / "lists").code == 0
+    captions = (tmp_path / "lists/visogender-captions.txt").read_text()
+    assert captions == "The baker and their spoon\n"
+    images = (tmp_path / "lists/visogender-images.txt").read_text().splitlines()
+    assert images[0] == str(tmp_path / "OO_0.jpg")
+
+
+@pytest.mark.slow
+def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
+    printed = reproduce_json("--table", "k-sweep-image", "--stand-in", "shapes")
+    (cells,) = printed[0]["stand_ins"].values()
+    assert len(cells) == 8
+    assert cells[0]["figure"]["value"] == pytest.approx(21.36, abs=0.1)
+
+
+@pytest.mark.slow
+def test_the_paper_s_figures_are_drawn_where_asked_for(tmp_path):
+    root = make_paper_folder(tmp_path, models=("clip", "clip-ft-coco"))
+    tables = [part for name in ("gender", "hubness") for part in ("--table", name)]
+    asked = [*tables, "--histogram", "clip-ft-coco/flickr30k", "--plots", tmp_path / "plots"]
+    result = reproduce(*asked, "--embeddings", root)
+    assert result.code == 0, result.stderr
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == [
+        "gender-first-ten.png",
+        "gender.png",
+        "histogram-clip-ft-coco-flickr30k-image.png",
+        "histogram-clip-ft-coco-flickr30k-text.png",
+        "hubness-image.png",
+        "hubness-text.png",
+        "hubs-first-ten.png",
+    ]
+
+
+@pytest.mark.slow
+def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_path):
+    for models in (("clip",), ("clip", "clip-ft-coco")):
+        root = tmp_path / models[-1]
+        root.mkdir()
+        folder = EmbeddingFolder(make_paper_folder(root, models=models))
+        figures = find_histograms(Runner(folder.open), "clip/coco", folder)
+        draw = figures["histogram-clip-coco-image.png"]
+        labels = [text.get_text() for text in draw().legends[0].get_texts()]
+        curves = ["uncorrected", "NNN", "CLIP ft. COCO"][: 1 + len(models)]
+        assert labels == [*curves, "by chance"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--table", "image-retrieval"], "give --embeddings DIR"),
+        (["--table", "bogus", "--stand-in", "shapes"], "there is no table 'bogus'"),
+        (["--table", "gender", "--stand-in", "photos"], "a stand-in is shapes or flickr8k=FOLDER"),
+        (["--embeddings", "nowhere"], "nowhere is not a folder"),
+        (["--table", "gender", "--stand-in", "shapes", "--encoder", "clip=x"], "need --embedd"),
+        (
+            ["--table", "gender", "--embeddings", ".", "--encoder", "clap=x"],
+            "the paper has no model 'clap'; its models are: clip, clip-ft-flickr",
+        ),
+        (
+            ["--table", "gender", "--embeddings", ".", "--encoder", "clip=x"],
+            "there is no visogender.tsv; `python -m reproduction --visogender` writes it",
+        ),
+        (["--table", "gender", "--stand-in", "flickr8k=."], "has no image.npy"),
+        (["--histogram", "clip/coco", "--stand-in", "shapes"], "--histogram needs --embeddings"),
+        (
+            ["--histogram", "clip/coco", "--embeddings", ".", "--plots", "."],
+            "--histogram takes MODEL/DATASET, two folders with embeddings below --embeddings",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert_fails(reproduce(*arguments, "--markdown", "out.md"), words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_nothing_is_there_the_command_that_makes_it_is_said(tmp_path):
+    result = reproduce("--table", "k-sweep-image", "--embeddings", tmp_path)
+    assert_fails(result, "nothing of table k-sweep-image can be measured")
+    words = " ".join(result.stderr.split())
+    assert "there is no coco.json" in words
+    assert "--models TOML or --encoder clip=MODEL encodes what is missing" in words
+
+
+def test_the_paper_s_trends_alone_are_no_result(tmp_path):
+    result = reproduce("--table", "all", "--embeddings", tmp_path)
+    assert_fails(result, "nothing of table image-retrieval can be measured")
+    words = " ".join(result.stderr.split())
+    assert "Note: table trends is left out: there is no" in words
+    result = reproduce("--table", "trends", "--embeddings", tmp_path)
+    assert_fails(result, "nothing of table trends can be measured: there is no")
+
+
+def test_scores_of_a_model_without_embeddings_need_the_lists_of_their_data_set(tmp_path):
+    asked = ["--table", "cross-attention", "--embeddings", tmp_path]
+    assert_fails(reproduce(*asked), "there is no test-scores.npy in")
+    result = reproduce(*asked, "--encoder", "blip-itm=MODEL")
+    assert_fails(result, "there is no coco.json; `nnnorm dataset` writes it")
+
+
+def test_embeddings_that_do_not_fit_their_data_set_stop_the_run(tmp_path):
+    root = make_paper_folder(tmp_path)
+    np.save(root / "clip/coco/texts.npy", np.eye(16, dtype=np.float32))
+    result = reproduce("--table", "k-sweep-image", "--embeddings", root)
+    assert_fails(result, "has 16 rows, but coco has 800 texts")

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+
+from nnnorm import NNNormError, Task, load_shapes, search
+from nnnorm.datasets import read_scene
+from reproduction.material import NotThere
+from reproduction.paper import find_tables, load_paper
+from reproduction.run import Runner, run_table
+from reproduction.standins import open_stand_in
+from tests.conftest import REAL_DATA
+
+
+@pytest.fixture(scope="module")
+def shapes():
+    return open_stand_in("shapes")[1]
+
+
+def test_shapes_have_tasks_and_banks_in_both_directions(shapes):
+    data = load_shapes()
+    queries, gallery, truth = shapes.task("image", "test")
+    assert (len(queries), len(gallery)) == (5000, 1000)
+    np.testing.assert_array_equal(truth, data.truth)
+    queries, gallery, pairs = shapes.task("text", "validation")
+    assert (len(queries), len(gallery)) == (1000, 5000)
+    np.testing.assert_array_equal(pairs[:, 0], data.validation_truth)
+    assert len(shapes.bank("image", "own", 1.0)) == 20_000
+    assert len(shapes.bank("text", "own", 0.1)) == 400
+    assert len(shapes.bank("image", "other", 0.2)) == 1000
+    assert len(shapes.gallery_bank("text", 0.2)) == 4000
+
+
+def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
+    images, captions = shapes.gallery_bank("image", 0.2), shapes.bank("image", "own", 0.2)
+    data = load_shapes()
+    first = np.flatnonzero((data.gallery_references == images[0]).all(axis=1))[0]
+    np.testing.assert_array_equal(captions[:5], data.references[5 * first : 5 * first + 5])
+
+
+def test_what_a_stand_in_lacks_is_said(shapes):
+    with pytest.raises(NotThere, match="shapes has no pictures of its other bank"):
+        shapes.bank("text", "other", 1.0)
+
+
+@pytest.mark.slow
+def test_the_groups_of_shapes_are_what_their_labels_say(shapes):
+    queries, gallery, sizes, labels, asked, difference, shown = shapes.groups()
+    assert (len(shown.queries), len(shown.items)) == (12, 120)
+    assert (len(queries), len(gallery)) == (12, 120)
+    assert difference == ("big", "small")
+    assert [labels.count(label) for label in asked] == [10] * 12
+    data = load_shapes()
+    for row, (size, label) in enumerate(zip(sizes, labels, strict=True)):
+        item = np.flatnonzero((data.gallery == gallery[row]).all(axis=1))[0]
+        things = read_scene(data.scenes[item])[1]
+        assert [thing.size for thing in things if thing.shape == label] == [size]
+
+
+def test_ready_scores_rank_like_the_embeddings_they_are_made_of(shapes):
+    scores, references = shapes.scores()
+    queries, gallery, _ = shapes.task("image", "test")
+    ranking = search(queries[::5], gallery, k=1)
+    assert np.mean(scores.argmax(axis=0) == ranking.indices[:, 0]) > 0.999
+    assert references.shape == (1000, 4000)
+
+
+@pytest.mark.parametrize("text", ["photos", "flickr8k", "shapes=here", ""])
+def test_other_names_are_refused(text):
+    with pytest.raises(NNNormError, match="a stand-in is shapes or flickr8k=FOLDER"):
+        open_stand_in(text)
+
+
+def test_a_folder_without_flickr8k_is_refused(tmp_path):
+    with pytest.raises(NNNormError, match=r"has no image\.npy; expected embeddings of Flickr8k"):
+        open_stand_in(f"flickr8k={tmp_path}")
+
+
+class Fewer:
+    """A stand-in with the first 200 images and their captions, and with short banks."""
+
+    def __init__(self, whole):
+        self._whole = whole
+
+    def __getattr__(self, name):
+        return getattr(self._whole, name)
+
+    def task(self, direction, part):
+        queries, gallery, truth = self._whole.task(direction, part)
+        n_queries, n_gallery = (1000, 200) if direction == "image" else (200, 1000)
+        return Task(queries[:n_queries], gallery[:n_gallery], truth[:1000])
+
+    def bank(self, direction, bank, share):
+        return self._whole.bank(direction, bank, share)[:2000]
+
+    def gallery_bank(self, direction, share):
+        return self._whole.gallery_bank(direction, share)[:2000]
+
+
+@pytest.mark.slow
+def test_every_table_of_the_paper_is_produced_on_the_shapes_alone(shapes):
+    runner = Runner(lambda *_: Fewer(shapes))
+    for table in load_paper().tables:
+        outcomes = run_table(runner, table, stand_in="shapes")
+        assert len({str(o.experiment) for o in outcomes}) == len(outcomes)
+        for outcome in outcomes:
+            foreign = outcome.experiment.bank == "other" and outcome.experiment.direction == "text"
+            assert (outcome.figure is None) == foreign, (table.name, outcome.missing)
+
+
+@pytest.mark.slow
+def test_flickr8k_gives_the_figures_that_are_known_of_it():
+    folder = REAL_DATA / "flickr8k"
+    if not folder.is_dir():
+        pytest.skip(f"the real embeddings are not here ({folder})")
+    name, flickr8k = open_stand_in(f"flickr8k={folder}")
+    runner = Runner(lambda *_: flickr8k)
+    (full,) = find_tables(["full-flickr30k-image"])
+    values = [o.figure.value for o in run_table(runner, full, stand_in=name)]
+    np.testing.assert_allclose(
+        values, [20.54, 46.40, 59.56, 21.60, 48.62, 62.08, 20.88, 47.48, 60.72], atol=0.05
+    )
+    (settings,) = find_tables(["settings-image"])
+    assert [o.figure.value for o in run_table(runner, settings, stand_in=name)] == [
+        (0.625, 256),
+        (0.5, 2),
+    ]

@@ -1,0 +1,224 @@
+import pytest
+
+from reproduction.material import EmbeddingFolder
+from reproduction.paper import Experiment, find_tables, load_paper
+from reproduction.results import Figure
+from reproduction.run import Outcome
+from reproduction.tables import describe, lay_out, list_cells, tabulate_overview
+from tests.made import make_paper_folder
+
+PLAIN = Experiment("recall_at_1", "CLIP", "coco")
+
+
+def beside(*outcomes, name="image-retrieval"):
+    (table,) = find_tables([name])
+    return list_cells(table, {"ours": outcomes}, [], stand_ins=False)
+
+
+def test_our_figure_stands_beside_the_paper_s_with_its_interval_and_the_difference():
+    table = beside(
+        Outcome("CLIP", "COCO: original", PLAIN, Figure(30.1, 29.5, 30.7), None, 30.43),
+        Outcome("SigLIP", "COCO: original", PLAIN, None, "there are no images in x", 47.15),
+    )
+    assert table.rows == (("CLIP", "COCO: original", "30.10 [29.50, 30.70]", "", "30.43", "−0.33"),)
+    assert "aclanthology.org" in table.notes[0]
+    assert "tab:image_retrieval_results" in table.notes[0]
+    assert table.notes[-1] == "No figure for 1 of 2 cells: there are no images in x."
+
+
+def test_what_only_the_second_rule_lacks_has_a_note_of_its_own():
+    figure = Figure(30.1)
+    made = beside(
+        Outcome("CLIP", "COCO: original", PLAIN, figure, failed="out of memory"),
+        Outcome("BLIP", "COCO: original", PLAIN, figure, missing="there is no bank"),
+        Outcome("SigLIP", "COCO: original", PLAIN, None, failed="out of memory"),
+    )
+    assert [row[2] for row in made.rows] == ["30.10", "30.10"]
+    rule = "by the one-standard-error rule"
+    assert made.notes[-3:] == (
+        "1 of 3 cells failed, such as SigLIP, COCO: original.",
+        f"No figure {rule} for 1 of 3 cells: there is no bank.",
+        f"1 of 3 cells failed {rule}, such as CLIP, COCO: original.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "figure", "printed", "cells"),
+    [
+        ("setting", Figure((0.75, 128)), (0.5, 16), ("(0.75, 128)", "(0.5, 16)", "")),
+        ("setting", Figure((0.0, 0)), (0.5, 16), ("no correction", "(0.5, 16)", "")),
+        ("max", Figure(34), 48.0, ("34", "48", "−14")),
+        ("kurtosis", Figure(9.46), 9.5, ("9.5", "9.5", "−0.04")),
+        ("bias@6", Figure(-0.2, -0.3, -0.1), 0.348, ("−0.200 [−0.300, −0.100]", "0.348", "−0.548")),
+        ("seconds", Figure(0.123), 22.69, ("0.123", "22.690", "−22.567")),
+        ("robin_hood", Figure(0.3), None, ("0.300", "", "")),
+    ],
+)
+def test_figures_are_written_as_their_kind_is(metric, figure, printed, cells):
+    there = Experiment(metric, "CLIP", "coco", method="nnn", bank="coco")
+    _, _, ours, by_rule, *theirs = beside(Outcome("CLIP", "x", there, figure, None, printed)).rows[
+        0
+    ]
+    assert (ours, *theirs) == cells
+    assert by_rule == ""
+
+
+def test_cells_of_stand_ins_are_listed_by_their_name_and_what_one_lacks_is_a_note():
+    (table,) = find_tables(["gender"])
+    params = {"reference_k": 16, "alpha": 0.75}
+    there = [
+        Experiment("bias@6", name, name, method="nnn", bank="own", params=params)
+        for name in ("shapes", "flickr8k")
+    ]
+    found = {
+        "shapes": [Outcome("bias@6", "NNN", there[0], Figure(0.1, 0.0, 0.2))],
+        "flickr8k": [Outcome("bias@6", "NNN", there[1], None, "it has no groups")],
+    }
+    made = list_cells(table, found, [], stand_ins=True)
+    words = ("shapes, image", "bias@6, NNN, k = 16, α = 0.75", "0.100 [0.000, 0.200]")
+    assert made.rows == ((*words, "", "", ""),)
+    assert made.notes[0].startswith("Other models and data than the paper's")
+    assert "sizes in the place of genders" in made.notes[1]
+    assert made.notes[2] == "No figure for 1 of 1 cells: it has no groups."
+
+
+def test_figure_a1_says_which_bank_and_settings_were_used():
+    (table,) = find_tables(["cross-attention"])
+    cell = table.cells[1]
+    used = {"bank": "coco", "share": 0.2, "n_references": 5000, "reference_k": 64, "alpha": 0.75}
+    figure = Figure(66.0, used=used)
+    made = lay_out(
+        table,
+        {"ours": [Outcome(cell.row, cell.column, cell.experiment, figure)]},
+        [],
+        stand_ins=False,
+    )
+    assert made.notes[-1] == "BLIP ITM: 5,000 references (20 % of train), k = 64, α = 0.75."
+
+
+def test_different_experiments_of_a_stand_in_have_different_words():
+    for table in load_paper().tables:
+        several = len({cell.experiment.direction for cell in table.cells}) > 1
+        words = {}
+        for cell in table.cells:
+            there = cell.experiment.as_stand_in("shapes")
+            label = describe(there) + (there.direction if several else "")
+            assert words.setdefault(label, there) == there, (table.name, label)
+
+
+def test_the_overview_says_what_each_table_needs_and_what_is_there(tmp_path):
+    folder = EmbeddingFolder(make_paper_folder(tmp_path))
+    rows = {row[0]: row for row in tabulate_overview(folder).rows}
+    assert len(rows) == 21
+    assert rows["k-sweep-image"][2:] == ("14 models on coco", "1 of 14")
+    assert rows["gender"][2:] == ("CLIP on visogender, coco", "2 of 2")
+    assert rows["cross-attention"][2:] == ("BLIP ITM's scores on coco", "1 of 1")
+    assert {row[-1] for row in tabulate_overview().rows} == {"–"}
+
+
+def test_a_table_needs_its_foreign_banks_too():
+    (table,) = find_tables(["full-flickr30k-image"])
+    assert ("SigLIP", "coco") in table.list_material()
+
+
+# --- in the paper's shape ------------------------------------------------------------------------
+
+
+def printed(name):
+    """A table as the paper prints it: the printed figures in the place of measured ones."""
+    (table,) = find_tables([name])
+    outcomes = []
+    for cell in table.cells:
+        about = cell.row, cell.column, cell.experiment
+        outcomes.append(Outcome(*about, Figure(cell.printed), None, cell.printed))
+    return lay_out(table, {"ours": outcomes}, [], stand_ins=False)
+
+
+def bold_of(table, row):
+    return [table.rows[row][column] for place, column in sorted(table.bold) if place == row]
+
+
+def test_table_1_has_the_columns_changes_and_bold_figures_of_the_paper():
+    table = printed("image-retrieval")
+    assert table.groups == ("", *["Flickr30k retrieval"] * 4, *["COCO retrieval"] * 4)
+    assert table.columns == ("", *("Original", "DBNorm", "NNN Flickr", "NNN COCO") * 2)
+    assert table.rows[1] == (
+        *("  the paper", "58.82", "65.26 (+6.4)", "64.60 (+5.8)", "63.70 (+4.9)"),
+        *("30.43", "37.82 (+7.4)", "33.45 (+3.0)", "37.53 (+7.1)"),
+    )
+    assert bold_of(table, 1) == ["65.26 (+6.4)", "37.82 (+7.4)"]
+    names = [row[0] for row in table.rows]
+    large = 1 + names.index("BEiT-3 Large ft. Flickr")
+    assert bold_of(table, large) == ["88.04", "58.88 (+2.5)"]  # the original is the best here
+
+
+def test_ties_are_bold_together():
+    table = printed("text-retrieval")
+    assert bold_of(table, 0)[:2] == ["81.20 (+1.9)", "81.20 (+1.9)"]
+
+
+def test_table_3_has_the_smaller_of_two_bold_and_the_change_signed():
+    table = printed("outliers")
+    assert table.groups == ("", "CLIP", "CLIP", "BLIP", "BLIP")
+    assert table.columns == ("", "COCO", "Flickr", "COCO", "Flickr")
+    rows = {row[0]: row[1:] for row in table.rows[::2]}
+    assert rows["Kurtosis (NNN)"] == ("9.5", "1.1", "12.3", "1.9")
+    assert rows["Δ accuracy"] == ("+7.4", "+6.5", "+1.8", "+1.2")
+    bold_rows = {table.rows[place - place % 2][0] for place, _ in table.bold}
+    assert bold_rows == {"Kurtosis (NNN)", "MAE (NNN)", "Max (NNN)"}
+
+
+def test_full_tables_have_the_printed_intervals_and_the_best_of_each_recall_bold():
+    table = printed("full-flickr30k-image")
+    assert table.groups[1::3] == ("Flickr", "Flickr, NNN w/ Flickr", "Flickr, NNN w/ COCO")
+    assert table.rows[1][1] == "58.82 ± 1.36"
+    assert bold_of(table, 1) == ["65.52 ± 1.32", "87.84 ± 0.91", "93.00 ± 0.71"]
+
+
+def test_other_tables_have_the_words_and_units_of_the_paper():
+    assert printed("runtime").rows[1][:4] == ("  the paper", "22.690 s", "0.410 s", "55.26x")
+    assert printed("settings-image").rows[0][1:3] == ("(0.75, 128)", "(0.75, 16)")
+    assert printed("k-sweep-image").columns[1:4] == ("Original", "k = 1", "4")
+    assert printed("ablation-coco-text").columns[2:4] == ("NNN (full)", "NNN (50%)")
+
+
+def test_both_rules_and_the_paper_are_lines_of_a_model():
+    (table,) = find_tables(["image-retrieval"])
+    nnn = Experiment("recall_at_1", "CLIP", "coco", "image", "nnn", "coco", 0.2)
+    outcomes = [
+        Outcome("CLIP", "COCO: original", PLAIN, Figure(30.0), None, 30.43),
+        Outcome("CLIP", "COCO: NNN, COCO bank", nnn, Figure(29.9), None, 37.53, Figure(30.0)),
+        Outcome("SigLIP", "COCO: original", PLAIN, None, "there are no images in x", 47.15),
+    ]
+    made = lay_out(table, {"ours": outcomes}, [], stand_ins=False)
+    assert made.rows == (
+        ("CLIP", "30.00", "29.90 (−0.1)"),  # a loss is a loss
+        ("  1-SE rule", "", "30.00 (0.0)"),
+        ("  the paper", "30.43", "37.53 (+7.1)"),
+    )
+    assert any("maximum over its grid" in note for note in made.notes)
+    assert made.notes[-1].startswith("No figure for 1 of 3 cells")
+
+
+def test_a_failure_is_in_the_notes_without_the_paths_of_its_reason():
+    (table,) = find_tables(["k-sweep-image"])
+    failed = Outcome("CLIP", "k = 8", PLAIN, None, failed="/home/me/x.npy row 3 is all zeros")
+    made = lay_out(table, {"ours": [failed]}, [], stand_ins=False)
+    assert made.notes[-1] == "1 of 1 cells failed, such as CLIP, k = 8."
+
+
+def test_stand_ins_take_the_place_of_models_and_the_bank_is_named():
+    (table,) = find_tables(["image-retrieval"])
+    found = {}
+    for name in ("shapes", "flickr8k"):
+        cells = [c for c in table.cells if c.row == "CLIP" and c.experiment.dataset == "coco"]
+        there = [(c, c.experiment.as_stand_in(name)) for c in cells]
+        found[name] = [Outcome(c.row, c.column, e, Figure(c.printed)) for c, e in there]
+    made = lay_out(table, found, [], stand_ins=True)
+    assert made.columns == ("", "Original", "DBNorm", "NNN other bank", "NNN own bank")
+    assert made.groups == ()
+    assert [row[0] for row in made.rows] == ["shapes", "flickr8k"]
+    (table,) = find_tables(["outliers"])
+    cell = table.cells[0]
+    outcome = Outcome(cell.row, cell.column, cell.experiment.as_stand_in("shapes"), Figure(4.1))
+    assert lay_out(table, {"shapes": [outcome]}, [], stand_ins=True).rows == (("Kurtosis", "4.1"),)

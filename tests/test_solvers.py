@@ -1,0 +1,246 @@
+"""Every solver gives the same means or reports its error, and `auto` says what it chose."""
+
+import itertools
+import warnings
+from functools import cache
+
+import numpy as np
+import pytest
+
+import nnnorm
+from nnnorm import CSLS, DN, NNN, NNNormError, solvers
+from nnnorm.approximate import residual
+from nnnorm.errors import NNNormWarning
+from nnnorm.methods.statistics import Statistics
+from nnnorm.scoring import Matrix, Products, top_means
+from nnnorm.solvers import SOLVER_NAMES, compute_means, measure_error
+from tests.test_approximate import topics
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return topics(1200, 17_000)
+
+
+@pytest.fixture(scope="module")
+def exact_means(problem):
+    return cache(lambda k: top_means(Products(*problem), k))
+
+
+@pytest.mark.parametrize("solver", ["auto", "exact", "torch"])
+@pytest.mark.parametrize("k", [1, 50])
+def test_an_exact_solver_gives_the_exact_means(problem, exact_means, solver, k):
+    values, about = compute_means(solver, Products(*problem), k)
+    np.testing.assert_allclose(values, exact_means(k), atol=1e-6)
+    assert about == {"solver": "exact" if solver == "auto" else solver}
+
+
+# --- auto ----------------------------------------------------------------------------------------
+
+
+def ticking(seconds):
+    """A clock that is some seconds further at every reading."""
+    readings = itertools.count(0, seconds)
+    return lambda: next(readings)
+
+
+@pytest.fixture
+def any_saving(monkeypatch):
+    """Lists count as faster even on a problem as small as that of a test."""
+    monkeypatch.setattr(solvers, "_LARGEST_TIME", np.inf)
+
+
+def auto(problem, k=20, seconds=1000.0, **options):
+    return compute_means("auto", Products(*problem), k, clock=ticking(seconds), **options)
+
+
+def noise(n_items, n_references, dim=48):
+    """Rows without any structure that lists could use."""
+    rng = np.random.default_rng(0)
+    return tuple(nnnorm.open_embeddings(rng.normal(size=(n, dim))) for n in (n_items, n_references))
+
+
+def test_auto_is_exact_while_that_is_quick(problem, exact_means):
+    values, about = auto(problem, seconds=0.01)
+    assert about == {"solver": "exact"}
+    np.testing.assert_allclose(values, exact_means(20), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_auto_is_approximate_where_exact_is_slow_and_the_error_is_small(
+    problem, exact_means, any_saving
+):
+    values, about = auto(problem)
+    assert about["solver"] == "approximate"
+    assert 0 < about["error"] <= 0.15
+    assert about["error"] / 2 < residual(values, exact_means(20)) < 2 * about["error"]
+
+
+@pytest.mark.slow
+def test_auto_raises_the_quality_until_the_error_is_small(problem, any_saving, monkeypatch):
+    monkeypatch.setattr(solvers, "choose_quality", lambda _: 1)
+    _, about = auto(problem)
+    assert about["solver"] == "approximate"
+    assert about["quality"] > 1
+    assert about["error"] <= 0.15
+
+
+@pytest.mark.slow
+def test_auto_is_exact_with_a_warning_where_approximate_means_are_far_off(any_saving):
+    hard = noise(1000, 17_000)
+    words = (
+        r"exact means will take about \d.* (minutes|hours); approximate means would be off by "
+        r"[2-9]\d% of their standard deviation \(15% is accepted\).* solver='approximate'"
+    )
+    with pytest.warns(NNNormWarning, match=words) as seen:
+        values, about = auto(hard)
+    assert len(seen) == 1
+    assert about == {"solver": "exact"}
+    np.testing.assert_allclose(values, top_means(Products(*hard), 20), atol=1e-6)
+
+
+def test_auto_is_exact_with_the_time_to_expect_where_lists_save_nothing(problem, exact_means):
+    with pytest.warns(NNNormWarning, match=r"exact means will take about [\d.]+ \w+$"):
+        values, about = auto(problem)
+    assert about == {"solver": "exact"}
+    np.testing.assert_allclose(values, exact_means(20), atol=1e-6)
+
+
+def test_auto_does_not_give_up_work_that_is_nearly_done():
+    few = topics(40, 9000)  # a single block, which is the whole work
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, about = auto(few)
+    assert about == {"solver": "exact"}
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1000.0])
+def test_progress_ends_with_everything_done(problem, seconds):
+    steps = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NNNormWarning)
+        auto(problem, seconds=seconds, progress=lambda *step: steps.append(step))
+    assert steps[-1] == (1200 * 17_000, 1200 * 17_000)
+
+
+def test_long_exact_work_shows_its_progress_on_a_terminal(problem, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with pytest.warns(NNNormWarning, match="exact means will take"):
+        auto(problem)
+    assert capsys.readouterr().err.endswith("━━━ 100 %\n")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 seconds"), (61.0, "61 seconds"), (214.0, "3.6 minutes"), (9000.0, "2.5 hours")],
+)
+def test_durations_are_rounded(seconds, words):
+    assert solvers._duration(seconds) == words
+
+
+# --- what a bias reports -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_approximate_solver_reports_its_quality_and_error(problem, exact_means):
+    options = {"solver": "approximate", "quality": 8, "duplicates": "keep"}
+    bias = NNN(reference_k=32, alpha=0.5).fit(*problem, **options)
+    error = residual(bias.values, exact_means(32))
+    assert bias.params["solver"] == "approximate"
+    assert bias.params["quality"] == 8
+    assert bias.params["error"] == pytest.approx(error, rel=0.5)
+    assert 0 < error < 0.2
+
+
+def test_approximate_means_of_a_small_bank_are_exact_and_say_so(small):
+    options = {"duplicates": "keep", "normalize": False}
+    bias = CSLS(5).fit(small.gallery, small.references, solver="approximate", **options)
+    exact = CSLS(5).fit(small.gallery, small.references, solver="exact", **options)
+    np.testing.assert_array_equal(bias.values, exact.values)
+    assert bias.params == exact.params
+    assert bias.params["solver"] == "exact"
+
+
+def test_methods_without_means_name_no_solver(small):
+    assert "solver" not in DN().fit(small.gallery, small.references, normalize=False).params
+
+
+def test_what_a_solver_reports_survives_the_file(problem, tmp_path):
+    bias = CSLS().fit(*problem, solver="approximate", duplicates="keep")
+    bias.save(tmp_path / "bias.safetensors")
+    loaded = nnnorm.Bias.load(tmp_path / "bias.safetensors")
+    assert loaded.params == {**bias.params}
+    assert loaded.params["solver"] == "approximate"
+
+
+@pytest.mark.parametrize("is_centred", [False, True])
+def test_the_error_of_a_sample_refers_to_the_references_that_were_given(problem, is_centred):
+    gallery, given = problem
+    sample = given.subset(np.arange(0, len(given), 8))
+    statistics = Statistics.of_embeddings(gallery, sample, given=given)
+    values = statistics.mean_of_best(20, is_centred=is_centred)
+    rows = np.asarray(gallery) - (np.asarray(gallery).mean(axis=0) if is_centred else 0)
+    exact = np.sort(rows @ np.asarray(given).T, axis=1)[:, -20:].mean(axis=1)
+    expected = (values - exact).std() / exact.std()
+    assert statistics.about["solver"] == "exact"
+    assert statistics.about["error"] == pytest.approx(expected, rel=0.2)
+    assert expected > 0.02
+
+
+def test_every_bias_of_shared_statistics_names_its_own_solver(problem):
+    statistics = Statistics.of_embeddings(*problem, solver="approximate", quality=4)
+    assert CSLS(10).make_bias(statistics).params["solver"] == "approximate"
+    statistics.prepare(one.needs for one in (CSLS(20), CSLS(30)))  # in one exact pass
+    found = [CSLS(k).make_bias(statistics).params["solver"] for k in (10, 20, 30)]
+    assert found == ["approximate", "exact", "exact"]
+
+
+def test_the_error_against_the_same_references_is_zero(problem, exact_means):
+    assert measure_error(exact_means(20), Products(*problem), 20) == pytest.approx(0, abs=1e-5)
+
+
+# --- torch, and what is rejected -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [2**20, 2**22])
+def test_torch_within_a_small_budget_is_the_same(problem, exact_means, budget):
+    values, _ = compute_means("torch", Products(*problem), 50, memory_budget=budget)
+    np.testing.assert_allclose(values, exact_means(50), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_a_device_that_is_missing_is_named(problem, device):
+    torch = pytest.importorskip("torch")
+    devices = {"cuda": torch.cuda, "mps": torch.backends.mps}
+    if devices[device].is_available():
+        pytest.skip(f"there is a {device} device here")
+    with pytest.raises(NNNormError, match=f"solver {device} was asked for, but torch .* finds no"):
+        compute_means(device, Products(*problem), 5)
+
+
+@pytest.mark.parametrize("solver", ["auto", "exact", "torch", "approximate"])
+def test_every_solver_checks_k(problem, solver):
+    with pytest.raises(NNNormError, match="k must be between 1 and the 17000 columns"):
+        compute_means(solver, Products(*problem), 0)
+
+
+def test_ready_scores_need_the_exact_solver():
+    ready = Matrix(nnnorm.open_embeddings(np.ones((3, 5))))
+    with pytest.raises(NNNormError, match="ready scores need solver exact"):
+        compute_means("approximate", ready, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (NNN(), {"solver": "gpu"}, f"solver must be one of {', '.join(SOLVER_NAMES)}; got 'gpu'"),
+        (NNN(), {"quality": 4}, "quality is for the solver approximate; got it with auto"),
+        (NNN(), {"solver": "approximate", "quality": 0}, "whole number of at least 1; got 0"),
+        (NNN(), {"solver": "approximate", "quality": 2.5}, "whole number of at least 1; got 2.5"),
+        (DN(), {"solver": "approximate"}, "which method dn does not use; leave out solver"),
+    ],
+)
+def test_what_can_not_be_is_one_sentence(problem, method, options, words):
+    with pytest.raises(NNNormError, match=words):
+        method.fit(*problem, **options)
