@@ -1,232 +1,375 @@
-"""The automatic rules of `NNN()` on every real set: own banks, odd banks, small banks.
+"""The automatic settings of `NNN()` on every real set, compared with earlier editions.
 
-- *Own banks* of 250, 1,000 and 4,000 queries, or half of a set's queries, on all image and text
-  sets.
-- *Stress*: concentrated traffic, foreign banks (both in `cases.py`), raw query logs.
-- *Small banks* of 8 to 128 own queries, automatic and tuned: `tune` sees the queries of half of the
-  items, and the gain is that of the others.
+Every rule is naive NumPy (`rules.py`), except the last one, which is `nnnorm.NNN()` itself. The
+kinds of cases are in `cases.py`.
 
-Gains are points above no correction, of R@1, or of the mean of hit@1 and nDCG@10 for text. Each
-case is averaged over the seeds first. The constants of the second rule were chosen on seeds 0 and 1
-and on the sets named in `CHOSEN_ON`; the others confirm them.
+Gains are points above no correction. Intervals are 95 % bootstrap intervals over the test queries,
+paired if two rules are compared.
 
     python benchmarks/automatic_rule.py             # measure, write JSON, print the tables
     python benchmarks/automatic_rule.py --tables    # print the tables of the stored JSON
 """
 
+import argparse
+import json
 import sys
-import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from cases import Case, Judge, fewer_queries, log_cases, make_tasks, own_cases, stress_cases
-from real_sets import RESULTS, points, run_benchmark, table
-from rules import CSLS, FIRST, SECOND, Contestant, Material, shipped
+from cases import CHOSEN_ON, DATA, SETS, SMALL, Floats, Ints, Judge, cases
+from rules import CSLS, FIRST, PROPOSAL, SECOND, THIRD, Material, View, shipped
 
-import nnnorm
-from nnnorm.methods import make_method
+OUTPUT = Path(__file__).parent / "results" / "automatic_rule.json"
+SEEDS = (100, 101)
+KINDS = ("own", "searched", "opposite", "mismatched", "concentrated")
+SECOND_EDITION, THIRD_EDITION = "second edition", "third edition"
+KEPT, SHIPPED = "third, near copies kept", "`NNN()`"
+CSLS_LABEL = "CSLS (reference_k = 10, alpha = ½)"
+N_BOOTSTRAP = 1000
 
-Values: TypeAlias = npt.NDArray[np.float64]
-
-OUTPUT = RESULTS / "automatic_rule.json"
-SEEDS = (100, 101, 102, 103, 104)
-SMALL = (8, 16, 32, 64, 128)
-CSLS_LABEL = "CSLS (k = 10, α = ½)"
-CHOSEN_ON = ("flickr8k", "unsplash500", "apibench", "bli_zh-en", "coco@")
-CONTESTANTS: dict[str, Contestant] = {
-    "first rule": FIRST,
-    "first rule, copies dropped": replace(FIRST, copies=SECOND.copies),
+RULES: dict[str, Callable[[Material], Floats]] = {
+    "first edition": FIRST,
     CSLS_LABEL: CSLS,
-    "second rule": SECOND,
-    "second rule, copies kept": replace(SECOND, copies=None),
-    "second rule, not centred": replace(SECOND, centred=False),
-    "second rule without c": replace(SECOND, gate=None),
-    "second rule, k = 10": replace(SECOND, smallest=10, largest=10),
-    "second rule, k = n/32": replace(SECOND, share=32),
-    "second rule, k up to 128": replace(SECOND, largest=128),
-    "`NNN()`": shipped,
+    SECOND_EDITION: SECOND,
+    "first proposal": PROPOSAL,
+    THIRD_EDITION: THIRD,
+    "third, no gate": replace(THIRD, gate=None),
+    "third, gate on c alone": replace(THIRD, gate=(0, -0.1, 0.1)),
+    "third, coverage of all": replace(THIRD, group=None),
+    "third, no spread": replace(THIRD, spread=None),
+    "third, alpha up to 0.5": replace(THIRD, alpha=0.5),
+    "third, no reliability": replace(THIRD, power=0),
+    "third, reference_k up to 32": replace(THIRD, per_item=0),
+    "third, not centered": replace(THIRD, view=View(is_centered=False)),
+    KEPT: replace(THIRD, view=View(copies=None)),
+    SHIPPED: shipped,
 }
-GROUPS: dict[str, Callable[[str], bool]] = {
-    "own, images": lambda kind: kind == "own-image",
-    "own, text": lambda kind: kind == "own-text",
-    "concentrated": lambda kind: kind == "concentrated",
-    "foreign": lambda kind: kind == "foreign",
-    "logs": lambda kind: kind == "log",
-}
+# Few past queries make many cases, so only these are measured on them.
+ON_SMALL = (
+    "first edition",
+    CSLS_LABEL,
+    SECOND_EDITION,
+    THIRD_EDITION,
+    "third, no reliability",
+    SHIPPED,
+)
 
 
-def all_cases(data: Path, seed: int) -> Iterator[Case]:
-    logs = (case for *_, case in log_cases(data, seed, exponents=(0.8, 1.2)))
-    return chain(own_cases(data, seed), stress_cases(data, seed), logs)
+class Gains:
+    """What every rule gains on the test queries of one case, over all draws."""
+
+    def __init__(self, kind: str, is_chosen_on: bool) -> None:
+        self.kind, self.is_chosen_on = kind, is_chosen_on
+        self.ids: list[Ints] = []
+        self.gains: list[Floats] = []
+        self.settings: list[dict[str, float]] = []
+
+    def add(self, ids: Ints, gains: Floats, settings: dict[str, float]) -> None:
+        """Rows of `gains` are rules, columns are queries."""
+        self.ids.append(ids)
+        self.gains.append(gains)
+        self.settings.append(settings)
+
+    def bootstrap(self, rng: np.random.Generator) -> Floats:
+        """The mean, and those of `N_BOOTSTRAP` samples of the queries; columns are rules."""
+        queries, place = np.unique(np.concatenate(self.ids), return_inverse=True)
+        gains = np.concatenate(self.gains, axis=1)
+        sums = np.stack([np.bincount(place, row, len(queries)) for row in gains], axis=1)
+        counts = np.bincount(place, minlength=len(queries))
+        shares = np.full(len(queries), 1 / len(queries))
+        drawn = rng.multinomial(len(queries), shares, N_BOOTSTRAP)
+        weights = np.concatenate([np.ones((1, len(queries)), dtype=np.int64), drawn])
+        return np.asarray((weights @ sums) / (weights @ counts)[:, None])
 
 
-def measure(data: Path, seed: int) -> dict[str, Any]:
-    cells = []
-    for case in all_cases(data, seed):
-        judge = Judge(fewer_queries(case, seed))
-        material = Material(case.gallery, case.bank)
-        gains = {label: round(judge.gain(c(material)), 4) for label, c in CONTESTANTS.items()}
-        where = {"case": case.name, "kind": case.kind, "seed": seed}
-        cells.append({**where, "without": judge.without, "gains": gains})
-        print(f"{case.name}  seed {seed}  {gains['`NNN()`']:+.2f}", file=sys.stderr)
-    return {"cells": cells, "small": list(measure_small(data, seed))}
+def measure(data: Path, seeds: Sequence[int], labels: Sequence[str]) -> dict[str, Any]:
+    """Every case of every seed, summarized."""
+    return summarize(gather(data, seeds, labels), labels)
 
 
-def measure_small(data: Path, seed: int) -> Iterator[dict[str, Any]]:
-    """Small own banks; the queries of half of the items are for tuning."""
-    rng = np.random.default_rng([seed, 7])
-    for name, task in make_tasks(data, seed):
-        metric, queries, gallery, pairs, pool = task
-        asked, first = np.unique(pairs[:, 0], return_index=True)
-        groups = rng.permutation(np.unique(pairs[first, 1]))
-        is_held = np.isin(pairs[first, 1], groups[: len(groups) // 2])
-        held, rest = asked[is_held][:2000], asked[~is_held][:2000]
-        truth = [pairs[pairs[:, 0] == query, 1].tolist() for query in held]
-        for size in (size for size in SMALL if size <= len(pool)):
-            bank = pool[rng.choice(len(pool), size, replace=False)]
-            kind = "own-image" if metric == "r1" else "own-text"
-            case = Case(f"{name}@{size}", kind, metric, queries, gallery, pairs, bank)
-            judge = Judge(some_queries(case, rest))
-            material = Material(gallery, bank)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", nnnorm.NNNormWarning)
-                tuning = nnnorm.tune(
-                    gallery, bank, queries=queries[held], truth=truth, normalize=False
-                )
-                best = tuning.best_by_maximum
-                maximum = make_method(best.method, **best.params).fit(
-                    gallery, bank, normalize=False
-                )
-            corrections = {
-                "first rule": FIRST(material),
-                "`NNN()`": shipped(material),
-                "tuned, one standard error": tuning.bias.correction,
-                "tuned, maximum": maximum.correction,
+def gather(
+    data: Path, seeds: Sequence[int], labels: Sequence[str], sets: Sequence[str] = (*SETS, "shapes")
+) -> dict[str, Gains]:
+    """Every case of every seed; all images of Flickr8k involve no draw and are measured once."""
+    found: dict[str, Gains] = {}
+    for seed in seeds:
+        judge, known = None, None
+        for case in cases(data, seed):
+            name = f"{case.kind}: {case.name}"
+            is_known = case.search.name == "flickr8k/all-images" and name in found
+            if case.search.set not in sets or is_known:
+                continue
+            if judge is None or judge.search is not case.search:
+                judge = Judge(case.search)
+            known = material = Material(case.search.gallery, case.bank, known)
+            gains = np.stack([judge.gains(RULES[one](material)) for one in used(labels, case.kind)])
+            chosen = THIRD.choose(material) | {"without": float(judge.without.mean())}
+            gathered = found.setdefault(name, Gains(case.kind, case.search.set in CHOSEN_ON))
+            gathered.add(case.search.ids, gains, chosen | {"given": len(case.bank)})
+        print(f"seed {seed} measured", file=sys.stderr)
+    return found
+
+
+def used(labels: Sequence[str], kind: str) -> list[str]:
+    """The rules that are measured on cases of this kind."""
+    return [label for label in labels if kind != "small" or label in ON_SMALL]
+
+
+def summarize(found: dict[str, Gains], labels: Sequence[str]) -> dict[str, Any]:
+    """Means and 95 % intervals of every case, and of the mean over the cases of every kind."""
+    rng = np.random.default_rng(0)
+    records, samples = [], {}
+    for name, gains in found.items():
+        columns = gains.bootstrap(rng).T
+        sampled = samples[name] = dict(zip(used(labels, gains.kind), columns, strict=True))
+        settings = {
+            key: round(float(np.mean([drawn[key] for drawn in gains.settings])), 3)
+            for key in gains.settings[0]
+        }
+        records.append(
+            {
+                "case": name.partition(": ")[2],
+                "kind": gains.kind,
+                "chosen_on": gains.is_chosen_on,
+                "queries": len(np.unique(np.concatenate(gains.ids))),
+                **settings,
+                "gains": {label: round(float(s[0]), 3) for label, s in sampled.items()},
+                "interval": interval(sampled[THIRD_EDITION]),
+                "over_second": interval(sampled[THIRD_EDITION] - sampled[SECOND_EDITION]),
+                "over_kept": interval(sampled[THIRD_EDITION] - sampled[KEPT])
+                if KEPT in sampled
+                else None,
             }
-            gains = {label: round(judge.gain(c), 4) for label, c in corrections.items()}
-            yield {"case": case.name, "size": size, "seed": seed, "gains": gains}
+        )
+    groups = {}
+    for title, kinds in {
+        **{kind: (kind,) for kind in KINDS},
+        "at home": ("own", "searched"),
+    }.items():
+        some = [sampled for name, sampled in samples.items() if found[name].kind in kinds]
+        second, third, kept = (
+            np.mean([sampled[label] for sampled in some], axis=0)
+            for label in (SECOND_EDITION, THIRD_EDITION, KEPT)
+        )
+        groups[title] = {
+            "second": interval(second),
+            "third": interval(third),
+            "difference": interval(third - second),
+            "ratio": interval(third / second),
+            "over_kept": interval(third - kept),
+        }
+    return {"groups": groups, "cases": records}
 
 
-def some_queries(case: Case, some: npt.NDArray[np.int64]) -> Case:
-    place = np.full(len(case.queries), -1)
-    place[some] = np.arange(len(some))
-    kept = case.pairs[place[case.pairs[:, 0]] >= 0]
-    pairs = np.stack([place[kept[:, 0]], kept[:, 1]], axis=1)
-    return replace(case, queries=case.queries[some], pairs=pairs)
-
-
-def by_case(cells: list[dict[str, Any]], label: str) -> dict[str, float]:
-    """Mean gain of each case over the seeds."""
-    found = defaultdict(list)
-    for cell in cells:
-        found[cell["case"]].append(cell["gains"][label])
-    return {case: float(np.mean(gains)) for case, gains in found.items()}
-
-
-def losses(values: Values) -> float:
-    return float(values[values < 0].sum())
+def interval(sampled: Floats) -> list[float]:
+    """The mean and the middle 95 % of its samples."""
+    return [
+        round(float(value), 3) for value in (sampled[0], *np.percentile(sampled[1:], (2.5, 97.5)))
+    ]
 
 
 def tables(results: dict[str, Any]) -> str:
-    cells, labels = results["cells"], list(results["cells"][0]["gains"])
+    """The Markdown of the stored results."""
+    records = results["cases"]
     parts = [
-        "### All sets\n\n" + summary(cells, labels),
-        "### The half that the constants were chosen on, and the other\n\n" + halves(cells, labels),
-        "### Set by set, own banks\n\n" + own_sets(cells),
-        "### Small banks\n\n" + small(results["small"]),
+        "### All kinds of past queries\n\n"
+        + summary(records)
+        + "\n\n"
+        + editions(results["groups"]),
+        "### The sets the constants were chosen on, and the others\n\n" + halves(records),
+        "### Own past queries, set by set\n\n" + own_sets(records),
+        "### Few past queries\n\n" + small(records),
+        "### Near copies, dropped and kept\n\n" + near_copies(results),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def summary(cells: list[dict[str, Any]], labels: list[str]) -> str:
-    """Mean (worst; cases below −0.1) of every kind of bank, and what all stress losses add to."""
-    rows = []
-    for label in labels:
-        row, stress = [label], 0.0
-        for group in GROUPS.values():
-            values = of_group(cells, label, group)
-            if group is not GROUPS["own, images"] and group is not GROUPS["own, text"]:
-                stress += losses(values)
-            n_lost = int((values < -0.1).sum())
-            row.append(f"{points(values.mean())} ({points(values.min())}; {n_lost})")
-        rows.append([*row, points(stress)])
-    n_cases = [len(of_group(cells, labels[0], group)) for group in GROUPS.values()]
-    titles = [f"{name} ({n})" for name, n in zip(GROUPS, n_cases, strict=True)]
-    return table(["mean (worst case; cases below −0.1)", *titles, "stress losses added"], rows)
+def gains_of(records: Sequence[dict[str, Any]], label: str, *kinds: str) -> Floats:
+    return np.array([r["gains"][label] for r in records if r["kind"] in kinds])
 
 
-def halves(cells: list[dict[str, Any]], labels: list[str]) -> str:
-    """The gain at home and the losses under stress, as shares of those of the first rule."""
+def losses(values: Floats) -> float:
+    return float(values[values < 0].sum())
+
+
+def summary(records: list[dict[str, Any]]) -> str:
+    """Mean over cases (worst case; losses added) of every kind."""
+    labels = next(r["gains"] for r in records if r["kind"] == "own")
     rows = []
     for label in labels:
         row = [label]
-        for is_chosen in (True, False):
-            some = [cell for cell in cells if is_of_first_half(cell["case"]) == is_chosen]
-            for name in ("own, images", "own, text"):
-                own, first = (of_group(some, one, GROUPS[name]) for one in (label, labels[0]))
-                row.append(f"{own.mean() / first.mean():.2f}")
-            stress, first = (
-                of_group(some, one, lambda kind: not kind.startswith("own"))
-                for one in (label, labels[0])
+        for kind in KINDS:
+            values = gains_of(records, label, kind)
+            row.append(
+                f"{points(values.mean())} ({points(values.min())}; {points(losses(values))})"
             )
-            row.append(f"{losses(stress) / losses(first):.2f}")
+        rows.append(row)
+    sizes = [len(gains_of(records, next(iter(labels)), kind)) for kind in KINDS]
+    titles = [f"{kind} ({size})" for kind, size in zip(KINDS, sizes, strict=True)]
+    return table(["mean (worst case; losses added)", *titles], rows)
+
+
+def editions(groups: dict[str, Any]) -> str:
+    """The second and the third edition with intervals."""
+    rows = [
+        [kind, *(with_interval(group[key]) for key in ("second", "third", "difference")),
+         f"{group['ratio'][0]:.2f} [{group['ratio'][1]:.2f}, {group['ratio'][2]:.2f}]"
+         if kind in ("own", "searched", "at home") else ""]
+        for kind, group in groups.items()
+    ]  # fmt: skip
+    titles = ["second edition", "third edition", "difference", "ratio"]
+    return table(["mean over cases [95 % interval]", *titles], rows)
+
+
+def halves(records: list[dict[str, Any]]) -> str:
+    labels = next(r["gains"] for r in records if r["kind"] == "own")
+    rows = []
+    for label in labels:
+        row = [label]
+        for is_chosen_on in (True, False):
+            some = [r for r in records if r["chosen_on"] == is_chosen_on]
+            for kinds in (("own", "searched"), ("opposite", "mismatched")):
+                values = gains_of(some, label, *kinds)
+                row.append(f"{points(values.mean())} ({points(losses(values))})")
         rows.append(row)
     titles = [
         f"{half}: {what}"
-        for half in ("chosen on", "other")
-        for what in ("images", "text", "stress losses")
+        for half in ("chosen on", "others")
+        for what in ("own, searched", "opposite, mismatched")
     ]
-    return table(["share of the first rule's", *titles], rows)
+    return table(["mean (losses added)", *titles], rows)
 
 
-def is_of_first_half(case: str) -> bool:
-    return any(name in case for name in CHOSEN_ON) and "clip_coco500" not in case
-
-
-def of_group(cells: list[dict[str, Any]], label: str, group: Callable[[str], bool]) -> Values:
-    some = [cell for cell in cells if group(cell["kind"])]
-    return np.array(list(by_case(some, label).values()))
-
-
-def own_sets(cells: list[dict[str, Any]]) -> str:
-    own = [cell for cell in cells if cell["kind"].startswith("own")]
-    without = defaultdict(list)
-    for cell in own:
-        without[cell["case"]].append(cell["without"])
-    columns = {label: by_case(own, label) for label in ("first rule", CSLS_LABEL, "`NNN()`")}
+def own_sets(records: list[dict[str, Any]]) -> str:
     rows = [
-        [case, f"{np.mean(before):.1f}", *(points(column[case]) for column in columns.values())]
-        for case, before in without.items()
+        [
+            r["case"],
+            f"{r['queries']:,}",
+            f"{r['k']:.0f}",
+            f"{r['alpha']:.2f}",
+            f"{r['without']:.1f}",
+            *(points(r["gains"][label]) for label in ON_SMALL[:3]),
+            with_interval(r["interval"]),
+            with_interval(r["over_second"]),
+        ]
+        for r in records
+        if r["kind"] in ("own", "searched")
     ]
-    return table(["set@references", "without", *columns], rows)
+    titles = ["queries", "reference_k", "alpha", "without", "first", "CSLS", "second", "third"]
+    return table(["set/gallery@past queries", *titles, "third − second"], rows)
 
 
-def small(cells: list[dict[str, Any]]) -> str:
+def small(records: list[dict[str, Any]]) -> str:
     rows = []
-    for label in cells[0]["gains"]:
+    some = [r for r in records if r["kind"] == "small"]
+    for label in some[0]["gains"]:
         row = [label]
         for size in SMALL:
-            means = by_case([cell for cell in cells if cell["size"] == size], label)
-            worst = min(means, key=lambda case: means[case])
-            mean = float(np.mean(list(means.values())))
-            row.append(f"{points(mean)} ({points(means[worst])}, {worst.partition('@')[0]})")
+            gains = {r["case"]: r["gains"][label] for r in some if r["given"] == size}
+            values = np.array(list(gains.values()))
+            worst = min(gains, key=lambda case: gains[case]).partition("@")[0]
+            row.append(f"{points(values.mean())} ({points(values.min())} {worst})")
         rows.append(row)
-    return table(["mean over sets (worst set)", *(str(size) for size in SMALL)], rows)
+    return table(["mean (worst case)", *(str(size) for size in SMALL)], rows)
+
+
+def near_copies(results: dict[str, Any]) -> str:
+    rows = [
+        [
+            r["case"],
+            f"{100 * (1 - r['n'] / r['given']):.1f} %",
+            points(r["gains"][KEPT]),
+            points(r["gains"][THIRD_EDITION]),
+            with_interval(r["over_kept"]),
+        ]
+        for r in results["cases"]
+        if r["kind"] in ("own", "searched") and r["n"] < r["given"]
+    ]
+    rows.append(["all", "", "", "", with_interval(results["groups"]["at home"]["over_kept"])])
+    return table(["set/gallery@past queries", "dropped", "kept", "unique", "difference"], rows)
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [titles, [":--", *["--:"] * (len(titles) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def points(gain: float) -> str:
+    """A difference in points, with its sign.
+
+    >>> points(-0.254), points(0.001)
+    ('−0.25', '0.00')
+    """
+    return f"{gain:+.2f}".replace("-", "−").replace("+0.00", "0.00").replace("−0.00", "0.00")
+
+
+def with_interval(values: Sequence[float]) -> str:
+    """A mean and its interval, in points."""
+    mean, low, high = map(points, values)
+    return f"{mean} [{low}, {high}]"
+
+
+def run(
+    description: str,
+    output: Path,
+    measure: Callable[[Path, Sequence[int], Sequence[str]], dict[str, Any]],
+    tables: Callable[[dict[str, Any]], str],
+    *,
+    seeds: Sequence[int],
+    labels: Sequence[str],
+    sets: Sequence[str],
+) -> int:
+    """The command line of a benchmark that measures rules on draws; returns the exit code."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the embedding sets")
+    parser.add_argument("--output", type=Path, default=output, help="the JSON file of the results")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), help="of the draws")
+    parser.add_argument("--naive", action="store_true", help="leave out nnnorm.NNN() itself")
+    parser.add_argument("--tables", action="store_true", help="print the tables of --output")
+    arguments = parser.parse_args()
+    if not arguments.tables:
+        missing = [name for name in sets if not (arguments.data / name).is_dir()]
+        if missing:
+            print(
+                f"there is no {' and no '.join(missing)} in {arguments.data}; give the folder of "
+                "the embedding sets with --data, or print the stored tables with --tables",
+                file=sys.stderr,
+            )
+            return 1
+        rules = [label for label in labels if not arguments.naive or label != SHIPPED]
+        started = time.process_time()
+        results = measure(arguments.data, arguments.seeds, rules)
+        head = {"seeds": arguments.seeds, "processor_seconds": round(time.process_time() - started)}
+        store(arguments.output, head | results)
+    if not arguments.output.is_file():
+        print(f"there are no results in {arguments.output}; measure first", file=sys.stderr)
+        return 1
+    print(tables(json.loads(arguments.output.read_text(encoding="utf-8"))), end="")
+    return 0
+
+
+def store(path: Path, results: dict[str, Any]) -> None:
+    """JSON with a line per case."""
+    *head, last = results
+    records = ",\n".join(json.dumps(record) for record in results[last])
+    start = json.dumps({key: results[key] for key in head})[:-1]
+    path.write_text(f'{start}, "{last}": [\n{records}\n]}}\n', encoding="utf-8")
 
 
 def main() -> int:
-    return run_benchmark(
-        "Measure the automatic rules of NNN() on every set.",
+    return run(
+        "Compare the automatic rules on every real set.",
         OUTPUT,
         measure,
         tables,
         seeds=SEEDS,
+        labels=[*RULES],
+        sets=SETS,
     )
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cases import as_floats
 from real_sets import RESULTS, Flickr8k, Floats, run_benchmark, table
-from rules import as_floats
 
 from nnnorm import Corrector
 from nnnorm.evaluation import measure_drift

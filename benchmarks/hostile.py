@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from cases import as_floats
 from real_sets import RESULTS, Flickr8k, Floats, Ints, read_unsplash500, rows_of, run_benchmark
 from real_sets import table as make_table
-from rules import as_floats
 
 import nnnorm
 from nnnorm.evaluation.outliers import WATCH, count_alerts

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import EXPONENTS, N_LOG
+from cases import EXPONENTS, N_LOG, as_floats
 from real_sets import RESULTS, Flickr8k, Floats, points, run_benchmark, table
-from rules import as_floats
 
 import nnnorm
 from nnnorm.datasets import load_shapes

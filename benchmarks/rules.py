@@ -1,232 +1,294 @@
-"""The rules that choose k and α without labels, in naive NumPy, and `nnnorm.NNN()` beside them.
+"""Rules that choose reference_k and alpha without labels, in naive NumPy, and `nnnorm.NNN()`.
 
-Every rule gives ``b(r)``, the number that is taken from the scores of item r:
+A rule gives every item r the bias alpha·m_k(r). m_k is the mean of the item's reference_k best
+scores with the past queries. The third edition:
 
-    b(r) = α·m_k(r)                       m_k: mean of the k best scores with the bank
-    α    = alpha · rel^power · n/(n + doubt) · clip((c − low)/(high − low), 0, 1)
+    reference_k  max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2     (n unique queries, |G| items)
+    alpha        0.6 · √reliability · n/(n + 16) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
+    t            c + ¼·ln(coverage)
 
-over a bank without near copies: n leaders, where a row whose cosine with an earlier leader is above
-`copies` is dropped. *rel* is the split-half reliability of m_k. *c* is the correlation over items
-between m_k and the density of the gallery around the item: it is high for queries that are spread
-as the items are, and low for a bank that covers a part of the gallery only.
+- *reliability*: the split-half reliability of m_k.
+- *c*: the correlation of m_k with the density, the mean score of an item with its 10 nearest items.
+- *spread*: how much m_k varies over items, relative to all scores with the past queries, divided by
+  the same ratio of the density.
+- *coverage*: exp(entropy of the top-1 items of 64 past queries) / min(64, |G|).
 """
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from real_sets import Floats, Ints
+from cases import Floats, Ints
 
 import nnnorm
 
-Contestant: TypeAlias = "Callable[[Material], Floats]"
+N_ITEMS, N_NEIGHBORS, N_HALVINGS, N_GROUPS = 512, 10, 8, 16
+CUT = 8192  # the second edition sampled so many rows
+_OF_GALLERY: tuple[Any, ...] = (
+    "mean",
+    *((name, is_centered) for name in ("density", "score spread") for is_centered in (True, False)),
+)
 
-N_ITEMS = 512
-N_SPLITS = 8
-N_NEIGHBOURS = 10
 
+def unique_rows(rows: Floats, threshold: float, *, n_at_once: int = 1000) -> Ints:
+    """Row numbers whose cosine with every earlier one that is kept is at most the threshold.
 
-def find_leaders(rows: Floats, threshold: float, *, n_at_once: int = 1000) -> Ints:
-    """Row numbers that are no near copy of an earlier leader.
-
-    Examples
-    --------
-    >>> find_leaders(np.float32([[1, 0], [0.99, 0.14], [0, 1]]), 0.9).tolist()
+    >>> unique_rows(np.float32([[1, 0], [0.99, 0.14], [0, 1]]), 0.9).tolist()
     [0, 2]
     """
-    leaders: list[int] = []
+    kept: list[int] = []
     for start in range(0, len(rows), n_at_once):
         some = rows[start : start + n_at_once]
         is_new = np.ones(len(some), dtype=bool)
-        if leaders:
-            is_new = (some @ rows[leaders].T).max(axis=1) <= threshold
+        if kept:
+            is_new = (some @ rows[kept].T).max(axis=1) <= threshold
         new = np.flatnonzero(is_new)
         near = some[new] @ some[new].T > threshold
         left = np.ones(len(new), dtype=bool)
         for place, number in enumerate(new):
             if left[place]:
-                leaders.append(start + int(number))
+                kept.append(start + int(number))
                 left &= ~near[place]
-    return np.array(leaders, dtype=np.int64)
+    return np.array(kept, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class View:
+    """The past queries a rule looks at."""
+
+    copies: float | None = 0.88
+    is_centered: bool = True
+    cut: int | None = None
 
 
 class Material:
-    """A gallery and a bank, and what several rules need of them, computed once.
+    """A gallery and past queries with unit rows, and what several rules need, computed once."""
 
-    Rows have unit norms.
-    """
+    def __init__(self, gallery: Floats, bank: Floats, known: "Material | None" = None) -> None:
+        self.gallery, self.bank = gallery, bank
+        rng = np.random.default_rng(0)
+        n_items = len(gallery)
+        self.sample = np.sort(rng.choice(n_items, min(n_items, N_ITEMS), replace=False))
+        self._cache: dict[Any, Any] = {}
+        if known is not None and known.gallery is gallery:
+            self._cache = {key: known._cache[key] for key in _OF_GALLERY if key in known._cache}
 
-    def __init__(self, gallery: Floats, bank: Floats) -> None:
-        self.gallery = gallery
-        self.bank = bank
-        self.sample = np.linspace(0, len(gallery) - 1, min(len(gallery), N_ITEMS)).astype(np.int64)
-        self._banks: dict[float | None, Floats] = {None: bank}
-        self._best: dict[Any, tuple[Floats, Floats]] = {}
-        self._reliability: dict[Any, float] = {}
+    def keep(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returned when the key was first used."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
 
-    @cached_property
+    @property
     def mean(self) -> Floats:
         """Of the gallery."""
-        return np.asarray(self.gallery.mean(axis=0))
+        return self.keep("mean", lambda: self.gallery.mean(axis=0))
 
-    def density(self, centred: bool) -> Floats:
-        """Mean score of the sampled items, centred or not, with their nearest other items."""
-        items = self.gallery[self.sample]
-        scores = (items - self.mean if centred else items) @ self.gallery.T
-        scores[np.arange(len(self.sample)), self.sample] = -np.inf
-        return _mean_of_best(scores, min(N_NEIGHBOURS, len(self.gallery) - 1))
+    def rows(self, view: View) -> Floats:
+        """The past queries that are used."""
 
-    def without_copies(self, copies: float | None) -> Floats:
-        """The leaders of the bank; all of it where `copies` is None."""
-        if copies not in self._banks and copies is not None:
-            self._banks[copies] = self.bank[find_leaders(self.bank, copies)]
-        return self._banks[copies]
+        def make() -> Floats:
+            rows = self.bank
+            if view.cut is not None and len(rows) > view.cut:
+                rng = np.random.default_rng(0)
+                rows = rows[np.sort(rng.choice(len(rows), view.cut, replace=False))]
+            return rows if view.copies is None else rows[unique_rows(rows, view.copies)]
 
-    def scores(self, copies: float | None, centred: bool) -> tuple[Floats, Floats]:
-        """The best 128 scores of every item in order, and all scores of the sampled items."""
-        key = copies, centred
-        if key not in self._best:
-            items = self.gallery - self.mean if centred else self.gallery
-            scores = items @ self.without_copies(copies).T
-            of_sample = scores[self.sample]
-            n_best = min(128, scores.shape[1])
-            scores.partition(scores.shape[1] - n_best, axis=1)
-            best = np.sort(scores[:, -n_best:], axis=1)[:, ::-1]
-            self._best[key] = np.ascontiguousarray(best), of_sample
-        return self._best[key]
+        cut = view.cut if view.cut is not None and len(self.bank) > view.cut else None
+        return self.keep((view.copies, cut), make)
 
-    def reliability(self, copies: float | None, centred: bool, reference_k: int) -> float:
+    def scan(self, view: View) -> tuple[Floats, Floats, Ints]:
+        """Best scores of every item in order, all scores of the sample, each query's best item."""
+
+        def make() -> tuple[Floats, Floats, Ints]:
+            rows = self.rows(view)
+            n = len(rows)
+            n_best = min(n, max(128, 3 * n // len(self.gallery)))
+            items = self.gallery - self.mean if view.is_centered else self.gallery
+            best = np.empty((len(items), n_best), np.float32)
+            top = np.full(n, -np.inf, np.float32)
+            first = np.zeros(n, np.int64)
+            step = max(1, 16_000_000 // n)
+            for start in range(0, len(items), step):
+                scores = items[start : start + step] @ rows.T
+                place = scores.argmax(axis=0)
+                value = scores[place, np.arange(n)]
+                first[value > top] = start + place[value > top]
+                top = np.maximum(top, value)
+                if n_best < n:
+                    scores.partition(n - n_best, axis=1)
+                best[start : start + step] = -np.sort(-scores[:, -n_best:], axis=1)
+            return best, items[self.sample] @ rows.T, first
+
+        cut = view.cut if view.cut is not None and len(self.bank) > view.cut else None
+        return self.keep(("scan", replace(view, cut=cut)), make)
+
+    def density(self, is_centered: bool) -> Floats:
+        """Mean score of the sampled items with their nearest other items."""
+
+        def make() -> Floats:
+            items = self.gallery[self.sample] - (self.mean if is_centered else 0)
+            scores = items @ self.gallery.T
+            self.keep(("score spread", is_centered), lambda: float(scores.std()))
+            scores[np.arange(len(self.sample)), self.sample] = -np.inf
+            return mean_of_best(scores, min(N_NEIGHBORS, len(self.gallery) - 1))
+
+        return self.keep(("density", is_centered), make)
+
+    def score_spread(self, is_centered: bool) -> float:
+        """Standard deviation of the scores of the sampled items with all items."""
+        self.density(is_centered)
+        return float(self._cache["score spread", is_centered])
+
+    def reliability(self, view: View, k: int) -> float:
         """Of m_k over the sampled items."""
-        key = copies, centred, reference_k
-        if key not in self._reliability:
-            _, of_sample = self.scores(copies, centred)
-            self._reliability[key] = reliability(of_sample, reference_k)
-        return self._reliability[key]
+        scores = self.scan(view)[1]
+        return self.keep(("reliability", view, k), lambda: reliability(scores, k))
+
+    def coverage(self, view: View, group: int | None) -> float:
+        """How evenly the top-1 items of a group (by default all) of past queries are spread."""
+        first = self.scan(view)[2]
+        if group is None:
+            return coverage(first, len(self.gallery))
+        first = first[np.random.default_rng(0).permutation(len(first))]
+        starts = range(0, min(len(first), N_GROUPS * group) - group + 1, group) or [0]
+        groups = [coverage(first[start : start + group], len(self.gallery)) for start in starts]
+        return float(np.mean(groups))
+
+    def spread(self, view: View, k: int) -> float:
+        """How much m_k varies over the sampled items, compared with the density."""
+        best, scores, _ = self.scan(view)
+        of_density = self.density(view.is_centered).std() / self.score_spread(view.is_centered)
+        of_means = best[self.sample, :k].mean(axis=1).std() / scores.std()
+        return float(of_means / of_density) if of_density > 0 and of_means > 0 else 1.0
+
+    def c(self, view: View, k: int) -> float:
+        """Correlation of m_k with the density."""
+        means = self.scan(view)[0][self.sample, :k].mean(axis=1)
+        return correlation(means, self.density(view.is_centered))
 
 
-def reliability(scores: Floats, reference_k: int, *, seed: int = 0) -> float:
-    """Split-half reliability of m_k, stepped up by Spearman and Brown's 2r/(1+r)."""
-    n_references = scores.shape[1]
-    if n_references < 2:
+def coverage(first: Ints, n_items: int) -> float:
+    """exp(entropy) of the items, divided by the largest that it can be."""
+    share = np.bincount(first) / len(first)
+    share = share[share > 0]
+    return float(np.exp(-(share * np.log(share)).sum()) / min(len(first), n_items))
+
+
+def reliability(scores: Floats, k: int) -> float:
+    """Split-half reliability of m_k over items, stepped up by Spearman and Brown's 2r/(1+r)."""
+    n_items, n = scores.shape
+    if n < 2 or n_items < 3:
         return 0.0
-    rng = np.random.default_rng(seed)
-    half_k = max(1, reference_k // 2)
+    # The k/2 best of a half are among the 2k + 64 best of all, nearly always.
+    half_k, n_top = max(1, k // 2), min(n, 2 * k + 64)
+    top = np.argpartition(scores, n - n_top, axis=1)[:, n - n_top :]
+    best = np.take_along_axis(scores, top, axis=1)
+    order = np.argsort(-best, axis=1)
+    top, best = (np.take_along_axis(values, order, axis=1) for values in (top, best))
+    rng = np.random.default_rng(0)
     found = []
-    for _ in range(N_SPLITS):
-        order = rng.permutation(n_references)
-        halves = order[: n_references // 2], order[n_references // 2 :]
-        found.append(_correlation(*(_mean_of_best(scores[:, half], half_k) for half in halves)))
+    for _ in range(N_HALVINGS):
+        is_first = np.zeros(n, dtype=bool)
+        is_first[rng.permutation(n)[: n // 2]] = True
+        of_first = is_first[top]
+        found.append(correlation(*(_mean(best, some, half_k) for some in (of_first, ~of_first))))
     r = float(np.mean(found))
     return 2 * r / (1 + r) if r > 0 else 0.0
 
 
-def held_out_reliability(
-    scores: Floats, n_recent: int, reference_k: int, recent_k: int, *, seed: int = 0
-) -> float:
-    """How well all others predict the biases of half of the recent queries, which come first."""
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(N_SPLITS):
-        out = rng.permutation(n_recent)[: n_recent // 2]
-        others = _mean_of_best(np.delete(scores, out, axis=1), reference_k)
-        found.append(_correlation(others, _mean_of_best(scores[:, out], max(1, recent_k // 2))))
-    r = float(np.mean(found))
-    return 2 * r / (1 + r) if r > 0 else 0.0
+def _mean(best: Floats, is_in: npt.NDArray[np.bool_], k: int) -> Floats:
+    """Mean of the first k values of each row that are in, or of all that are."""
+    is_in = is_in & (is_in.cumsum(axis=1) <= k)
+    return np.where(is_in, best, 0).sum(axis=1) / np.maximum(1, is_in.sum(axis=1))
 
 
-def _mean_of_best(scores: Floats, k: int) -> Floats:
+def mean_of_best(scores: Floats, k: int) -> Floats:
     k = min(k, scores.shape[1])
-    return np.asarray(np.partition(scores, -k, axis=1)[:, -k:].mean(axis=1))
+    return np.partition(scores, -k, axis=1)[:, -k:].mean(axis=1)
 
 
-def _correlation(first: Floats, second: Floats) -> float:
-    if first.std() == 0 or second.std() == 0:
+def correlation(first: Floats, second: Floats) -> float:
+    if len(first) < 3 or first.std() == 0 or second.std() == 0:
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the form above; see the module.
+    """A rule of the form above; the defaults are the third edition.
 
     Attributes
     ----------
-    share, smallest, largest : int
-        k is n/share, between the two.
+    share, smallest, largest, per_item, most : float
+        k is max(clamp(n/share, smallest, largest), per_item·n/|G|), at most most·n.
     alpha, power, doubt : float
-    copies : float, optional
-        Cosine above which a reference is a copy of an earlier one; None keeps all.
-    centred : bool
-        Whether the gallery's mean is taken from its rows before they are scored with the bank.
-    gate : tuple of float, optional
-        (low, high) of the clip; None is no such factor.
+        alpha · reliability^power · n/(n + doubt).
+    gate : (float, float, float), optional
+        Weight of ln(coverage) in t, and t at which the last factor is 0 and 1.
+    group : int, optional
+        Past queries per group for the coverage; None is all of them.
+    spread : float, optional
+        Up to which alpha isn't reduced.
+    view : View
     """
 
     share: int = 16
     smallest: int = 8
     largest: int = 32
-    alpha: float = 0.5
+    per_item: float = 3
+    most: float = 0.5
+    alpha: float = 0.6
     power: float = 0.5
-    doubt: float = 8
-    copies: float | None = 0.88
-    centred: bool = True
-    gate: tuple[float, float] | None = (0.0, 0.4)
+    doubt: float = 16
+    gate: tuple[float, float, float] | None = (0.25, -0.1, 0.1)
+    group: int | None = 64
+    spread: float | None = 1.25
+    view: View = View()
 
-    def reference_k(self, n_references: int) -> int:
-        """The k of a bank of so many leaders."""
-        return min(n_references, self.largest, max(self.smallest, n_references // self.share))
-
-    def choose(self, material: Material, n_recent: int = 0) -> tuple[int, float]:
-        """``(k, α)`` for a gallery and a bank, whose first rows may measure the reliability."""
-        best, of_sample = material.scores(self.copies, self.centred)
-        n_references = of_sample.shape[1]
-        k = self.reference_k(n_references)
-        if n_recent:
-            rel = held_out_reliability(of_sample, n_recent, k, self.reference_k(n_recent))
-        else:
-            rel = material.reliability(self.copies, self.centred, k)
-        alpha = self.alpha * rel**self.power * n_references / (n_references + self.doubt)
+    def choose(self, material: Material) -> dict[str, float]:
+        """n, k and alpha, and what they were made of."""
+        n, n_items = len(material.rows(self.view)), len(material.gallery)
+        k = min(max(n // self.share, self.smallest), self.largest)
+        k = max(1, min(max(k, int(self.per_item * n / n_items)), int(self.most * n)))
+        rel = material.reliability(self.view, k) if self.power else 1.0
+        chosen = {"n": n, "k": k, "reliability": rel}
+        alpha = self.alpha * rel**self.power * n / (n + self.doubt)
+        if self.spread is not None:
+            chosen["spread"] = material.spread(self.view, k)
+            alpha *= min(1.0, self.spread / chosen["spread"]) ** 3
         if self.gate is not None:
-            low, high = self.gate
-            c = _correlation(best[material.sample, :k].mean(axis=1), material.density(self.centred))
-            alpha *= min(1.0, max(0.0, (c - low) / (high - low)))
-        return k, alpha
+            weight, low, high = self.gate
+            chosen["c"] = material.c(self.view, k)
+            chosen["coverage"] = material.coverage(self.view, self.group)
+            t = chosen["c"] + weight * np.log(chosen["coverage"])
+            alpha *= min(1.0, max(0.0, (t - low) / (high - low)))
+        return chosen | {"alpha": float(alpha)}
 
-    def __call__(self, material: Material, n_recent: int = 0) -> Floats:
-        """``b(r)`` of every item."""
-        k, alpha = self.choose(material, n_recent)
-        best, _ = material.scores(self.copies, self.centred)
-        return np.asarray(np.float32(alpha) * best[:, :k].mean(axis=1))
+    def __call__(self, material: Material) -> Floats:
+        """The bias of every item."""
+        chosen = self.choose(material)
+        best = material.scan(self.view)[0]
+        return np.float32(chosen["alpha"]) * best[:, : int(chosen["k"])].mean(axis=1)
 
 
-FIRST = Rule(16, 4, 128, alpha=0.75, power=1, doubt=8, copies=None, centred=False, gate=None)
-
-
-SECOND = Rule()
-CSLS = Rule(1, 10, 10, power=0, doubt=0, copies=None, centred=False, gate=None)
+AS_GIVEN = View(None, is_centered=False)
+FIRST = Rule(16, 4, 128, 0, 1, 0.75, 1, 8, None, None, None, AS_GIVEN)
+SECOND = Rule(
+    per_item=0, most=1, alpha=0.5, doubt=8, gate=(0, 0, 0.4), spread=None, view=View(cut=CUT)
+)
+CSLS = Rule(1, 10, 10, 0, 1, 0.5, 0, 0, None, None, None, AS_GIVEN)
+THIRD = Rule()
+# As first proposed: without the spread, and with the coverage of all past queries.
+PROPOSAL = Rule(alpha=0.5, doubt=8, gate=(0.25, -0.4, -0.2), group=None, spread=None)
 
 
 def shipped(material: Material) -> Floats:
     """`nnnorm.NNN()` through its public API."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nnnorm.NNNormWarning)  # these banks are meant to be odd
+        warnings.simplefilter("ignore", nnnorm.NNNormWarning)  # many of these past queries are odd
         bias = nnnorm.NNN().fit(material.gallery, material.bank, normalize=False)
     return np.asarray(bias.correction)
-
-
-def shipped_with_recent(gallery: Floats, bank: Floats, recent: Floats) -> Floats:
-    """`nnnorm.Corrector.fit(…, recent=…)`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", nnnorm.NNNormWarning)
-        corrector = nnnorm.Corrector.fit(gallery, bank, recent=recent, normalize=False)
-    return np.asarray(corrector.bias.correction)
-
-
-def as_floats(rows: npt.ArrayLike) -> Floats:
-    """Float32 rows of unit norm."""
-    wide = np.asarray(rows, dtype=np.float32)
-    return np.asarray(wide / np.linalg.norm(wide, axis=1, keepdims=True))

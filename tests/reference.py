@@ -43,7 +43,7 @@ def automatic_rule(gallery, past):
     groups = [first[64 * g : 64 * g + 64] for g in range(max(1, min(16, n // 64)))]
     coverage = np.mean([_exp_entropy(group) / min(len(group), n_items) for group in groups])
     t = np.corrcoef(values, density)[0, 1] + np.log(coverage) / 4
-    alpha = 0.6 * reliability**0.5 * n / (n + 8) * min(1, 1.25 / spread) ** 3
+    alpha = 0.6 * reliability**0.5 * n / (n + 16) * min(1, 1.25 / spread) ** 3
     return k, alpha * np.clip((t + 0.1) / 0.2, 0, 1), values
 
 

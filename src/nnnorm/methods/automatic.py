@@ -1,7 +1,7 @@
 """k and alpha without labels: what `NNN()` uses when it is given no numbers.
 
     k      max(clamp(n/16, 8, 32), 3·n/|G|), at most n/2     (n unique past queries, |G| items)
-    alpha  0.6 · √reliability · n/(n + 8) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
+    alpha  0.6 · √reliability · n/(n + 16) · min(1, 1.25/spread)³ · clip((t + 0.1)/0.2, 0, 1)
     t      c + ¼·ln(coverage)
 
 - *Reliability*: how well one half of the past queries predicts the biases from the other half.
@@ -31,7 +31,7 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 LARGEST_ALPHA = 0.6
-_CAUTION = 8
+_CAUTION = 16
 _USUAL_SPREAD = 1.25
 _CLOSED_T, _OPEN_T = -0.1, 0.1
 _N_ITEMS = 512
@@ -93,7 +93,7 @@ def choose_alpha(evidence: Evidence, n_references: int) -> float:
     Examples
     --------
     >>> [choose_alpha(Evidence(1.0, density=t, coverage=1.0, spread=1.0), 24) for t in (0.5, 0.0)]
-    [0.45, 0.225]
+    [0.36, 0.18]
     """
     alpha = LARGEST_ALPHA * math.sqrt(evidence.reliability)
     alpha *= n_references / (n_references + _CAUTION) * evidence.match
