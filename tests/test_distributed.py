@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from nnnorm import NNN, Corrector, NNNormError, NNNormWarning
 from nnnorm.distributed import _transform, make_worker, transform_parquet
@@ -154,7 +155,8 @@ def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, mo
 
     def run(ray, corrector, fs, other, shards):
         for shard in shards:
-            assert _transform(corrector, fs, other, shard) == []
+            with threadpool_limits(1):  # which a task sets for good
+                assert _transform(corrector, fs, other, shard) == []
             yield shard.n_rows
 
     monkeypatch.setattr("nnnorm.distributed._run", run)
@@ -181,17 +183,19 @@ def test_files_on_ray_are_those_of_one_process_whatever_is_lost(corrector, tmp_p
     ray = pytest.importorskip("ray", reason="needs ray: pip install 'nnnorm[ray]'")
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         monkeypatch.setenv(name, "0")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as on the workers, so that the bits are equal
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
     ray.init("local", num_cpus=2, object_store_memory=100 * 2**20, **options)
+    gallery = write_gallery(tmp_path / "items")
+    limit = threadpool_limits(1)  # as on the workers, so that the bits are equal
     try:
-        gallery = write_gallery(tmp_path / "items")
         rows_keep_their_files_their_order_and_their_bits(corrector, gallery, tmp_path)
         an_interrupted_call_continues_and_a_changed_file_is_computed_again(corrector, tmp_path)
         large_files_are_split_between_row_groups(corrector, tmp_path, monkeypatch)
         errors_and_warnings_of_workers_name_the_file(corrector, tmp_path)
         a_killed_worker_changes_nothing_but_the_time(tmp_path)
     finally:
+        limit.restore_original_limits()
         ray.shutdown()
 
 

@@ -86,22 +86,11 @@ def choose_quality(n_gallery: int) -> int:
     return 32 if n_gallery <= 100_000 else 8
 
 
-class ListScores(NamedTuple):
-    """Scores that approximate means compute: references and training items, then all items."""
-
-    build: int
-    train: int
-    probe: int
-
-
-def count_list_scores(n_gallery: int, n_references: int, quality: int) -> ListScores:
-    """Count the scores of approximate means."""
+def count_list_scores(n_gallery: int, n_references: int, quality: int) -> tuple[int, int]:
+    """Count the scores of learning lists and regression, and those of probing all items."""
     n_lists = _count_lists(n_gallery, n_references, quality)
-    return ListScores(
-        n_references * n_lists,
-        n_references * _N_TRAINING,
-        n_gallery * (n_lists + quality * n_references // n_lists),
-    )
+    learning = n_references * (n_lists + _N_TRAINING)
+    return learning, n_gallery * (n_lists + quality * n_references // n_lists)
 
 
 def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> bool:

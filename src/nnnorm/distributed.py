@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from nnnorm.corrector import Corrector
 from nnnorm.errors import NNNormError, NNNormWarning, first_line, require, warn
@@ -214,7 +215,8 @@ def _run(
 
 def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list[str]:
     """Write the result of one shard, on a worker; return the warnings."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # Ray runs one task per core
+    threadpool_limits(1)  # Ray runs one task per core
+    os.environ["OMP_NUM_THREADS"] = "1"
     _, column, ids, output = (shard.about[key] for key in _DECIDING)
     work = make_worker(corrector, column=column, ids=ids, output=cast(Output, output))
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")

@@ -198,10 +198,10 @@ def _find_model(scores: Products, k: int, memory_budget: int) -> tuple[ListModel
     n_scores = scores.shape[0] * scores.shape[1]
     quality, least_error, spent, sample = choose_quality(scores.shape[0]), math.inf, 0.0, None
     while is_worth_lists(*scores.shape, k, quality):
-        counted = count_list_scores(*scores.shape, quality)
-        if spent + _LIST_SCORE * sum(counted) / n_scores > _LARGEST_TIME:
+        learning, probing = count_list_scores(*scores.shape, quality)
+        spent += _LIST_SCORE * learning / n_scores
+        if spent + _LIST_SCORE * probing / n_scores > _LARGEST_TIME:
             break
-        spent += _LIST_SCORE * counted.build / n_scores
         if sample is None:
             sample = sample_means(scores, k, memory_budget=memory_budget)
         model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
@@ -209,9 +209,9 @@ def _find_model(scores: Products, k: int, memory_budget: int) -> tuple[ListModel
         least_error = min(least_error, error)
         if error <= _LARGEST_ERROR:
             return model, error
-        # The error falls as the quality to the power of -0.65, or more slowly.
-        excess = error / _LARGEST_ERROR if model is not None else 1.0
-        quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess**1.5)))
+        # At best, the error falls as fast as the quality rises.
+        excess = 1.0 if model is None else error / _LARGEST_ERROR
+        quality = 2 ** max(quality.bit_length(), math.ceil(math.log2(quality * excess)))
     return None, least_error
 
 

@@ -56,7 +56,7 @@ def test_fit_says_how_to_go_on_and_info_what_a_corrector_holds(files):
     result = run(*FIT)
     assert "nnnorm extend --corrector corrector.safetensors --items NEW" in result.stderr
     shown = run("info", "corrector.safetensors")
-    assert "a corrector with 800 references (627 intents)" in shown.stdout
+    assert "a corrector with 800 references (627 unique)" in shown.stdout
     assert "300 items" in shown.stdout
     about = json.loads(run("info", "corrector.safetensors", "--json").stdout)
     assert 300 < about["n_references"] <= 800

@@ -249,5 +249,4 @@ def test_the_binomial_half_width_is_what_the_paper_prints(percent, n_queries, pr
 def test_clusters_of_another_shape_are_refused(clusters):
     with pytest.raises(NNNormError) as refused:
         interval_of_mean([0, 1, 1], clusters)
-    shape = np.shape(clusters)
-    assert str(refused.value) == f"clusters must have one number per query; got {shape} for 3"
+    assert "must have one finite number per query; got (3,) and" in str(refused.value)

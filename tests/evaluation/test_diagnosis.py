@@ -3,7 +3,9 @@ import json
 import numpy as np
 import pytest
 
+import nnnorm
 from nnnorm import NNN, Bias, InvertedSoftmax, NNNormError, search
+from nnnorm.evaluation import measure_drift
 from nnnorm.evaluation.diagnosis import diagnose
 from nnnorm.evaluation.hubness import (
     compare_occurrences,
@@ -45,8 +47,8 @@ def test_every_figure_is_that_of_a_direct_search(hubs, bias, k):
     assert found.before == measure_hubness(before)
     assert found.after == measure_hubness(after)
     assert (found.ks_statistic, found.ks_p_value) == compare_occurrences(before, after)
-    assert found.n_antihubs == (before == 0).sum()
-    assert found.n_antihubs_after == (after == 0).sum()
+    assert found.null_model.n_never == (before == 0).sum()
+    assert found.null_model_after.n_never == (after == 0).sum()
     assert found.hubs_after == tuple(after[hub.item] for hub in found.hubs)
     assert (found.n_queries, found.n_gallery, found.k) == (300, 60, k)
 
@@ -64,7 +66,7 @@ def test_without_a_bias_there_is_no_after(hubs):
     found = diagnose(queries, gallery)
     assert found.after is None
     assert found.occurrences_after is None
-    assert (found.ks_statistic, found.ks_p_value, found.n_antihubs_after) == (None, None, None)
+    assert (found.ks_statistic, found.ks_p_value, found.null_model_after) == (None, None, None)
     assert (found.hubs_after, found.outliers) == ((), ())
     assert all(hub.bias_z is None and hub.wrong_share is None for hub in found.hubs)
 
@@ -167,3 +169,16 @@ def test_references_stand_for_the_automatic_bias(hubs):
     assert diagnose(queries, gallery, references=references).to_dict() == fitted.to_dict()
     with pytest.raises(NNNormError, match="give a bias or references to fit one from, not both"):
         diagnose(queries, gallery, NNN().fit(gallery, references), references=references)
+
+
+def test_drift_and_diagnose_count_the_same_hubs_also_with_fewer_queries_than_items():
+    shapes = nnnorm.load_shapes()
+    corrector = nnnorm.Corrector.fit(shapes.gallery, shapes.references[::10])
+    for queries, k in ((shapes.queries[:600], 10), (shapes.queries[:1200], 1)):
+        drift = measure_drift(corrector, queries)
+        found = diagnose(queries, shapes.gallery, corrector.bias)
+        assert found.k == k
+        # The corrector keeps its items in half precision.
+        assert drift.hub_share == pytest.approx(found.after.hub_occurrence, abs=0.01)
+        assert drift.hub_share_uncorrected == pytest.approx(found.before.hub_occurrence, abs=0.01)
+        assert drift.hub_share < drift.hub_share_uncorrected < 0.6

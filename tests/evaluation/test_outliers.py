@@ -69,7 +69,7 @@ def test_planted_items_are_the_first_alerts_and_say_why(shapes, bank, hub, topic
         assert any("first place; a usual item" in reason for reason in outlier.reasons)
 
 
-def test_a_clean_gallery_has_nothing_to_quarantine(clean):
+def test_a_clean_gallery_has_nothing_to_remove(clean):
     assert clean.to_remove == []
     assert len(clean.outliers) <= clean.budget == 5
     assert all(outlier.verdict == "watch" for outlier in clean.outliers)
@@ -80,11 +80,11 @@ def test_verdicts_follow_suspicion_within_the_budget(shapes, bank, hub):
     gallery = add(shapes.gallery, hub)
     found = nnnorm.scan(gallery, bank, budget="100%")
     expected = ["fine" if s < WATCH else "watch" if s < REMOVE else "remove"
-                for s in found.score]  # fmt: skip
+                for s in found.scores]  # fmt: skip
     assert found.verdicts == expected
     totals = [outlier.score for outlier in found.outliers]
     assert totals == sorted(totals, reverse=True)
-    np.testing.assert_allclose(found.score, sum(found.signals.values()))
+    np.testing.assert_allclose(found.scores, sum(found.signals.values()))
     one = nnnorm.scan(gallery, bank, budget=1)
     assert [outlier.item for outlier in one.outliers] == [1000]
 
@@ -126,7 +126,7 @@ def test_a_gallery_larger_than_the_landmarks_is_judged_whole(shapes, bank, hub, 
     found = nnnorm.scan(add(shapes.gallery, hub), bank)
     assert found.outliers[0].item == 1000
     assert found.to_remove == [1000]
-    assert found.score.shape == (1001,)
+    assert found.scores.shape == (1001,)
 
 
 def test_a_corrector_takes_the_place_of_the_references(shapes, corrector, hub):
@@ -135,7 +135,7 @@ def test_a_corrector_takes_the_place_of_the_references(shapes, corrector, hub):
     assert found.n_references == len(corrector.bank)
 
 
-def test_ids_name_the_suspects(shapes, bank, hub):
+def test_ids_name_the_outliers(shapes, bank, hub):
     names = [f"photo-{row}" for row in range(1000)] + ["hub"]
     found = nnnorm.scan(add(shapes.gallery, hub), bank, ids=names)
     assert found.to_remove == ["hub"]
@@ -155,11 +155,11 @@ def test_broken_rows_are_reported_and_the_others_judged(shapes, bank, hub):
     assert reasons[1] == "it has entries that are not finite"
     assert reasons[2] == "all its entries are equal"
     assert reasons[3] == "its norm is 3, where others have unit norms"
-    assert np.isinf(found.score[[3, 5, 8, 9]]).all()
+    assert np.isinf(found.scores[[3, 5, 8, 9]]).all()
     json.dumps(found.to_dict(), allow_nan=False)
     clean = nnnorm.scan(np.delete(add(rows, hub), [3, 5, 8, 9], axis=0), bank)
     rest = np.delete(np.arange(1001), [3, 5, 8, 9])
-    np.testing.assert_allclose(found.score[rest], clean.score, atol=0.05)
+    np.testing.assert_allclose(found.scores[rest], clean.scores, atol=0.05)
 
 
 def test_norms_far_from_all_others_are_faults_where_norms_vary(shapes, bank):
@@ -197,9 +197,9 @@ def test_a_saved_corrector_gives_the_same_verdicts(shapes, corrector, hub, tmp_p
     corrector.save(tmp_path / "corrector.safetensors")
     loaded = Corrector.load(tmp_path / "corrector.safetensors")
     rows = add(shapes.gallery[800:820], hub)
-    expected, found = screen(corrector, rows), loaded.admit(rows)
+    expected, found = screen(corrector, rows), screen(loaded, rows)
     assert found.verdicts == expected.verdicts
-    np.testing.assert_allclose(found.score, expected.score, atol=0.01)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=0.01)
 
 
 def test_rows_that_a_corrector_can_t_store_are_not_admitted(shapes, corrector):
@@ -239,12 +239,12 @@ def test_a_budget_that_makes_no_sense_is_refused(shapes, bank, budget):
         nnnorm.scan(shapes.gallery[:50], bank[:50], budget=budget)
 
 
-def test_the_list_of_a_quarantine_is_text_or_json(tmp_path):
-    suspects = (
+def test_the_list_to_remove_is_text_or_json(tmp_path):
+    outliers = (
         Outlier(1, "b", "remove", ("x",), 20.0, {}),
         Outlier(0, "a", "watch", (), 9, {}),
     )
-    found = Scan(suspects, np.zeros(2), {}, 2, 99, 5)
+    found = Scan(outliers, np.zeros(2), {}, 2, 99, 5)
     found.save(tmp_path / "out.txt")
     found.save(tmp_path / "out.json")
     assert (tmp_path / "out.txt").read_text() == "b\n"
@@ -257,12 +257,12 @@ def test_the_list_of_a_quarantine_is_text_or_json(tmp_path):
 
 
 def test_the_table_counts_verdicts_and_says_when_the_budget_is_used_up():
-    suspects = (Outlier(1, "b", "remove", ("x", "y"), 20.0, {}),)
-    table = tabulate_scan(Scan(suspects, np.zeros(2), {}, 2, 99, 1))
-    assert table.title == "1 to quarantine among 2 items, by 99 references"
+    outliers = (Outlier(1, "b", "remove", ("x", "y"), 20.0, {}),)
+    table = tabulate_scan(Scan(outliers, np.zeros(2), {}, 2, 99, 1))
+    assert table.title == "1 to remove among 2 items, by 99 references"
     assert table.rows == (("b", "20.0", "remove", "x; y"),)
     assert "All 1 alerts of the budget are used" in table.notes[0]
-    assert tabulate_scan(Scan(suspects, np.zeros(2), {}, 2, 99, 2)).notes == ()
+    assert tabulate_scan(Scan(outliers, np.zeros(2), {}, 2, 99, 2)).notes == ()
 
 
 def test_wrong_input_gets_a_sentence(shapes, bank, corrector):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormWarning, Task, ablate, compare, diagnose, tune
+from nnnorm import NNNormWarning, Task, ablate, compare, diagnose, open_embeddings, tune
 from nnnorm.evaluation.bootstrap import split_folds
 from nnnorm.evaluation.truth import clusters_of, count_overlap, open_truth
 
@@ -44,7 +44,8 @@ def test_overlap_counts_the_references_that_are_among_the_queries(n_common, n_ow
     queries = rng.normal(size=(20, 4)).astype(np.float32)
     own = rng.normal(size=(n_own + 1, 4)).astype(np.float32)
     references = rng.permutation(np.vstack([queries[:n_common], own]))
-    assert count_overlap(references.astype(dtype), queries) == n_common
+    opened = (open_embeddings(rows) for rows in (references.astype(dtype), queries))
+    assert count_overlap(*opened) == n_common
 
 
 def _with_overlap():

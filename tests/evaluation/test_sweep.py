@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nnnorm.scoring.blocks import DEFAULT_MEMORY_BUDGET
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 from nnnorm import Bias, open_embeddings
 from nnnorm.evaluation.metrics import evaluate

@@ -19,7 +19,7 @@ from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
 GRIDS = {
-    "nnn": {"reference_k": [1, 3, 8], "alpha": [-0.5, 0.25, 0.5, 1.0, 2.0]},
+    "nnn": {"reference_k": [1, 3, 8], "alpha": [0.0, 0.25, 0.5, 1.0, 2.0]},
     "csls": {"reference_k": [1, 4, 10]},
     "dn": {"weight": [0.25, 1, 3.0]},
     "is": {"beta": [0.0, 0.01, 2.0, 50.0]},
@@ -31,6 +31,7 @@ GRIDS = {
 
 # Made of few whole numbers, or of one row: items are repeated.
 REPEATED = pytest.mark.filterwarnings("ignore:gallery has .* different rows")
+KEPT = {"duplicates": "keep", "allow_gallery_rows": True}
 OWN_ROWS = pytest.mark.filterwarnings("ignore:.* sampled references are rows of gallery")
 
 
@@ -86,7 +87,8 @@ def run(problem, methods=("nnn",), *, bank=True, **options):
 
 def fit(problem, cell, *, bank=True):
     extra = {"gallery_references": problem.bank} if bank and cell.method in TWO_BANKS else {}
-    return make_method(cell.method, **cell.params).fit(problem.gallery, problem.references, **extra)
+    method = make_method(cell.method, **cell.params)
+    return method.fit(problem.gallery, problem.references, duplicates="drop", **extra)
 
 
 def brute(problem, cell):
@@ -300,14 +302,15 @@ def test_of_equally_good_cells_of_nnn_the_rule_takes_the_nearest_to_the_automati
     )  # fmt: skip
     tuning = run(problem, duplicates="keep")
     # All items have the same bias, so the automatic weight is 0, which is no cell of its own.
-    assert tuning.best.params == {"reference_k": 8, "alpha": 0.0625, "center": True}
+    assert NNN().fit(np.eye(8), problem.references, **KEPT).params["reference_k"] == 24
+    assert tuning.best.params == {"reference_k": 32, "alpha": 0.0625, "center": True}
     grid = {"reference_k": [1, 8, 64], "alpha": [0.35, 0.725, 2.0]}
     best = run(problem, grids={"nnn": grid}, duplicates="keep").best
-    assert best.params == {"reference_k": 8, "alpha": 0.35}
+    assert best.params == {"reference_k": 64, "alpha": 0.35}
     # One doubling is as far as 0.125 of α.
-    two = [{"reference_k": [8], "alpha": [0.3]}, {"reference_k": [16], "alpha": [0.125]}]
+    two = [{"reference_k": [24], "alpha": [0.3]}, {"reference_k": [48], "alpha": [0.125]}]
     best = run(problem, grids={"nnn": two}, duplicates="keep").best
-    assert best.params == {"reference_k": 16, "alpha": 0.125}
+    assert best.params == {"reference_k": 48, "alpha": 0.125}
 
 
 def test_of_equally_good_cells_of_another_method_the_rule_takes_the_middle():
@@ -416,7 +419,7 @@ def test_queries_of_one_group_cannot_be_tuned_on_and_that_is_said_at_once(monkey
     ("options", "words"),
     [
         ({"methods": "nnn"}, "methods must be 'all' or a list of names; got 'nnn'"),
-        ({"methods": []}, "methods is empty; name at least one, or 'all'"),
+        ({"methods": []}, "methods must be 'all' or a list of names"),
         ({"methods": ["best"]}, "method must be one of none, nnn, .*; got 'best'"),
         ({"select": "median"}, "select must be 'one-standard-error' or 'max'; got 'median'"),
         ({"truth": [0, 1, 2, 3, 23]}, r"truth names item 23, but there are 23 items \(0 to 22\)"),

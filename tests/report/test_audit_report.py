@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nnnorm.report.audits import plot_audit, tabulate_audit
 
 from nnnorm import Bias, NNNormError
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.groups import Line, audit
+from nnnorm.report import plot_audit, tabulate_audit
 from tests.made import make_visogender
 
 

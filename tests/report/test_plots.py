@@ -122,7 +122,7 @@ def test_histograms_count_the_items_of_every_occurrence():
         assert values.tolist() == np.bincount(counts, minlength=31).tolist()
         assert edges.tolist() == [n - 0.5 for n in range(32)]
     assert axes.get_yscale() == "log"
-    assert legend_of(figure) == ["uncorrected", "NNN", "by chance"]
+    assert legend_of(figure) == ["uncorrected, max 30", "NNN, max 6", "by chance"]
     assert title_of(figure) == "How often does each of 10 items come first?"
     assert axes.get_xlabel() == "queries that get the item first"
     assert axes.get_ylabel() == "items, log scale"
@@ -140,12 +140,12 @@ def test_chance_is_what_the_same_hits_give_on_any_item_alike():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (([[1]],), r"before must have one count per item.*got int64 \(1, 1\)"),
-        (([],), "before must have one count per item"),
-        (([1, -1],), "before must .* at least 0"),
-        (([1.5],), "before must .* got float64"),
-        (([1], ["a"]), "after must have one count"),
-        (([1, 2], [1]), "same gallery; got 2 and 1 items"),
+        (([[1]],), r"one count per item.*got int64 \(1, 1\)"),
+        (([],), "must have one count per item"),
+        (([1, -1],), "must have one count per item"),
+        (([1.5],), "got float64"),
+        (([1], ["a"]), "must have one count"),
+        (([1, 2], [1]), "same gallery; got"),
     ],
 )
 def test_what_are_no_occurrences_is_refused(arguments, words):
@@ -191,14 +191,13 @@ def test_lines_over_k_hold_the_cells_of_their_alpha():
     axes = figure.axes[0]
     names = ["no correction", "α = 0.25", "α = 0.5", "α = 1"]
     assert list(lines_of(axes)) == names
-    assert sorted(text.get_text() for text in axes.texts) == names[1:]
+    assert legend_of(figure) == names
     for alpha in (0.25, 0.5, 1.0):
         line = lines_of(axes)[f"α = {alpha:g}"]
         cells = [cell for cell in tuning.grid[1:] if cell.params["alpha"] == alpha]
         assert list(line.get_xdata()) == [cell.params["reference_k"] for cell in cells]
         assert list(line.get_ydata()) == [100 * cell.recall_at_1 for cell in cells]
     assert list(lines_of(axes)["no correction"].get_ydata()) == [50, 50]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4", "8"]
     assert axes.xaxis.get_transform().base == 2
     assert axes.get_ylabel() == "right item first, % (R@1)"
     assert title_of(figure) == "How many references to average? (5,000 tuning queries)"
@@ -215,15 +214,14 @@ def test_each_bank_has_a_line_of_the_own_rule_and_a_dashed_tuned_one():
     assert list(lines["no correction"].get_ydata()) == [20, 20]
     for bank in ("flickr", "coco"):
         rows = [row for row in ablation.rows if row.bank == bank][::-1]
-        for kind, name, style in (("automatic", "own rule", "-"), ("tuned", "tuned", "--")):
-            line = lines[f"{bank}, {name}"]
+        for kind, name, style in (("automatic", bank, "-"), ("tuned", f"{bank}, tuned", "--")):
+            line = lines[name]
             assert list(line.get_xdata()) == [row.n_references for row in rows]
             assert list(line.get_ydata()) == [100 * getattr(r, kind).recall_at_1 for r in rows]
             assert line.get_linestyle() == style
     assert is_colour(lines["flickr, tuned"].get_color(), BLUE)
-    assert is_colour(lines["coco, own rule"].get_color(), ORANGE)
-    assert legend_of(figure) == ["NNN's own rule", "tuned on labels", "no correction"]
-    assert sorted(text.get_text() for text in figure.axes[0].texts) == ["coco", "flickr"]
+    assert is_colour(lines["coco"].get_color(), ORANGE)
+    assert legend_of(figure) == ["no correction", "flickr", "coco"]
     assert title_of(figure) == "How many past queries are enough? (25,000 test queries)"
 
 
@@ -244,7 +242,8 @@ def test_bands_are_the_intervals_of_the_gain_above_no_correction():
 def test_the_forest_has_one_row_per_method_best_first():
     figure = plot_gains(make_comparison())
     axes = figure.axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["CSLS", "NNN", "my own", "DN"]
+    names = [label.get_text().partition("  ")[0] for label in axes.get_yticklabels()]
+    assert names == ["CSLS", "NNN", "my own", "DN"]
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     expected = [GAINS[name] for name in ("csls", "nnn", "my own", "dn")]
     assert [line.get_xdata()[0] for line in dots] == [100 * gain.mean for gain in expected]
@@ -273,7 +272,7 @@ def test_a_comparison_of_nothing_is_refused():
 
 NINE = {f"{name} {n}": gain for n in range(3) for name, gain in list(GAINS.items())[:3]}
 FIGURES = {
-    "occurrences": lambda: plot_occurrences(BEFORE, AFTER, truth_per_item=5),
+    "occurrences": lambda: plot_occurrences(BEFORE, AFTER),
     "near maxima": lambda: plot_occurrences(BEFORE, np.minimum(BEFORE, 29)),
     "a long tail": lambda: plot_occurrences(BEFORE * 1234, AFTER),
     "the usual grid": lambda: plot_grid(make_tuning(2 ** np.arange(10), np.arange(2, 13) / 8)),

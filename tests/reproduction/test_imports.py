@@ -10,6 +10,8 @@ import nnnorm
 import reproduction
 from tests.source import read_tree
 
+# Modules for anyone who reads and writes files as nnnorm does.
+PUBLIC_MODULES = ("nnnorm.files", "nnnorm.tables")
 FILES = sorted(Path(reproduction.__file__).parent.rglob("*.py"))
 
 
@@ -22,7 +24,8 @@ def private_imports(tree):
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nnnorm":
             package = importlib.import_module(node.module)
             for alias in node.names:
-                public = hasattr(package, "__path__") and not alias.name.startswith("_")
+                is_open = hasattr(package, "__path__") or node.module in PUBLIC_MODULES
+                public = is_open and not alias.name.startswith("_")
                 if node.module == "nnnorm" and alias.name not in nnnorm.__all__:
                     public = (Path(nnnorm.__file__).parent / alias.name).is_dir()
                 if not public or node.module.count(".") > 1:

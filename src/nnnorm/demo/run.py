@@ -296,9 +296,7 @@ def _plot(
     figures = {
         "contact-sheet.png": sheet,
         "occurrences.png": plots.plot_occurrences(
-            diagnosis.occurrences,
-            diagnosis.occurrences_after,
-            truth_per_item=diagnosis.before.mean,
+            diagnosis.occurrences, diagnosis.occurrences_after, k=diagnosis.k
         ),
         "grid.png": plots.plot_grid(tuning),
         "gains.png": plots.plot_gains(comparison),

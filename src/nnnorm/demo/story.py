@@ -61,8 +61,8 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     yield (
         f"A picture has {before.mean:.0f} captions, so it should come first about "
         f"{before.mean:.0f} times. The worst hub comes first {hub.occurrences} times, {wrong} of "
-        f"them wrongly, and {diagnosis.n_antihubs} pictures never do (excess kurtosis of these "
-        f"counts: {before.kurtosis:.1f}). The hub shows: {shapes.describe(hub.item)}."
+        f"them wrongly, and {diagnosis.null_model.n_never} pictures never do (excess kurtosis of "
+        f"these counts: {before.kurtosis:.1f}). The hub shows: {shapes.describe(hub.item)}."
     )
     best = demo.tuning.best
     setting = describe_setting(best.method, best.params, ", ", " = ")

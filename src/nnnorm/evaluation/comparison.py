@@ -304,10 +304,10 @@ def make_result(
     method: str, params: Mapping[str, Any], evaluation: Evaluation, gain: Interval | None
 ) -> Result:
     """Put together the figures of one evaluation."""
-    recalls = [evaluation.recall(k) for k in (1, 5, 10)]
-    half_width = binomial_half_width(recalls[0], len(evaluation))
+    at_1, at_5, at_10 = (evaluation.recall(k) for k in (1, 5, 10))
+    half_width = binomial_half_width(at_1, len(evaluation))
     hubness = measure_hubness(count_occurrences(evaluation.top1, evaluation.n_gallery))
-    return Result(method, dict(params), *recalls, half_width, gain, hubness)
+    return Result(method, dict(params), at_1, at_5, at_10, half_width, gain, hubness)
 
 
 def report_gain(

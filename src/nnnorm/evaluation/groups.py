@@ -171,7 +171,7 @@ def audit(
     item_labels = np.asarray(() if labels is None else labels, dtype=str)
     wanted = np.asarray(() if query_labels is None else query_labels, dtype=str)
     if strange := sorted(set(wanted) - set(item_labels)):
-        raise NNNormError(f"a query asks for {strange[0]!r}, which no item is labelled with")
+        raise NNNormError(f"a query asks for {str(strange[0])!r}, which no item is labelled with")
 
     def measure(some: Bias | None) -> dict[str, FloatArray]:
         ranking = search(

@@ -6,7 +6,7 @@ the default grid, which banks it uses, its gates. `fit`, the grids of `evaluatio
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
@@ -23,7 +23,7 @@ from nnnorm.bank import (
 )
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates
-from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
+from nnnorm.embeddings import Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError, explain_arguments, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
@@ -392,45 +392,6 @@ class Method(ABC):
             "fingerprints": prints,
             "reference_norms": statistics.reference_norms,
         }
-
-    # --- a gallery in parts ------------------------------------------------------------------
-
-    def learn(self, statistics: Statistics) -> tuple[dict[str, FloatArray], dict[str, Any]]:
-        """What the values of single items need of the whole gallery, as arrays and JSON.
-
-        Examples
-        --------
-        >>> from nnnorm import CSLS
-        >>> from nnnorm.embeddings import open_matrix
-        >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25]], name="scores"))
-        >>> CSLS(reference_k=2).learn(statistics)
-        ({}, {})
-        """
-        arrays: dict[str, FloatArray] = {}
-        if self.needs.is_centred:
-            arrays["center"] = statistics.center
-        return arrays, {}
-
-    def recall(
-        self,
-        arrays: Mapping[str, FloatArray],
-        about: Mapping[str, Any],
-        references: Embeddings,
-        *,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    ) -> dict[Hashable, Any]:
-        """What `learn` found, as the `known` of the `Statistics` of single items.
-
-        Parameters
-        ----------
-        arrays, about : mapping
-            What `learn` returned.
-        references : Embeddings, shape (n_references, dim)
-            The bank that it was learnt from.
-        memory_budget : int
-            Bytes that inverted lists may take.
-        """
-        return {name: arrays[name] for name in ("center",) if name in arrays}
 
     def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
         """Raise where a gallery bank is missing, or is given to a method that uses none."""

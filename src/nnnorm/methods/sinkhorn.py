@@ -1,17 +1,15 @@
 """Sinkhorn normalisation, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from nnnorm.embeddings import Embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number, record
 from nnnorm.methods.statistics import Statistics
-from nnnorm.methods.transport import balance, balanced_biases, transport_biases
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.methods.transport import transport_biases
 
 # The marginals agree to float32 after some hundred iterations.
 _MOST_ITERATIONS = 10_000
@@ -59,29 +57,9 @@ class Sinkhorn(Method):
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``−τ·log u`` of the gallery's rows."""
-        log_v = statistics.kept.get("log_v")
-        if log_v is not None:
-            return balanced_biases(statistics.scores, self.tau, log_v, **statistics.options)
         if self not in statistics.kept:
             self.share_work([self], statistics)
         return np.asarray(statistics.kept[self])
-
-    def learn(self, statistics: Statistics) -> tuple[dict[str, FloatArray], dict[str, Any]]:
-        """The column side of the plan, from which the value of any item follows."""
-        scores = statistics.joined_scores
-        log_v = balance(scores, float(self.tau), self.iterations, **statistics.options)
-        return {"log_v": log_v}, {}
-
-    def recall(
-        self,
-        arrays: Mapping[str, FloatArray],
-        about: Mapping[str, Any],
-        references: Embeddings,
-        *,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-    ) -> dict[Hashable, Any]:
-        """What `learn` found, for the statistics of single items."""
-        return {"log_v": arrays["log_v"]}
 
     @classmethod
     def share_work(cls, methods: Sequence[Method], statistics: Statistics) -> None:

@@ -78,8 +78,7 @@ class Statistics:
     counted : mapping, optional
         What the `params` of a bias say about unique queries.
     known : mapping, optional
-        What is known of a larger gallery that these items belong to, such as its ``"center"``; see
-        `Method.recall`.
+        What is known of a larger gallery that these items belong to, such as its ``"center"``.
     solver, quality : optional
         How m_k is computed, see `nnnorm.solvers`.
     given : Products or Matrix, shape (n_gallery, n_given), optional

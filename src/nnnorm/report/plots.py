@@ -72,7 +72,9 @@ def plot_occurrences(
     figure, axes = make_figure(3.7)
     counts = [np.asarray(some) for some in (before, after, other) if some is not None]
     n_items = len(counts[0])
-    if any(some.shape != (n_items,) or some.dtype.kind not in "iu" for some in counts):
+    if any(
+        some.shape != (n_items,) or some.dtype.kind not in "iu" or some.min() < 0 for some in counts
+    ):
         raise NNNormError(
             "before and after must have one count per item of the same gallery; got "
             + " and ".join(f"{some.dtype} {some.shape}" for some in counts)
@@ -152,7 +154,9 @@ def plot_grid(tuning: Tuning) -> "Figure":
         handles.append(patches.Patch(label=label, **look))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    columns, rows = (range(0, len(some), 1 + len(some) // 17) for some in (ks, alphas))
+    columns, rows = (
+        range(0, len(some), -(-len(some) // most)) for some, most in ((ks, 12), (alphas, 16))
+    )
     axes.set_xticks([n + 0.5 for n in columns], [f"{ks[n]:,}" for n in columns])
     axes.set_yticks([n + 0.5 for n in rows], [f"{alphas[n]:.4g}" for n in rows])
     label_axes(
@@ -213,7 +217,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
         if len(rows) == 1:  # a band needs two sizes
             axes.vlines(sizes, low, high, color=look["color"], alpha=0.15, linewidth=12)
         axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        axes.plot(sizes, automatic, label=f"{name}, automatic", **look)
+        axes.plot(sizes, automatic, label=name, **look)
         thin = look | {"linewidth": 1.2, "linestyle": "--", "marker": ""}
         axes.plot(sizes, tuned, label=f"{name}, tuned", **thin)
     axes.set_xscale("log")
@@ -224,8 +228,9 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
         "past queries in the bank",
         "right item first, % (R@1)",
     )
-    handles = axes.get_legend_handles_labels()[0]
-    add_legend(figure, handles, "bands: 95 % interval of the gain over no correction")
+    handles = [line for line in axes.lines if line.get_linestyle() == "-"]
+    note = "dashed: tuned on labels; bands: 95 % interval of the gain over no correction"
+    add_legend(figure, handles, note)
     return figure
 
 

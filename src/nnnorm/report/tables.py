@@ -92,7 +92,7 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     """Make a table of banks, with tuned and automatic NNN at every size."""
     columns = ("bank", "refs", "used", "tuned", "R@1", "gain", "gain, automatic")
     rows = [("none", "0", "0", "", _percent(ablation.uncorrected.recall_at_1), "", "")]
-    gains = {}
+    gains: dict[str, Interval | None] = {}
     for row in ablation.rows:
         name = f"{row.bank} {100 * row.share:.3g} %"
         gains |= {f"{name} (tuned)": row.tuned.gain, f"{name} (automatic)": row.automatic.gain}
@@ -305,7 +305,7 @@ def tabulate_scan(scan: Scan) -> Table:
     for outlier in scan.outliers:
         score = "" if outlier.score is None else f"{outlier.score:.1f}"
         rows.append((str(outlier.id), score, outlier.verdict, "; ".join(outlier.reasons)))
-    notes = ()
+    notes: tuple[str, ...] = ()
     if scan.budget is not None and sum(bool(row[1]) for row in rows) >= scan.budget:
         notes = (f"All {scan.budget:,} alerts of the budget are used; a larger one may show more.",)
     return Table(title, ("id", "score", "verdict", "reasons"), tuple(rows), notes)

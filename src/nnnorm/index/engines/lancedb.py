@@ -60,6 +60,7 @@ class LancedbBackend(ServerBackend):
     created_by = ("kind", "cells")
 
     def configure(self) -> None:
+        self._tables: dict[str, Any] = {}  # open ones, which see what others write
         self.is_exact = self.options.kind == "flat"
 
     @property
@@ -79,6 +80,7 @@ class LancedbBackend(ServerBackend):
 
     def close(self) -> None:
         self._client = None if isinstance(self.place, str) else self._client
+        self._tables.clear()
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (RuntimeError, ValueError, OSError)
@@ -94,8 +96,11 @@ class LancedbBackend(ServerBackend):
         return names
 
     def _table(self, version: str | None) -> Any:
+        name = self._name(version)
         try:
-            return self.client.open_table(self._name(version))
+            if version is None or name not in self._tables:
+                self._tables[name] = self.client.open_table(name)
+            return self._tables[name]
         except (ValueError, FileNotFoundError) as error:
             if "not found" not in str(error):
                 raise
@@ -161,6 +166,7 @@ class LancedbBackend(ServerBackend):
             nothing = {"path": "metadata", "metadata": _note()}
             self._table(version).update_field_metadata(nothing)
             self.client.drop_table(self._name(version))
+            self._tables.pop(self._name(version), None)
 
     # --- items ---
 

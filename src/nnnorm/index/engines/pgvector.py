@@ -4,7 +4,7 @@ SELECT id FROM photos ORDER BY (embedding <#> $q) + $alpha * bias LIMIT 10
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -107,7 +107,9 @@ class PgvectorBackend(SqlBackend):
 
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         rows = require("psycopg.rows", "pgvector").tuple_row
-        with self.transaction(), self.client.cursor(row_factory=rows) as cursor:
+        # An idle connection of the caller stays idle; with autocommit that costs no round trips.
+        whole = nullcontext() if self.client.autocommit else self.transaction()
+        with whole, self.client.cursor(row_factory=rows) as cursor:
             cursor.execute(statement, values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -142,21 +144,22 @@ class PgvectorBackend(SqlBackend):
         distance = "embedding <#> %s::vector"
         if weight is not None:
             distance = f"({distance}) + {float(weight)!r} * bias"
-        statement = (
-            f"SELECT id, -({distance}) FROM {self._table(version)} {where.replace('%', '%%')} "
-            f"ORDER BY {distance} LIMIT {k}"
+        statement = (  # the distance is computed once
+            f"SELECT id, {distance} AS nnnorm_distance FROM {self._table(version)} "
+            f"{where.replace('%', '%%')} ORDER BY nnnorm_distance LIMIT {k}"
         )
-        values = [str(vector.tolist())] * 2
+        values = [str(vector.tolist())]
         if self.options.kind == "flat" or weight is not None:
-            return self._execute(statement, values)
-        with self.transaction():
-            self.run(f"SET LOCAL hnsw.ef_search = {min(max(self.options.ef, k), _WIDEST)}")
-            self.run("SET LOCAL hnsw.iterative_scan = strict_order")
             found = self._execute(statement, values)
-            if len(found) < k:  # it gives up after 20,000 rows that a filter excludes
-                self.run("SET LOCAL enable_indexscan = off")
+        else:
+            with self.transaction():
+                self.run(f"SET LOCAL hnsw.ef_search = {min(max(self.options.ef, k), _WIDEST)}")
+                self.run("SET LOCAL hnsw.iterative_scan = strict_order")
                 found = self._execute(statement, values)
-        return found
+                if len(found) < k:  # it gives up after 20,000 rows that a filter excludes
+                    self.run("SET LOCAL enable_indexscan = off")
+                    found = self._execute(statement, values)
+        return [(own, -away) for own, away in found]
 
     def _read_vector(self, column: str) -> str:
         return f"{column}::real[]"
