@@ -657,25 +657,15 @@ def _read_half_life(value: float | str | timedelta | None, clock: Clock | None) 
     if clock is None:
         raise NNNormError("half_life needs times (--time); give both or none")
     text = f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value).strip()
-    scale = _UNITS.get(text[-1:])
+    unit = _UNITS.get(text[-1:])
     try:
-        span = float(text if scale is None else text[:-1]) * (scale or 1.0)
+        span = float(text if unit is None else text[:-1]) * (unit or 1.0)
     except ValueError:
         span = np.nan
-    if not (np.isfinite(span) and span > 0):
+    if not (np.isfinite(span) and span > 0) or (unit is None) != (clock == "numbers"):
         raise NNNormError(
-            "half_life must be above 0, a text such as 30d for dates or a number in the unit of "
-            f"the times; got {value!r}"
-        )
-    if clock == "dates" and scale is None:
-        raise NNNormError(
-            f"half_life needs a unit where times are dates, such as {text}d ({', '.join(_UNITS)}); "
-            f"got {value!r}"
-        )
-    if clock == "numbers" and scale is not None:
-        raise NNNormError(
-            "half_life must be a number in the unit of the times, as these are numbers and their "
-            f"unit is not known; got {value!r}"
+            f"half_life must be above 0, with a unit ({', '.join(_UNITS)}) such as 30d if times "
+            f"are dates, and a plain number if they are numbers; got {value!r} for {clock}"
         )
     return float(span)
 
