@@ -1,10 +1,13 @@
-"""A log of a million queries becomes a bank: time and memory.
+"""Unique queries: a log of a million rows, and the share of a fit.
 
-A made log: 60,000 intents with a falling spectrum, asked by Zipf's law (exponent 1), 512 dimensions
-in float16. "Equal" repeats are the same row again; "varied" ones carry noise (cosine 0.95 with the
-intent), so that no two rows are equal. Each bank is built in a process of its own. Memory is the
-peak of that whole process, Python, NumPy and pyarrow included, once without and once with the
-mapped pages of files, which the system takes back when it needs them.
+The log is synthetic: 60,000 queries with a falling spectrum, asked by Zipf's law (exponent 1), 512
+dimensions in float16. "Equal" repeats are the same row again; "varied" ones carry noise (cosine
+0.95 with the query), so that no two rows are equal. Each bank is built in a process of its own.
+Memory is the peak of that whole process, Python, NumPy and pyarrow included, once without and once
+with the mapped pages of files, which the system takes back when it needs them.
+
+The share of a fit compares processor seconds in one process: the plain product of 5,000 items and
+113,000 past queries of 512 dimensions, finding the unique ones, and `NNN().fit` by default.
 
     python benchmarks/bank.py [--rows N] [--output FILE.json] [--folder FOLDER]
     python benchmarks/bank.py --tables    # print the stored results
@@ -17,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +30,12 @@ from harness import add_options, print_stored, store
 from memory import Peak
 from real_sets import RESULTS, machine, table
 
-from nnnorm import Bank
+from nnnorm import NNN, Bank, open_embeddings
+from nnnorm.dedup import unique_rows
 
 OUTPUT = RESULTS / "bank.json"
-DIM, N_INTENTS, EXPONENT, COSINE = 512, 60_000, 1.0, 0.95
+DIM, N_ASKED, EXPONENT, COSINE = 512, 60_000, 1.0, 0.95
+N_ITEMS, N_QUERIES = 5000, 113_000
 PIECE = 20_000
 
 
@@ -38,13 +44,13 @@ def make_pieces(n_rows: int, *, varied: bool) -> Iterator[npt.NDArray[np.float16
     scale = (np.arange(1, DIM + 1) ** -0.5).astype(np.float32)
     scale /= np.linalg.norm(scale)
     lean = 0.6 * scale * rng.standard_normal(DIM, dtype=np.float32)
-    intents = scale * rng.standard_normal((N_INTENTS, DIM), dtype=np.float32) + lean
-    intents /= np.linalg.norm(intents, axis=1, keepdims=True)
-    share = np.arange(1, N_INTENTS + 1) ** -EXPONENT
+    asked = scale * rng.standard_normal((N_ASKED, DIM), dtype=np.float32) + lean
+    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+    share = np.arange(1, N_ASKED + 1) ** -EXPONENT
     noise = np.float32(np.sqrt((1 / COSINE**2 - 1) / DIM)) if varied else np.float32(0)
     for start in range(0, n_rows, PIECE):
         size = min(PIECE, n_rows - start)
-        rows = intents[rng.choice(N_INTENTS, size, p=share / share.sum())]
+        rows = asked[rng.choice(N_ASKED, size, p=share / share.sum())]
         if varied:
             rows += noise * rng.standard_normal((size, DIM), dtype=np.float32)
         yield (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float16)
@@ -119,6 +125,57 @@ def measure(folder: Path, n_rows: int) -> list[dict[str, Any]]:
     return runs
 
 
+def make_queries(spectrum: str, n_rows: int, copies: float, seed: int) -> npt.NDArray[np.float32]:
+    """Unit rows; a share of them are varied copies of others, by Zipf's law."""
+    rng = np.random.default_rng(seed)
+    n_unique = round(n_rows * (1 - copies))
+    rows = rng.standard_normal((n_unique, DIM), dtype=np.float32)
+    if spectrum == "falling":
+        rows *= (np.arange(1, DIM + 1) ** -0.5).astype(np.float32)
+    elif spectrum == "clustered":
+        centers = np.random.default_rng(1).standard_normal((200, DIM), dtype=np.float32)
+        rows += centers[rng.integers(0, 200, n_unique)]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    if n_unique == n_rows:
+        return rows
+    share = 1 / np.arange(1, n_unique + 1)
+    asked = rng.choice(n_unique, n_rows - n_unique, p=share / share.sum())
+    rows = rng.permutation(np.concatenate([rows, rows[asked]]))
+    noise = np.float32(np.sqrt((1 / COSINE**2 - 1) / DIM))
+    rows += noise * rng.standard_normal(rows.shape, dtype=np.float32)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def measure_shares(repeats: int = 3) -> list[dict[str, Any]]:
+    """Processor seconds of a product, of finding unique queries and of a fit: the medians."""
+    found = []
+    for spectrum in ("flat", "falling", "clustered"):
+        items = make_queries(spectrum, N_ITEMS, 0, 7)
+        for copies in (0.0, 0.3):
+            rows = make_queries(spectrum, N_QUERIES, copies, 0)
+            opened = open_embeddings(rows, name="references", normalize=False)
+
+            def product(rows: Any = rows, items: Any = items) -> None:
+                for start in range(0, N_ITEMS, 512):
+                    items[start : start + 512] @ rows.T
+
+            def fit(rows: Any = rows, items: Any = items) -> None:
+                NNN().fit(items, rows, normalize=False, allow_gallery_rows=True)
+
+            works = {"product": product, "unique": partial(unique_rows, opened), "fit": fit}
+            seconds: dict[str, list[float]] = {name: [] for name in works}
+            for _ in range(repeats):
+                for name, work in works.items():
+                    started = time.process_time()
+                    work()
+                    seconds[name].append(time.process_time() - started)
+            medians = {name: round(float(np.median(times)), 2) for name, times in seconds.items()}
+            n_unique = len(unique_rows(opened))
+            found.append({"spectrum": spectrum, "copies": copies, "n_unique": n_unique, **medians})
+            print(found[-1], file=sys.stderr)
+    return found
+
+
 def tables(results: dict[str, Any]) -> str:
     """The Markdown table of the stored results."""
     rows: list[list[Any]] = [
@@ -136,13 +193,25 @@ def tables(results: dict[str, Any]) -> str:
         for run in results["runs"]
     ]
     head = [
-        "log", "log, MB", "queries", "intents", "seconds", "CPU seconds", "memory, MB",
+        "log", "log, MB", "queries", "unique", "seconds", "CPU seconds", "memory, MB",
         "with mapped files, MB", "bank, MB",
     ]  # fmt: skip
     cpu = results["machine"]
+    shares: list[list[Any]] = [
+        [
+            share["spectrum"],
+            f"{share['copies']:.0%}",
+            f"{share['n_unique']:,}",
+            f"{share['product']:.1f}",
+            f"{share['unique'] / share['product']:.2f}",
+            f"{share['fit'] / share['product']:.2f}",
+        ]
+        for share in results["shares"]
+    ]
+    names = ["spectrum", "copies", "unique", "product, CPU s", "unique / product", "fit / product"]
     return (
-        f"{table(head, rows)}\n\n{DIM} dimensions; {cpu['cpu']}, {cpu['cores']} cores, numpy "
-        f"{results['versions']['numpy']}."
+        f"{table(head, rows)}\n\n{table(names, shares)}\n\n{DIM} dimensions; {cpu['cpu']}, "
+        f"{cpu['cores']} cores, numpy {results['versions']['numpy']}."
     )
 
 
@@ -160,7 +229,14 @@ def main() -> int:
         return print_stored(options.output or OUTPUT, tables)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         runs = measure(Path(folder), options.rows)
-    results = {"runs": runs, "n_rows": options.rows, "dim": DIM, "seed": 0, **machine()}
+    results = {
+        "runs": runs,
+        "shares": measure_shares(),
+        "n_rows": options.rows,
+        "dim": DIM,
+        "seed": 0,
+        **machine(),
+    }
     print(tables(results))
     store(options.output, results)
     return 0

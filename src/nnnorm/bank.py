@@ -58,8 +58,7 @@ _KINDS = {
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 # Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
 _EQUAL_NORMS = 0.01
-# Times without an offset may be local ones, up to 14 hours before UTC.
-_CLOCKS_DIFFER = 86400.0
+_A_DAY = 86400.0  # times without an offset may be local ones, up to 14 hours before UTC
 
 
 class _Kept(NamedTuple):
@@ -72,14 +71,6 @@ class _Kept(NamedTuple):
 
     def first(self, n: int | IntArray) -> "_Kept":
         return _Kept(*(some[:n] if isinstance(n, int) else some[n] for some in self))
-
-
-class _Added(NamedTuple):
-    n_queries: int
-    clock: Clock | None
-    low: float
-    high: float
-    latest: float
 
 
 class Bank:
@@ -205,12 +196,12 @@ class Bank:
         parts = read_log(path, column=column, time=time, count=count)
         first = next(parts)
         bank = cls._empty(first, half_life, max_references, seed, bool(normalize))
-        added = bank._absorb(chain([first], parts), str(path), None, progress)
-        if normalize is None and added.high - added.low > _EQUAL_NORMS * added.high:
+        low, high = bank._absorb(chain([first], parts), str(path), None, progress)
+        if normalize is None and high - low > _EQUAL_NORMS * high:
             warn(
-                f"rows of {path} have norms {added.low:.3g} to {added.high:.3g}, so the bank is "
-                "for raw inner products; for cosine pass normalize=True (--normalize), and if "
-                "inner products are meant, normalize=False (--no-normalize)"
+                f"rows of {path} have norms {low:.3g} to {high:.3g}, so the bank is for raw inner "
+                "products; for cosine pass normalize=True (--normalize), and if inner products "
+                "are meant, normalize=False (--no-normalize)"
             )
         return bank
 
@@ -430,58 +421,54 @@ class Bank:
 
     def _absorb(
         self, parts: Iterable[LogPart], name: str, total: int | None, progress: Progress | None
-    ) -> _Added:
-        """Add parts; if one of them is bad, everything is as it was."""
-        kept = self._kept.first(self._n)
+    ) -> tuple[float, float]:
+        """Add parts, and return the range of their norms; if one is bad, nothing changes."""
+        kept, n_seen = self._kept.first(self._n), 0
         before = kept._replace(counts=kept.counts.copy(), last_seen=kept.last_seen.copy())
+        low, high, latest, most = np.inf, 0.0, -np.inf, self._about["max_references"]
         try:
-            added = self._add_parts(parts, name, total, progress)
+            for part in parts:
+                norms = self._check(part, name)
+                low, high = min(low, float(norms.min())), max(high, float(norms.max()))
+                counts = np.ones(len(norms), np.int64) if part.counts is None else part.counts
+                times = np.zeros(len(norms)) if part.times is None else part.times
+                self._add_rows(part.rows, norms, counts, times)
+                if most is not None and self._n > 2 * most:
+                    self._sample(most)
+                n_seen, latest = n_seen + int(counts.sum()), max(latest, float(times.max()))
+                if progress is not None:
+                    done = part.start + len(part.rows)
+                    progress(done, total or done)
+            if most is not None and self._n > most:
+                self._sample(most)
             if len(before.rows) and not self.normalized:
-                _check_norms(added, before.norms, name)
+                _check_norms(low, high, before.norms, name)
         except BaseException:
             self._kept, self._n, self._found = before, len(before.rows), None
             raise
         self._opened = None
-        self._about["n_seen"] += added.n_queries
-        now = datetime.now(UTC).timestamp()
-        if added.clock == "dates" and added.latest > now + _CLOCKS_DIFFER:
+        self._about["n_seen"] += n_seen
+        if self._about["clock"] == "dates" and latest > datetime.now(UTC).timestamp() + _A_DAY:
             warn(
                 f"{name} has rows dated in the future, up to "
-                f"{str(np.datetime64(int(added.latest), 's'))[:10]}; they count as the latest "
-                "until then, and forget does not drop them; correct their times"
+                f"{str(np.datetime64(int(latest), 's'))[:10]}; they count as the latest until "
+                "then, and forget does not drop them; correct their times"
             )
-        return added
+        return low, high
 
-    def _add_parts(
-        self, parts: Iterable[LogPart], name: str, total: int | None, progress: Progress | None
-    ) -> _Added:
-        n_queries, low, high, latest, clock = 0, np.inf, 0.0, -np.inf, self._about["clock"]
-        most = self._about["max_references"]
-        for part in parts:
-            if part.rows.shape[1] != self.dim:
-                raise NNNormError(
-                    f"{name} has dim {part.rows.shape[1]}, but the bank has {self.dim}; were they "
-                    "encoded by different models?"
-                )
-            _check_clock(part.clock, clock, name)
-            norms = measure_rows(part.rows, name, part.start)
-            if not norms.all():
-                row = part.start + int(np.argmin(norms))
-                raise NNNormError(f"{name} row {row} is all zeros; a failed encoding? Remove it")
-            low, high = min(low, float(norms.min())), max(high, float(norms.max()))
-            counts = np.ones(len(norms), np.int64) if part.counts is None else part.counts
-            times = np.zeros(len(norms)) if part.times is None else part.times
-            self._add_rows(part.rows, norms, counts, times)
-            if most is not None and self._n > 2 * most:
-                self._sample(most)
-            latest = max(latest, float(times.max()))
-            n_queries += int(counts.sum())
-            if progress is not None:
-                done = part.start + len(part.rows)
-                progress(done, total or done)
-        if most is not None and self._n > most:
-            self._sample(most)
-        return _Added(n_queries, clock, low, high, latest)
+    def _check(self, part: LogPart, name: str) -> npt.NDArray[np.float32]:
+        """The norms of rows that this bank can take."""
+        if part.rows.shape[1] != self.dim:
+            raise NNNormError(
+                f"{name} has dim {part.rows.shape[1]}, but the bank has {self.dim}; were they "
+                "encoded by different models?"
+            )
+        _check_clock(part.clock, self._about["clock"], name)
+        norms = measure_rows(part.rows, name, part.start)
+        if not norms.all():
+            row = part.start + int(np.argmin(norms))
+            raise NNNormError(f"{name} row {row} is all zeros; a failed encoding? Remove it")
+        return norms
 
     def _add_rows(self, rows: Any, norms: Any, counts: IntArray, times: Any) -> None:
         if self._found is None:
@@ -655,25 +642,15 @@ def _read_half_life(value: float | str | timedelta | None, clock: Clock | None) 
     if clock is None:
         raise NNNormError("half_life needs times (--time); give both or none")
     text = f"{value.total_seconds()}s" if isinstance(value, timedelta) else str(value).strip()
-    scale = _UNITS.get(text[-1:])
+    unit = _UNITS.get(text[-1:])
     try:
-        span = float(text if scale is None else text[:-1]) * (scale or 1.0)
+        span = float(text if unit is None else text[:-1]) * (unit or 1.0)
     except ValueError:
         span = np.nan
-    if not (np.isfinite(span) and span > 0):
+    if not (np.isfinite(span) and span > 0) or (unit is None) != (clock == "numbers"):
         raise NNNormError(
-            "half_life must be above 0, a text such as 30d for dates or a number in the unit of "
-            f"the times; got {value!r}"
-        )
-    if clock == "dates" and scale is None:
-        raise NNNormError(
-            f"half_life needs a unit where times are dates, such as {text}d ({', '.join(_UNITS)}); "
-            f"got {value!r}"
-        )
-    if clock == "numbers" and scale is not None:
-        raise NNNormError(
-            "half_life must be a number in the unit of the times, as these are numbers and their "
-            f"unit is not known; got {value!r}"
+            f"half_life must be above 0, with a unit ({', '.join(_UNITS)}) such as 30d if times "
+            f"are dates, and a plain number if they are numbers; got {value!r} for {clock}"
         )
     return float(span)
 
@@ -688,17 +665,16 @@ def _check_clock(given: Clock | None, expected: Clock | None, name: str) -> None
         )
 
 
-def _check_norms(added: _Added, norms: FloatArray, name: str) -> None:
+def _check_norms(low: float, high: float, norms: FloatArray, name: str) -> None:
     """Raise if the bank has equal norms, and what is added does not share them."""
     own_low, own_high = float(norms.min()), float(norms.max())
     if own_high - own_low > _EQUAL_NORMS * own_high:
         return  # raw inner products are meant
-    low, high = min(added.low, own_low), max(added.high, own_high)
-    if high - low > _EQUAL_NORMS * high:
+    if max(high, own_high) - min(low, own_low) > _EQUAL_NORMS * max(high, own_high):
         raise NNNormError(
-            f"{name} has norms {added.low:.3g} to {added.high:.3g}, but all rows of the bank have "
-            f"about {own_high:.3g}; normalise the rows first, or build the bank with "
-            "normalize=True (--normalize)"
+            f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
+            f"{own_high:.3g}; normalise the rows first, or build the bank with normalize=True "
+            "(--normalize)"
         )
 
 
