@@ -46,8 +46,8 @@ SETS = (
     "bli_it-en",
     "bli_zh-en",
 )
-# Rules were chosen on cases whose gallery comes from these sets; the other sets and the synthetic
-# shapes were to confirm them. Fixed before any measurement.
+# Rules were to be chosen on cases whose gallery comes from these sets, and confirmed on the others.
+# Fixed before any measurement; docs/automatic-rule.md says what came of it.
 CHOSEN_ON = ("flickr8k", "unsplash500", "apibench", "nl2bash", "bli_zh-en")
 # Sets with one encoder: the queries of one are mismatched for another. clip_coco500 has another
 # CLIP model of the same width.
