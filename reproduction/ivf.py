@@ -29,10 +29,7 @@ def build_ivf(references: FloatArray) -> Any:
 def ivf_means(
     gallery: FloatArray, references: FloatArray, k: int, *, index: Any, n_probe: int
 ) -> FloatArray:
-    """Return the mean of the k best scores that the index finds for every item.
-
-    If the lists that an item probes hold fewer than k references, it is computed from all scores.
-    """
+    """Return the mean of the k best scores that the index finds for every item."""
     index.nprobe = min(n_probe, index.nlist)
     means = np.empty(len(gallery), dtype=np.float32)
     for start in range(0, len(gallery), _BLOCK):

@@ -50,12 +50,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Experiment:
-    """The experiment of a cell.
-
-    `bank` names the data set whose training part, or a `share` of it, is the bank. `params` None
-    are tuned on the tuning images; `select` is the rule that tunes: the paper's maximum, or the
-    package's one-standard-error rule. `kind` "scores" is a model that only scores pairs.
-    """
+    """The experiment of a cell."""
 
     metric: str  # "recall_at_1", "gain", "setting", "seconds", "bias@6", a field of `Hubness`, …
     model: str
@@ -121,12 +116,7 @@ class PaperCell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table or figure of the paper.
-
-    Cells may show their change against the original in brackets, or ± an interval (`shows`). The
-    bold cell is the best of its `group` of columns, of those with the same `heading`, or the
-    `smaller` one below each other (`best`).
-    """
+    """A table or figure of the paper."""
 
     name: str
     number: str

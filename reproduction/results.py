@@ -18,11 +18,7 @@ from nnnorm.files import make_folder, write_whole
 
 @dataclass(frozen=True)
 class Figure:
-    """A result on the paper's scale: recalls and precisions in %, gains in points.
-
-    `value` may be a setting (α, k). `low` and `high` are the 95 % interval; `used` is the bank and
-    the setting of the correction.
-    """
+    """A result on the paper's scale: recalls and precisions in %, gains in points."""
 
     value: float | tuple[float, int]
     low: float | None = None

@@ -44,11 +44,7 @@ _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One cell: its experiment, the measured and the printed figure.
-
-    `by_rule` is the figure with the setting of the one-standard-error rule, if settings were tuned.
-    `missing` and `failed` are the reasons why there is no figure, or none by that rule.
-    """
+    """One cell: its experiment, the measured and the printed figure."""
 
     row: str
     column: str
@@ -68,11 +64,7 @@ def run_table(
     step: Step | None = None,
     keep_going: bool = True,
 ) -> list[Outcome]:
-    """Run all cells of a table.
-
-    A stand-in replaces every model and data set; cells that become the same experiment are run
-    once, without the paper's figure. With `keep_going` an error becomes the reason of its cell.
-    """
+    """Run all cells of a table."""
     cells: dict[Hashable, Outcome] = {}
     for number, cell in enumerate(table.cells):
         experiment, printed = cell.experiment, cell.printed
@@ -282,11 +274,7 @@ class Runner:
         return dict(params)
 
     def _setting(self, there: Experiment) -> Mapping[str, Any]:
-        """Return the given parameters, or those that the experiment's rule chooses.
-
-        The paper's rule takes the best cell of its grid, the first of several; only the package's
-        own rule may prefer no correction, with no parameters.
-        """
+        """Return the given parameters, or those that the experiment's rule chooses."""
         if there.params is not None:
             return there.params
         tuning = self.tuning(replace(there, select="max"))

@@ -111,10 +111,7 @@ class _Shapes(_FivePerImage):
         return Shown(shapes.captions, items, lambda n: np.asarray(shapes.draw(n, _TILE)))
 
     def groups(self) -> Groups:
-        """Return shapes for occupations and sizes for genders, five of each size.
-
-        A query names a shape and no size, so an unbiased search would return as many big as small.
-        """
+        """Return shapes for occupations and sizes for genders, five of each size."""
         shapes = load_shapes()
         chosen: list[int] = []
         for shape in SHAPES:

@@ -19,11 +19,7 @@ def load_model(
     device: str = "auto",
     work: Path | None = None,
 ) -> Encoder:
-    """Load a model: a checkpoint of its authors, or whatever `load_encoder` loads.
-
-    A checkpoint is recognized by the names of its tensors. BLIP's is converted once into a folder
-    of transformers, in `work` or next to it.
-    """
+    """Load a model: a checkpoint of its authors, or whatever `load_encoder` loads."""
     path = Path(source)
     if path.suffix not in CHECKPOINTS:
         return load_encoder(source, device=device)

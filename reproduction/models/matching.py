@@ -106,11 +106,7 @@ def match_to_files(
 
 
 class Matcher:
-    """Logits of "image and text match" by BLIP's matching head.
-
-    A text begins with ``[ENC]``, as in the training and evaluation of BLIP's authors; transformers'
-    own forward pass leaves ``[CLS]``.
-    """
+    """Logits of "image and text match" by BLIP's matching head."""
 
     def __init__(self, encoder: Any, *, batch_size: int = 32) -> None:
         if not hasattr(getattr(encoder, "model", None), "itm_head"):

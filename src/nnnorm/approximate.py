@@ -45,14 +45,7 @@ _PIECE = 1024
 
 
 class Sample(NamedTuple):
-    """Random items with their exact means, to train on and to measure errors with.
-
-    Attributes
-    ----------
-    rows : ndarray, shape (n,)
-        Row numbers in the gallery, ascending.
-    exact : ndarray, shape (n,), float32
-    """
+    """Random items with their exact means, to train on and to measure errors with."""
 
     rows: IntArray
     exact: FloatArray
@@ -69,10 +62,7 @@ def sample_means(
 
 
 def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
-    """Compute the standard deviation of the error relative to that of the exact values.
-
-    A constant error does not count, since it changes no ranking.
-    """
+    """Compute the standard deviation of the error relative to that of the exact values."""
     estimated, right = (np.asarray(each, dtype=np.float64) for each in (values, exact))
     spread = float(right.std())
     return float((estimated - right).std()) / spread if spread else 0.0
@@ -102,11 +92,7 @@ def is_worth_lists(n_gallery: int, n_references: int, k: int, quality: int) -> b
 
 
 def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
-    """Choose the number of lists L that minimizes the scores of assigning and probing.
-
-    Assigning takes n·L scores and probing n_gallery·(L + quality·n/L). The minimum is about
-    ``√(quality·n)`` for a gallery larger than the bank, and fewer lists for a smaller one.
-    """
+    """Choose the number of lists L that minimizes the scores of assigning and probing."""
     least = (quality * n_references * n_gallery / (n_references + n_gallery)) ** 0.5
     return round(min(least, 4 * n_references**0.5))
 
@@ -116,19 +102,7 @@ def _count_lists(n_gallery: int, n_references: int, quality: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ListModel:
-    """Inverted lists of a bank, and the regression that corrects what they miss.
-
-    Attributes
-    ----------
-    lists : InvertedLists
-    k, quality : int
-    weights : ndarray, shape (n_features + 1,), float64
-        Of the regression that predicts what is missed from what is found.
-    sample : Sample
-        Items of the gallery that were trained on; they keep their exact means.
-    error : float
-        Standard deviation of the error relative to that of m_k.
-    """
+    """Inverted lists of a bank, and the regression that corrects what they miss."""
 
     lists: "InvertedLists"
     k: int
@@ -165,11 +139,7 @@ def learn_lists(
     seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> ListModel | None:
-    """Learn lists and regression from a bank and a sample of the gallery.
-
-    None if the bank is so small, or so many items have fewer than k candidates, that exact means
-    are preferable.
-    """
+    """Learn lists and regression from a bank and a sample of the gallery."""
     n_gallery, n_references = products.shape
     if not is_worth_lists(n_gallery, n_references, k, quality):
         return None
@@ -192,28 +162,7 @@ def learn_lists(
 
 
 class InvertedLists:
-    """References clustered into lists, none more than twice as long as the average.
-
-    Parameters
-    ----------
-    references : Embeddings, shape (n_references, dim)
-    n_lists : int
-    rng : Generator
-    memory_budget : int
-        Bytes. The references are copied in the order of the lists if the copy fits.
-
-    Attributes
-    ----------
-    centroids : ndarray, shape (n_lists, dim)
-    order : ndarray, shape (n_references,)
-        Reference numbers, list by list.
-    edges : list of (int, int)
-        First and last position of every list in `order`.
-    sizes : ndarray
-        Number of references in each list.
-    longest : int
-        Most references in a list.
-    """
+    """References clustered into lists, none more than twice as long as the average."""
 
     def __init__(
         self,
@@ -367,11 +316,7 @@ def _score_lists(
     scores: FloatArray,
     stop: threading.Event,
 ) -> FloatArray:
-    """The k best scores of every item with the lists it probes, best first; 0 if there are fewer.
-
-    `scores` of shape ``(n_items, n_probes, longest)`` is overwritten; `lists` has all lists of the
-    first item, then those of the second, and so on.
-    """
+    """The k best scores of every item with the lists it probes, best first; 0 if there are none."""
     # Negated, with empty slots at +inf: partitioning is many times slower with -inf.
     scores.fill(np.inf)
     negated = -items

@@ -76,20 +76,7 @@ def fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
 
 
 class Found(NamedTuple):
-    """Arrays as they were found, not yet checked.
-
-    Attributes
-    ----------
-    parts : list of ndarray
-        One array, or one per shard.
-    name : str
-        The name in messages: the name of the argument, and the path if there is one.
-    path : str or None
-    ids : ndarray or None
-        The id of every row, if the files have them.
-    hint : str
-        Advice for a source whose values are not floats.
-    """
+    """Arrays as they were found, not yet checked."""
 
     parts: list[npt.NDArray[Any]]
     name: str

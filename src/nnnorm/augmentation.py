@@ -24,32 +24,7 @@ _ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Items and queries with the extra coordinates that carry the correction.
-
-    An item is stored as ``[r, scale·(m − shift)]``, a query is asked as ``[q, −weight/scale]``. For
-    cosine and L2 an item has one more coordinate, which gives every item the norm `radius`, and a
-    query has a 0 there.
-
-    Attributes
-    ----------
-    target : {"ip", "cosine", "l2"}
-        Metric of the index.
-    shift, scale : float
-    radius : float
-        Not used by "ip".
-
-    Examples
-    --------
-    >>> augmentation = Augmentation("l2", shift=2.0, radius=3.0)
-    >>> stored = augmentation.extend_items(np.float32([[0.0, 2.0]]), np.float32([3.0]))
-    >>> stored.tolist()
-    [[0.0, 2.0, 1.0, 2.0]]
-    >>> augmentation.extend_queries(np.float32([[1.0, 0.0]]), weight=0.5).tolist()
-    [[1.0, 0.0, -0.5, 0.0]]
-    >>> rows, values = augmentation.split_items(stored)
-    >>> rows.tolist(), values.tolist()
-    ([[0.0, 2.0]], [3.0])
-    """
+    """Items and queries with the extra coordinates that carry the correction."""
 
     target: Target = "ip"
     shift: float = 0.0
@@ -109,27 +84,7 @@ def fit_augmentation(
     center: bool = False,
     scale: float = 1,
 ) -> Augmentation:
-    """Choose shift and radius for a gallery, as `augment_gallery` does.
-
-    Parameters
-    ----------
-    gallery : Embeddings, shape (n_gallery, dim)
-    bias : Bias
-        Fitted on this gallery, without gates.
-    target : {"ip", "cosine", "l2"}
-    center : bool
-    scale : float
-
-    Returns
-    -------
-    Augmentation
-
-    Examples
-    --------
-    >>> gallery, bias = open_embeddings(np.eye(2)), Bias(np.array([0.0, 0.75]), 1.0, "nnn")
-    >>> fit_augmentation(gallery, bias, target="cosine")
-    Augmentation(target='cosine', shift=0.0, scale=1, radius=1.25)
-    """
+    """Choose shift and radius for a gallery, as `augment_gallery` does."""
     check_storable(bias)
     bias.check_gallery(gallery)
     shift = float(bias.values.mean(dtype=np.float64)) if center else 0.0
@@ -243,12 +198,7 @@ def augment_queries(
 
 
 def check_storable(bias: Bias) -> None:
-    """Raise unless this is a bias that an index can hold: one that does not decide per query.
-
-    Examples
-    --------
-    >>> check_storable(Bias(np.array([0.25, 0.5]), 0.75, "nnn"))
-    """
+    """Raise unless this is a bias that an index can hold: one that does not decide per query."""
     if not isinstance(bias, Bias):
         raise NNNormError(
             "bias must be a Bias, from a method's fit or Bias.load(path); got "

@@ -566,20 +566,7 @@ def use_references(
     duplicates: Duplicates = "drop",
     progress: Progress | None = None,
 ) -> References:
-    """What a method is fitted on: the rows of a bank, or what `drop_copies` leaves.
-
-    Parameters
-    ----------
-    references : Bank, array or path
-    opened : Embeddings
-        The same, as `open_references` gives it.
-    duplicates : {"drop", "keep"}
-    progress : callable, optional
-
-    Returns
-    -------
-    Embeddings or UniqueRows
-    """
+    """What a method is fitted on: the rows of a bank, or what `drop_copies` leaves."""
     if not isinstance(bank := _read_bank(references), Bank):
         return drop_copies(opened, duplicates, progress)
     check_duplicates(duplicates)

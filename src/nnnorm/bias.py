@@ -52,15 +52,7 @@ _PARAM_KINDS = {
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """A part of a bias that applies only to queries whose raw best item is in an activation set.
-
-    Attributes
-    ----------
-    values : ndarray, shape (n_gallery,), float32
-        This part's share of the bias.
-    active : ndarray, shape (n_gallery,), bool
-        The activation set: which items open the gate by being a query's raw best.
-    """
+    """A part of a bias that applies only to queries whose raw best item is in an activation set."""
 
     values: FloatArray
     active: npt.NDArray[np.bool_]
@@ -169,14 +161,7 @@ class Bias:
         return type(self), tuple(parts.values())
 
     def __add__(self, other: Popularity) -> "Bias":
-        """Add a popularity, so that hubs go and what is often right stays.
-
-        Examples
-        --------
-        >>> import numpy as np
-        >>> Bias(np.array([0.2, 0.4]), 0.5, "nnn") + Popularity([0, 20], weight=0.02)
-        Bias(nnn: 2 items, weight=0.5, popularity_weight=0.02, n_clicks=20)
-        """
+        """Add a popularity, so that hubs go and what is often right stays."""
         if not isinstance(other, Popularity):
             raise NNNormError(
                 "only a Popularity can be added to a bias (values of different banks do not add "
@@ -357,13 +342,7 @@ Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]
 
 
 def check_weight(weight: float, name: str = "weight") -> float:
-    """Return `weight` as a float, or raise, with its name, unless it is a finite number.
-
-    Examples
-    --------
-    >>> check_weight(1)
-    1.0
-    """
+    """Return `weight` as a float, or raise, with its name, unless it is a finite number."""
     if isinstance(weight, bool) or not isinstance(weight, (int, float, np.number)):
         raise NNNormError(f"{name} must be a number; got {weight!r}")
     if not math.isfinite(weight):
@@ -374,14 +353,7 @@ def check_weight(weight: float, name: str = "weight") -> float:
 
 
 def check_correction(weight: float, values: npt.ArrayLike) -> None:
-    """Raise unless ``weight · values`` stays far enough within float32 to be subtracted.
-
-    Examples
-    --------
-    >>> check_correction(1e6, np.float32([1e35]))
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: weight times bias reaches 1e+41, beyond float32; ...
-    """
+    """Raise unless ``weight · values`` stays far enough within float32 to be subtracted."""
     largest = abs(weight) * float(np.abs(np.asarray(values, dtype=np.float64)).max(initial=0))
     if largest > _LARGEST_CORRECTION:
         raise NNNormError(

@@ -87,14 +87,7 @@ def append_rows(array: npt.NDArray[Any], n: int, more: npt.NDArray[Any]) -> npt.
 
 
 class _Grid:
-    """Cells of points: every point belongs to one, and searches those that score nearly as well.
-
-    Parameters
-    ----------
-    sample : ndarray, shape (n_sample, n_columns)
-        Points, no two of them near; the first become the centers of the cells.
-    n_cells : int
-    """
+    """Cells of points: every point belongs to one, and searches those that score nearly as well."""
 
     def __init__(self, sample: FloatArray, n_cells: int) -> None:
         self.n_cells = n_cells
@@ -144,15 +137,7 @@ class Added(NamedTuple):
 
 
 class Deduplicator:
-    """Finds unique rows among rows that arrive in batches; the n-th unique row gets slot n.
-
-    Parameters
-    ----------
-    read : callable
-        Returns rows of earlier batches by their slots, of any norms.
-    n_slots : int
-        Number of unique rows that exist already; `read` returns them as `round_rows` does.
-    """
+    """Finds unique rows among rows that arrive in batches; the n-th unique row gets slot n."""
 
     def __init__(self, read: Callable[[IntArray], npt.NDArray[Any]], n_slots: int = 0) -> None:
         self._read, self._n = read, n_slots
@@ -240,10 +225,7 @@ class Deduplicator:
             self._points[part] = self._project(rows.astype(np.float32))
 
     def _project(self, rows: FloatArray) -> FloatArray:
-        """Points: projected unit rows and two more columns, 1 and minus half the squared norm.
-
-        The product with a point whose last columns are swapped is minus half the squared distance.
-        """
+        """Points: projected unit rows and two more columns, 1 and minus half the squared norm."""
         norms = measure_rows(rows, "rows")[:, None]
         rows = rows if self._axes is None else rows @ self._axes
         points = np.ones((len(rows), rows.shape[1] + 2), dtype=np.float32)
@@ -312,19 +294,7 @@ class Deduplicator:
         read: Callable[[IntArray], Any],
         most: float = np.inf,
     ) -> _Pairs:
-        """Near pairs of some rows of a batch and others; those found so far if there are too many.
-
-        Parameters
-        ----------
-        batch : _Batch
-        which : ndarray
-            Numbers of rows of the batch. If `others` is the same array, a row is not its own pair.
-        others : ndarray
-            Numbers for `points` and `read`, and their `cells`.
-        points : ndarray, shape (n_points, n_columns)
-        read : callable
-        most : float
-        """
+        """Near pairs of some rows of a batch and others, or those found first if too many."""
         is_chosen = np.zeros(len(batch.rows), dtype=bool)
         is_chosen[which] = True
         is_chosen = is_chosen[batch.probing]
@@ -401,22 +371,7 @@ def _joined(parts: list[Any]) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class UniqueRows:
-    """The unique rows of past queries.
-
-    Attributes
-    ----------
-    embeddings : Embeddings, shape (n_unique, dim)
-        In the order of arrival.
-    rows : ndarray, shape (n_unique,), int64
-        Their row numbers among all past queries.
-    counts : ndarray, shape (n_unique,), int64
-        Number of rows that each stands for, itself included. Copies of rows that were left out by
-        `max_references` are not counted.
-    n_rows : int
-        Number of past queries, copies included. For a `Bank`, those that were not forgotten.
-    fingerprint : str
-        Of all past queries.
-    """
+    """The unique rows of past queries."""
 
     embeddings: Embeddings
     rows: IntArray
@@ -444,31 +399,7 @@ def unique_rows(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> UniqueRows:
-    """Find the unique rows of past queries.
-
-    Parameters
-    ----------
-    references : Embeddings, shape (n_references, dim)
-    max_references : int, optional
-        If there are more unique rows, keep a random sample of this size. All are kept by default.
-    seed : int
-        Random seed of the sample.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Returns
-    -------
-    UniqueRows
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm import open_embeddings
-    >>> log = np.array([[1.0, 0.0], [0.99, 0.14], [0.0, 1.0], [1.0, 0.0]])
-    >>> unique = unique_rows(open_embeddings(log, name="references"))
-    >>> unique.rows.tolist(), unique.counts.tolist()
-    ([0, 2], [3, 1])
-    """
+    """Find the unique rows of past queries."""
     rows = np.empty(0, dtype=np.int64)
     found = Deduplicator(lambda slots: references.take(rows[slots]))
     slots = np.empty(len(references), dtype=np.int64)

@@ -43,32 +43,7 @@ _DECIDING = ("corrector", "column", "ids", "output")
 def make_worker(
     corrector: Corrector, *, column: str = "embedding", ids: str = "id", output: Output = "bias"
 ) -> Callable[[Any], Any]:
-    """Return a function that maps one batch of items to their ids and bias values.
-
-    Parameters
-    ----------
-    corrector : Corrector
-        Sent to the workers together with the function.
-    column, ids : str
-        Columns of the batch: a list of floats per row, and the id, which is passed through.
-    output : {"bias", "vectors"}
-        "bias" returns the columns `ids` and ``nnnorm_bias`` (float32). "vectors" returns `ids` and
-        ``vector``: the rows of `Corrector.items`, of dim + 2 floats, to store in an engine.
-
-    Returns
-    -------
-    callable
-        Takes a pandas DataFrame, or a Table or RecordBatch of pyarrow, and returns the same kind.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
-    >>> work = make_worker(Corrector.fit(gallery, references, normalize=True))
-    >>> import pyarrow
-    >>> work(pyarrow.table({"id": [7, 8], "embedding": list(gallery[:2])})).column_names
-    ['id', 'nnnorm_bias']
-    """
+    """Return a function that maps one batch of items to their ids and bias values."""
     if output not in _NAMES:
         raise NNNormError(f'output must be "bias" or "vectors"; got {output!r}')
 
@@ -96,40 +71,7 @@ def transform_parquet(
     output: Output = "bias",
     progress: Progress | None = None,
 ) -> int:
-    """Compute bias values, or vectors to store, for a gallery in parquet files, on Ray.
-
-    Every output file has the name of its source file and its rows in the same order. It is written
-    whole or not at all, and ``_nnnorm.json``, with the weight and the corrector's fingerprint, is
-    written last. If the call is interrupted, the same call computes only what is missing.
-
-    Parameters
-    ----------
-    corrector : Corrector
-        Fitted on the gallery or on a sample of it.
-    source : str or PathLike
-        A parquet file or a folder of them, or its URL, such as ``s3://bucket/items`` (fsspec).
-    destination : str or PathLike
-        A folder or its URL. Workers read `source` and write here.
-    column, ids, output
-        As in `make_worker`.
-    progress : callable, optional
-        Called with ``(rows done, rows in all)``.
-
-    Returns
-    -------
-    int
-        Number of rows.
-
-    Notes
-    -----
-    If this process is connected to a Ray cluster, that cluster is used. Otherwise ``ray.init()`` is
-    called here, and Ray is stopped afterwards.
-
-    Examples
-    --------
-    >>> transform_parquet(corrector, "s3://shop/items", "s3://shop/bias")  # doctest: +SKIP
-    1000000000
-    """
+    """Compute bias values, or vectors to store, for a gallery in parquet files, on Ray."""
     make_worker(corrector, column=column, ids=ids, output=output)  # checks the arguments
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")  # read when Ray is imported

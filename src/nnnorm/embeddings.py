@@ -580,20 +580,7 @@ def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
 
 
 class Sound(NamedTuple):
-    """The rows of a source that can be used.
-
-    Attributes
-    ----------
-    embeddings : Embeddings, shape (n_sound, dim)
-    rows : ndarray, shape (n_sound,), int64
-        Their numbers in the source.
-    n_rows : int
-        Number of rows of the source.
-    faults : dict of int to str
-        What is wrong with each of the other rows.
-    ids : ndarray, shape (n_rows,), or None
-        The ids of all rows, where a file has them.
-    """
+    """The rows of a source that can be used."""
 
     embeddings: Embeddings
     rows: IntArray

@@ -59,25 +59,7 @@ class NNNormWarning(UserWarning):
 
 
 def explain_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorate a function so that a wrong argument gets a sentence that names the right one.
-
-    Parameters
-    ----------
-    function : callable
-
-    Returns
-    -------
-    callable
-        The same function; a call that does not fit its signature raises `ArgumentError`.
-
-    Examples
-    --------
-    >>> @explain_arguments
-    ... def search(queries, gallery, *, k=10): ...
-    >>> search([], [], top_k=3)
-    Traceback (most recent call last):
-    nnnorm.errors.ArgumentError: search has no argument 'top_k'; did you mean 'k'?
-    """
+    """Decorate a function so that a wrong argument gets a sentence that names the right one."""
     signature = inspect.signature(function)
     owner, _, last = function.__qualname__.rpartition(".")
     name = owner if last == "__init__" else last
@@ -129,16 +111,7 @@ def _explain(
 
 
 def warn(message: str) -> None:
-    """Issue an `NNNormWarning` that points at the first line outside of this package.
-
-    Examples
-    --------
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     warn("norms differ")
-    >>> caught[0].category.__name__
-    'NNNormWarning'
-    """
+    """Issue an `NNNormWarning` that points at the first line outside of this package."""
     level = 2
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
@@ -147,29 +120,13 @@ def warn(message: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    r"""What another library's error says, short enough to quote; its kind if it says nothing.
-
-    Examples
-    --------
-    >>> first_line(ValueError("cut short\nat byte 12")), first_line(EOFError())
-    ('cut short', 'EOFError')
-    """
+    r"""What another library's error says, short enough to quote; its kind if it says nothing."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 @contextmanager
 def keep_interrupts() -> Iterator[None]:
-    """Raise a Ctrl-C as `KeyboardInterrupt` where a library turned it into an error of its own.
-
-    Examples
-    --------
-    >>> try:
-    ...     with keep_interrupts():
-    ...         raise RuntimeError("Query interrupted")
-    ... except KeyboardInterrupt:
-    ...     print("stopped")
-    stopped
-    """
+    """Raise a Ctrl-C as `KeyboardInterrupt` where a library turned it into an error of its own."""
     try:
         yield
     except NNNormError:  # one sentence already, which may say how to continue
@@ -182,13 +139,7 @@ def keep_interrupts() -> Iterator[None]:
 
 @contextmanager
 def quiet(message: str = "") -> Iterator[None]:
-    """Drop our own warnings, or those whose message starts with a pattern.
-
-    Examples
-    --------
-    >>> with quiet():
-    ...     warn("nothing of this is shown")
-    """
+    """Drop our own warnings, or those whose message starts with a pattern."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message, NNNormWarning)
         yield
@@ -206,28 +157,7 @@ def _is_interrupt(error: BaseException | None) -> bool:
 
 
 def require(module: str, extra: str) -> Any:
-    """Import `module`, or say which extra brings it.
-
-    Only the absence of that very library becomes a `MissingExtraError`; a library that is there and
-    fails to import shows its own error.
-
-    Parameters
-    ----------
-    module : str
-        Dotted module name, such as ``"pyarrow.parquet"``.
-    extra : str
-        The extra that installs it, such as ``"parquet"``.
-
-    Returns
-    -------
-    module
-        The imported module.
-
-    Examples
-    --------
-    >>> require("json", "none").dumps([1])
-    '[1]'
-    """
+    """Import `module`, or say which extra brings it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -327,14 +327,7 @@ def hide_secrets(text: str, address: str, *others: str | None) -> str:
 
 
 class Done:
-    """Counts work of all threads and reports it to a callback.
-
-    Examples
-    --------
-    >>> done = Done(lambda n, total: print(f"{n} of {total}"), 10)
-    >>> done.add(4)
-    4 of 10
-    """
+    """Counts work of all threads and reports it to a callback."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total = progress, total

@@ -69,28 +69,7 @@ def check_inputs(
     compare: bool = True,
     repeats: bool = True,
 ) -> None:
-    """Reject references that are gallery rows; warn of other items and of repeated items.
-
-    Parameters
-    ----------
-    gallery : Embeddings, shape (n_gallery, dim)
-    references : Embeddings, shape (n_references, dim)
-    allow_gallery_rows : bool, optional
-        True skips the checks of the references; None warns instead of raising an error.
-    compare : bool
-        Whether to compare the references with the items as `warn_of_items` does; False where
-        queries are at hand to compare them with as well.
-    repeats : bool
-        Whether to look for repeated items.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> items = open_embeddings(np.eye(20), name="gallery")
-    >>> check_inputs(items, open_embeddings(np.eye(20)[::-1], name="references"))
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: 20 of 20 sampled references are rows of gallery, so an item's ...
-    """
+    """Reject references that are gallery rows; warn of other items and of repeated items."""
     is_checked = (
         not allow_gallery_rows
         and len(references) >= FEW_QUERIES
@@ -139,13 +118,7 @@ def check_inputs(
 
 
 def count_checked(n_gallery: int, n_references: int) -> tuple[int, int]:
-    """Numbers of gallery rows that are read, and of references that are looked for in them.
-
-    Examples
-    --------
-    >>> count_checked(5000, 200), count_checked(10**9, 10**7)
-    ((5000, 128), (1048576, 4096))
-    """
+    """Numbers of gallery rows that are read, and of references that are looked for in them."""
     n_read = min(n_gallery, _MOST_READ)
     wanted = _FEWEST_SOUGHT * -(-n_gallery // n_read)
     return n_read, min(n_references, _MOST_SOUGHT, wanted)
@@ -188,32 +161,7 @@ def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> Non
 
 
 def separation_z(rows: Embeddings, items: Embeddings, *, seed: int = 0) -> float:
-    """How clearly rows can be told from items, in standard errors of the clearest of three scores.
-
-    Parameters
-    ----------
-    rows : Embeddings, shape (n_rows, dim)
-    items : Embeddings, shape (n_items, dim)
-    seed : int
-        Of the samples, of at most 512 rows and 1,024 items.
-
-    Returns
-    -------
-    float
-        Below 4 if the rows are further items; NaN if there are fewer than 16 different rows or
-        items.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> rng = np.random.default_rng(0)
-    >>> texts, images = rng.normal(size=(2, 300, 32)) + np.array([1, -1])[:, None, None]
-    >>> items = open_embeddings(images[:200])
-    >>> separation_z(open_embeddings(images[200:]), items) < 4
-    True
-    >>> separation_z(open_embeddings(texts), items) > 10
-    True
-    """
+    """How clearly rows differ from items, in standard errors of the clearest of three scores."""
     compared = _compare(rows, items, seed)
     return math.nan if compared is None else _clearest(*compared)
 
@@ -260,17 +208,7 @@ def _clearest(effects: Doubles, variances: Doubles) -> float:
 def are_items(
     references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
 ) -> bool:
-    """Whether references can't be told from items; with queries, whether those can be.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> rng = np.random.default_rng(0)
-    >>> queries, items = rng.normal(size=(2, 300, 32)) + np.array([1, -1])[:, None, None]
-    >>> gallery, asked = open_embeddings(items[:200]), open_embeddings(queries)
-    >>> are_items(open_embeddings(items[200:]), gallery, asked)
-    True
-    """
+    """Whether references can't be told from items; with queries, whether those can be."""
     places = np.linspace(0, len(gallery) - 1, 256).astype(np.int64)
     mean = as_units(gallery.take(places)).mean(axis=0)
     fewest, limit = _IN_CONE if mean @ mean > _CONE else _ELSEWHERE
@@ -293,15 +231,7 @@ def are_items(
 def warn_of_items(
     references: Embeddings, gallery: Embeddings, queries: Embeddings | None = None
 ) -> bool:
-    """Warn if references are items, and return whether they are.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> few = open_embeddings(np.eye(3))
-    >>> warn_of_items(few, few)
-    False
-    """
+    """Warn if references are items, and return whether they are."""
     if not are_items(references, gallery, queries):
         return False
     name = references.name
@@ -343,10 +273,7 @@ def _closeness(scores: FloatArray) -> FloatArray:
 def _above(
     first: FloatArray, first_blocks: Ints, second: FloatArray, second_blocks: Ints
 ) -> tuple[float, float, float]:
-    """How often the first is above the second, and the variances of that by either (DeLong).
-
-    Rows of one block may belong together, so their deviations are added before they are squared.
-    """
+    """How often the first is above the second, and the variances of that by either (DeLong)."""
     found = []
     for one, blocks, other in ((first, first_blocks, second), (second, second_blocks, first)):
         shares = np.searchsorted(np.sort(other), one) / len(other)
@@ -360,32 +287,7 @@ def _above(
 
 
 def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> float:
-    """How many standard errors past and recent queries are from mixing as one source does.
-
-    Parameters
-    ----------
-    references : Embeddings, shape (n_references, dim)
-    recent : Embeddings, shape (n_recent, dim)
-        A few dozen queries, without labels.
-    seed : int
-        Random seed of the samples.
-
-    Returns
-    -------
-    float
-        ``(p − ½)/(½/√(3m))``, where p is the share of the 3 nearest neighbors of each row, within
-        m rows of each, that come from its own side. About 0 for one source, above 3 for two; NaN
-        if there are fewer than 4 different rows.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> rng = np.random.default_rng(0)
-    >>> rows = rng.normal(size=(200, 32)) + 2
-    >>> bank, own, other = (open_embeddings(r) for r in (rows[:100], rows[100:], -rows[100:]))
-    >>> mismatch_z(bank, own) < 3 < mismatch_z(bank, other)
-    True
-    """
+    """How many standard errors past and recent queries are from mixing as one source does."""
     check_same_dim(references, recent)
     rng = np.random.default_rng(seed)
     found = []
@@ -405,17 +307,7 @@ def mismatch_z(references: Embeddings, recent: Embeddings, *, seed: int = 0) -> 
 
 
 def warn_of_mismatch(references: Embeddings, queries: Embeddings, gallery: Embeddings) -> None:
-    """Warn if references are items or don't mix with the queries, of which none belong together.
-
-    References that are the gallery itself are left to `check_inputs`.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> rows = np.random.default_rng(0).normal(size=(200, 32))
-    >>> bank, queries = open_embeddings(rows[:100]), open_embeddings(rows[100:])
-    >>> warn_of_mismatch(bank, queries, open_embeddings(-rows))
-    """
+    """Warn if references are items or don't mix with the queries, of which none belong together."""
     if references.fingerprint == gallery.fingerprint:
         return
     if warn_of_items(references, gallery, queries):
@@ -440,15 +332,7 @@ def _draw(rows: Embeddings, rng: np.random.Generator) -> FloatArray:
 
 
 def describe_reliability(reliability: float, n_queries: int) -> str:
-    """The reliability and how many unique queries measured it.
-
-    Examples
-    --------
-    >>> describe_reliability(0.871, 640)
-    '0.87, measured on 640 unique queries'
-    >>> describe_reliability(0.871, 3)
-    'too few past queries (3 unique; 16 are needed)'
-    """
+    """The reliability and how many unique queries measured it."""
     if n_queries < FEW_QUERIES:
         return f"too few past queries ({n_queries} unique; {FEW_QUERIES} are needed)"
     return f"{reliability:.2f}, measured on {n_queries:,} unique queries"

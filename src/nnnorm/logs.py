@@ -28,18 +28,7 @@ _PART_ROWS = 8192
 
 
 class LogPart(NamedTuple):
-    """Rows of a log.
-
-    Attributes
-    ----------
-    start : int
-        Number of the first row.
-    rows : ndarray, shape (n_part, dim), float32
-    times : ndarray, shape (n_part,), float64, or None
-    counts : ndarray, shape (n_part,), int64, or None
-    clock : str or None
-        What the times are.
-    """
+    """Rows of a log."""
 
     start: int
     rows: FloatArray

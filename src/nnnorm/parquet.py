@@ -39,14 +39,7 @@ def read_id_column(path: Path, name: str) -> Ids | str | None:
 
 
 class ParquetRows:
-    """Rows of the column `embedding` of a parquet file, read by row groups when asked for.
-
-    Parameters
-    ----------
-    path : Path
-    name : str
-        The name in messages.
-    """
+    """Rows of the column `embedding` of a parquet file, read by row groups when asked for."""
 
     ndim = 2
 

@@ -226,36 +226,7 @@ def iterate_scores(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, FloatArray]]:
-    """Stream corrected scores in whole rows, a strip of queries at a time.
-
-    Gates and the ranks of right items need whole rows; this costs one product and never holds all
-    scores.
-
-    Parameters
-    ----------
-    queries : array or path, shape (n_queries, dim)
-    gallery : array or path, shape (n_gallery, dim)
-    bias : Bias, optional
-    weight : float, optional
-        Instead of the bias's own weight.
-    memory_budget : int
-        Bytes beyond the inputs.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Yields
-    ------
-    start : int
-        First query of the strip.
-    scores : ndarray, shape (n_strip, n_gallery), float32
-        May be overwritten; it is only valid until the next strip is read.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> [(start, scores.shape) for start, scores in iterate_scores(np.eye(3), np.eye(3))]
-    [(0, (3, 3))]
-    """
+    """Stream corrected scores in whole rows, a strip of queries at a time."""
     asked, items = _open_pair(queries, gallery, bias)
     weight = _check_bias(bias, items, weight, asked)
     n_queries, n_gallery = len(asked), len(items)
@@ -334,14 +305,7 @@ def _open_pair(
 
 
 def warn_of_scale(bias: Bias | None, queries: Embeddings, weight: float) -> None:
-    """Warn where the bias is on another scale than the scores of these queries.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> bias = Bias(np.array([0.9, 0.5]), 0.75, "nnn", reference_norms=(1.0, 1.0))
-    >>> warn_of_scale(bias, open_embeddings(np.eye(2)), weight=0.75)
-    """
+    """Warn where the bias is on another scale than the scores of these queries."""
     if bias is None or bias.reference_norms is None or weight == 0 or not bias.values.any():
         return
     (low, high), (least, most) = sorted([bias.reference_norms, queries.norm_range])

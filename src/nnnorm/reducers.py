@@ -34,11 +34,7 @@ class Reducer(Protocol):
 
 
 class KeepBestValues:
-    """The k best values of each row, best first: ``(n_rows, k)``.
-
-    After the first columns few scores exceed the k-th best so far of their row. These are appended
-    to a buffer beside the best, which is partitioned only when it is full.
-    """
+    """The k best values of each row, best first: ``(n_rows, k)``."""
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._k = k
@@ -101,10 +97,7 @@ class KeepBestValues:
 
 
 class KeepBest:
-    """The k best with their columns: two ``(n_rows, k)``.
-
-    Equal scores keep the lower columns, at the cut too.
-    """
+    """The k best with their columns: two ``(n_rows, k)``."""
 
     def __init__(self, n_rows: int, k: int) -> None:
         self._k = k
@@ -154,12 +147,7 @@ class KeepBest:
 
 
 class KeepLogMeanExp:
-    """Per row the maximum so far, M, and per β the sum of ``exp(β(s − M)) − 1``.
-
-    For β that are small relative to the range of the scores, one set of power sums serves all (a
-    Taylor series about the midpoint, to float32 precision). Any other β takes one ``exp`` per
-    score, which costs as much as a dozen powers.
-    """
+    """Per row the maximum so far, M, and per β the sum of ``exp(β(s − M)) − 1``."""
 
     # Largest β·range/2 for which power sums are cheaper than exp.
     _SMALL = 4.0
@@ -221,11 +209,7 @@ class KeepLogMeanExp:
 def _sum_exp_excess(
     scores: FloatArray, middle: FloatArray, half: float, betas: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Per β and row the sum of ``exp(β(s − middle)) − 1``, by power sums; `half` bounds the lag.
-
-    The product of two neighbouring powers gives the next sum, so only half of the powers are
-    computed, and none is so small that it becomes subnormal and slow.
-    """
+    """Per β and row the sum of ``exp(β(s − middle)) − 1``, by power sums; `half` bounds the lag."""
     scales = betas * half
     lag = scores - middle[:, None]
     lag /= np.float32(half)

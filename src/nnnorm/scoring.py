@@ -201,14 +201,7 @@ Scores: TypeAlias = Products | Matrix
 
 
 class TopK(NamedTuple):
-    """The best `k` of each row, best first.
-
-    Attributes
-    ----------
-    scores : ndarray, shape (n_rows, k), float32
-    indices : ndarray, shape (n_rows, k), int64
-        Column numbers; equal scores are in the order of their columns.
-    """
+    """The best `k` of each row, best first."""
 
     scores: FloatArray
     indices: IntArray
@@ -247,11 +240,7 @@ def scan(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> Iterator[tuple[int, int, FloatArray, npt.NDArray[np.float64]]]:
-    """Yield ``(start, stop, best, logs)`` of strips of rows, from one product.
-
-    `best` has the k best values, best first: ``(n_strip, k)``, without columns if `k` is 0. `logs`
-    has the log-mean-exps: ``(n_betas, n_strip)``.
-    """
+    """Yield ``(start, stop, best, logs)`` of strips of rows, from one product."""
     if k:
         check_k(k, scores.shape[1])
     # Best values: the first block is partitioned in a copy; the mask. Logs: pieces in the cache.
@@ -284,12 +273,7 @@ def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
 
 
 def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.NDArray[np.float64]:
-    """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``.
-
-    The literature has the sum in place of the mean. The difference, ``log n``, is the same for
-    every item and changes no ranking, while the mean stays accurate as β → 0. The running maximum
-    of the row prevents overflow, and power sums keep precision where ``β·s`` is small.
-    """
+    """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``."""
     out = np.empty((len(betas), scores.shape[0]))
     for start, stop, _, logs in scan(scores, k=0, betas=betas, **options):
         out[:, start:stop] = logs
@@ -315,21 +299,7 @@ def reduce_rows(
     progress: Progress | None = None,
     narrowest: int = 1,
 ) -> Iterator[tuple[int, int, Any]]:
-    """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order.
-
-    Parameters
-    ----------
-    scores : Products or Matrix
-    make_reducer : callable
-        Called with the number of rows of a strip.
-    bytes_per_score, bytes_per_row : int
-        Memory of the reducer beyond the block itself.
-    memory_budget : int
-        Bytes beyond the inputs.
-    progress : callable, optional
-    narrowest : int
-        The reducer is inefficient on blocks narrower than a few times this.
-    """
+    """Visit all scores once, strip by strip, and yield ``(start, stop, result)`` in row order."""
     n_rows, n_columns = scores.shape
     if memory_budget < _SMALLEST_BUDGET:
         raise NNNormError(

@@ -68,37 +68,7 @@ def compute_means(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[FloatArray, dict[str, Any]]:
-    """Compute m_k of every row.
-
-    Parameters
-    ----------
-    solver : str
-        One of `SOLVER_NAMES`.
-    scores : Products or Matrix, shape (n_gallery, n_references)
-        A matrix of ready scores needs "auto" or "exact".
-    k : int
-    quality : int, optional
-        Number of inverted lists to probe per item, for "approximate". Twice as many take less than
-        twice the time and leave about two thirds of the error. The default depends on the size of
-        the gallery, see `choose_quality`.
-    memory_budget : int
-        Bytes beyond the inputs and the result.
-    progress : callable, optional
-        Called with ``(done, total)``.
-    clock : callable
-        Seconds, by which "auto" observes the rate of exact work.
-
-    Returns
-    -------
-    values : ndarray, shape (n_gallery,), float32
-    about : dict
-        Parameters for the bias: the solver that ran, and for "approximate" its quality and error.
-
-    Warns
-    -----
-    NNNormWarning
-        If "auto" has to compute exact means that take longer than about 30 seconds.
-    """
+    """Compute m_k of every row."""
     check_solver(solver, quality)
     check_k(k, scores.shape[1])
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
@@ -126,17 +96,7 @@ def compute_means(
 def measure_error(
     values: FloatArray, given: Scores, k: int, *, memory_budget: int = DEFAULT_MEMORY_BUDGET
 ) -> float:
-    """Measure the error of means against the references that were given, on a sample of items.
-
-    Parameters
-    ----------
-    values : ndarray, shape (n_gallery,)
-        Means over some of the references.
-    given : Products or Matrix, shape (n_gallery, n_given)
-        Scores with all references.
-    k : int
-    memory_budget : int
-    """
+    """Measure the error of means against the references that were given, on a sample of items."""
     sample = sample_means(given, k, memory_budget=memory_budget)
     return residual(values[sample.rows], sample.exact)
 

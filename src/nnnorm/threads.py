@@ -37,11 +37,7 @@ def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
 def strips_in_order(
     work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event
 ) -> Iterator[tuple[int, int, Any]]:
-    """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``.
-
-    `stop` is set when the iteration ends or is closed early; `work` should check it regularly and
-    then return.
-    """
+    """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``."""
 
     def run(first: int, last: int) -> Any:
         _here.is_worker = True

@@ -259,11 +259,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Report:
-    """The options that decide where the tables and plots of a study go.
-
-    On every command `--json` prints to stdout in place of the table, and `--markdown` and
-    `--plots` name what is written besides.
-    """
+    """The options that decide where the tables and plots of a study go."""
 
     markdown: Annotated[Path | None, Option(help="Write the table to this Markdown file.")] = None
     plots: Annotated[
@@ -369,10 +365,7 @@ def _spread_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def write_command(name: str, options: Mapping[str, Any], end: str = "") -> list[str]:
-    """Write a command as a shell takes it, in parts that belong together.
-
-    Options that are None or False are left out; an option without a name is an argument.
-    """
+    """Write a command as a shell takes it, in parts that belong together."""
     parts = [f"nnnorm {name}"]
     for option, value in options.items():
         if value is None or value is False:
@@ -459,16 +452,7 @@ def show_progress(label: str) -> Iterator["Progress | None"]:
 
 
 class PlainSteps:
-    """Prints steps of long work as plain lines, one in `every` seconds, for a file or a pipe.
-
-    Examples
-    --------
-    >>> times = iter([0.0, 1.0, 31.0])
-    >>> steps = PlainSteps(typer.echo, clock=lambda: next(times))
-    >>> steps("first"), steps("second")
-    second …
-    (None, None)
-    """
+    """Prints steps of long work as plain lines, one in `every` seconds, for a file or a pipe."""
 
     def __init__(
         self,

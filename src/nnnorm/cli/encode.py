@@ -59,12 +59,7 @@ def encode(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Turn images, texts or sounds into embeddings with a model.
-
-    A table is a .csv, .tsv, .jsonl or .parquet file. Tar files of webdataset and folders written by
-    save_to_disk are read by Hugging Face's datasets. If the work is interrupted, the same command
-    continues it.
-    """
+    """Turn images, texts or sounds into embeddings with a model."""
     wanted = _list_items(
         {
             "images": (images, image_column),

@@ -27,32 +27,7 @@ _ROUNDING = 1e-4
 def bound_augmentation(
     banks: Iterable[Embeddings], longest: float, center: FloatArray | None, bias: Bias
 ) -> Augmentation:
-    """Shift, scale and radius with room for every item that is no longer than `longest`.
-
-    Every method's value is between the mean and the largest of an item's scores with a bank, which
-    bounds it for any item: ``|r|·max|q|`` from above and ``−|r|·|mean q|`` from below.
-
-    Parameters
-    ----------
-    banks : iterable of Embeddings
-    longest : float
-    center : ndarray, shape (dim,), or None
-        What the method takes off.
-    bias : Bias
-        Of the gallery of the fit.
-
-    Returns
-    -------
-    Augmentation
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> bias = Bias(np.array([0.5, 0.5]), 1.0, "nnn")
-    >>> found = bound_augmentation([open_embeddings(np.eye(2))], 1.0, None, bias)
-    >>> found.shift, found.scale, round(found.radius, 2)
-    (0.5, 1.0, 1.57)
-    """
+    """Shift, scale and radius with room for every item that is no longer than `longest`."""
     shift = float(bias.values.mean(dtype=np.float64))
     highest, lowest, largest = shift, shift, 0.0
     for bank in banks:
@@ -72,30 +47,7 @@ def bound_augmentation(
 def widen_augmentation(
     old: Augmentation, popularity: Popularity, growth: float, *, weight: float, longest: float
 ) -> Augmentation:
-    """The same with a radius that has room for clicks as well.
-
-    Parameters
-    ----------
-    old : Augmentation
-    popularity : Popularity
-    growth : float
-        By how much the largest number of clicks may grow.
-    weight : float
-        Of the values of items, not 0.
-    longest : float
-        As in `bound_augmentation`.
-
-    Returns
-    -------
-    Augmentation
-
-    Examples
-    --------
-    >>> old = Augmentation("l2", radius=2.0)
-    >>> clicks = Popularity([0, 5], weight=0.5)
-    >>> widen_augmentation(old, clicks, 1000, weight=0.5, longest=1.0).radius > 2
-    True
-    """
+    """The same with a radius that has room for clicks as well."""
     if not isinstance(popularity, Popularity):
         raise NNNormError(
             "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
@@ -112,12 +64,7 @@ def widen_augmentation(
 
 
 def check_weighted(weight: float) -> None:
-    """Raise where queries carry no weight, so that no popularity would count.
-
-    Examples
-    --------
-    >>> check_weighted(0.5)
-    """
+    """Raise where queries carry no weight, so that no popularity would count."""
     if weight == 0:
         raise NNNormError(
             "this corrector has the weight 0, so that its queries ignore all values and a "
@@ -127,24 +74,7 @@ def check_weighted(weight: float) -> None:
 
 
 def check_room(items: Embeddings, bias: Bias, popularity: Popularity, kept: Augmentation) -> None:
-    """Raise where clicks make a value larger than the norm of the stored rows allows.
-
-    Parameters
-    ----------
-    items : Embeddings, shape (n_items, dim)
-    bias : Bias
-        Of these items, with the popularity.
-    popularity : Popularity
-    kept : Augmentation
-        Of the corrector.
-
-    Examples
-    --------
-    >>> from nnnorm import open_embeddings
-    >>> items, clicks = open_embeddings(np.eye(2)), Popularity([0, 5], weight=0.5)
-    >>> bias = Bias(np.zeros(2), 0.5, "nnn") + clicks
-    >>> check_room(items, bias, clicks, Augmentation("l2", radius=2.5))
-    """
+    """Raise where clicks make a value larger than the norm of the stored rows allows."""
     beyond = kept.scale * np.abs(bias.values.astype(np.float64) - kept.shift)
     row = int(beyond.argmax())
     if beyond[row] ** 2 + items.norm_range[1] ** 2 > kept.radius**2:

@@ -23,25 +23,7 @@ _KINDS = {
 
 
 def load_fields(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
-    """Read a file that `Corrector.save` wrote.
-
-    Parameters
-    ----------
-    path : str or PathLike
-
-    Returns
-    -------
-    fields : dict
-        What `Corrector` takes.
-    fingerprint : str
-        That the corrector had.
-
-    Examples
-    --------
-    >>> load_fields("nowhere.safetensors")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
-    """
+    """Read a file that `Corrector.save` wrote."""
     arrays, about = load_record(path, "corrector", MAKER)
     try:
         check_entries(about, _KINDS)

@@ -8,13 +8,7 @@ from nnnorm.methods import Method, find_method, make_method
 
 
 def check_method(method: Method) -> None:
-    """Raise unless the method gives each item a value of its own, as a corrector needs.
-
-    Examples
-    --------
-    >>> from nnnorm import NNN
-    >>> check_method(NNN())
-    """
+    """Raise unless the method gives each item a value of its own, as a corrector needs."""
     if not isinstance(method, Method):
         raise NNNormError(f"method must be a method such as NNN(); got {type(method).__name__}")
     if method.gated_by:
@@ -30,17 +24,7 @@ def check_method(method: Method) -> None:
 
 
 def settle_method(bias: Bias) -> Method:
-    """The method with the numbers that a fit chose, from the parameters of its bias.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm import NNN
-    >>> rng = np.random.default_rng(0)
-    >>> bias = NNN(alpha=0.5).fit(rng.normal(size=(40, 8)), rng.normal(size=(99, 8)))
-    >>> settle_method(bias).reference_k == bias.reference_k
-    True
-    """
+    """The method with the numbers that a fit chose, from the parameters of its bias."""
     kind, variant = find_method(bias.method)
     names = {part.name for part in fields(kind)} - set(variant.fixed)
     chosen = {name: bias.params[name] for name in names if name in bias.params}

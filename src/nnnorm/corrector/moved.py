@@ -14,19 +14,7 @@ _N_ASKED = 1024
 
 @dataclass(frozen=True)
 class Moved:
-    """How far the values of a gallery moved when a corrector was fitted again.
-
-    Attributes
-    ----------
-    correlation : float
-        Between old and new values; 1 means that items kept their places.
-    mean_shift : float
-        New minus old mean correction. It changes no ranking by itself, but the two must not mix.
-    changed_first_places : float
-        Share of the queries whose first item changes.
-    n_items, n_queries : int
-        What these were measured on.
-    """
+    """How far the values of a gallery moved when a corrector was fitted again."""
 
     correlation: float
     mean_shift: float
@@ -36,24 +24,7 @@ class Moved:
 
 
 def measure_moved(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> Moved:
-    """Compare two biases of the same items, by their values and by the first places of queries.
-
-    Parameters
-    ----------
-    old, new : Bias
-    items : Embeddings, shape (n_items, dim)
-    asked : Embeddings, shape (n_queries, dim)
-
-    Returns
-    -------
-    Moved
-
-    Examples
-    --------
-    >>> rows, bias = open_embeddings(np.eye(3)), Bias(np.array([0.0, 0.1, 0.2]), 0.5, "nnn")
-    >>> measure_moved(bias, bias, rows, rows).changed_first_places
-    0.0
-    """
+    """Compare two biases of the same items, by their values and by the first places of queries."""
     rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_ASKED)).astype(np.int64)
     some = open_embeddings(asked.take(rows), name="queries", normalize=items.normalized)
     first = [search(some, items, bias, k=1).indices for bias in (old, new)]

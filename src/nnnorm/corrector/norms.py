@@ -12,39 +12,13 @@ _HEADROOM = 1.25
 
 
 def has_unit_norms(rows: Embeddings) -> bool:
-    """Whether all norms are 1 but for rounding.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm import open_embeddings
-    >>> [has_unit_norms(open_embeddings(scale * np.eye(3))) for scale in (1, 1.001, 2)]
-    [True, True, False]
-    """
+    """Whether all norms are 1 but for rounding."""
     low, high = rows.norm_range
     return max(1 - low, high - 1) <= _UNIT
 
 
 def check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None:
-    """Raise where the rows of the corrector have equal norms, and these do not share them.
-
-    Parameters
-    ----------
-    rows : Embeddings, shape (n_rows, dim)
-    norms : (float, float)
-        Smallest and largest norm of the rows of the corrector.
-    what : {"items", "references"}
-        Which rows of the corrector these are.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nnnorm import open_embeddings
-    >>> check_norms(open_embeddings(5 * np.eye(3)), (1.0, 2.0), "items")
-    >>> check_norms(open_embeddings(5 * np.eye(3)), (2.0, 2.0), "items")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: ... has norms 5 to 5, but all items of the corrector ...
-    """
+    """Raise where the rows of the corrector have equal norms, and these do not share them."""
     (low, high), (least, most) = rows.norm_range, norms
     if most - least > _EQUAL_NORMS * most:
         return  # raw inner products are meant
@@ -56,11 +30,5 @@ def check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None
 
 
 def longest_norm(norms: tuple[float, float], unit: bool) -> float:
-    """Largest norm that a later item may have: `norms` are those of the gallery.
-
-    Examples
-    --------
-    >>> longest_norm((2.0, 4.0), unit=False)
-    5.0
-    """
+    """Largest norm that a later item may have: `norms` are those of the gallery."""
     return 1 + _UNIT if unit else _HEADROOM * norms[1]

@@ -33,17 +33,7 @@ _HALF_ERROR = 2e-3
 
 
 class Chosen(NamedTuple):
-    """The references that a corrector is fitted on.
-
-    Attributes
-    ----------
-    references : Embeddings, shape (n_references, dim)
-        Without copies.
-    n_given : int
-        Number of rows before copies were dropped.
-    params : dict
-        What the `params` of the bias say of them.
-    """
+    """The references that a corrector is fitted on."""
 
     references: Embeddings
     n_given: int
@@ -60,27 +50,7 @@ def choose_references(
     allow_gallery_rows: bool = False,
     progress: Progress | None = None,
 ) -> Chosen:
-    """Choose what a corrector is fitted on: the bank, with recent queries where there are some.
-
-    Parameters
-    ----------
-    gallery : Embeddings, shape (n_gallery, dim)
-    references : Bank, array or path, shape (n_references, dim)
-    recent : array or path, shape (n_recent, dim), optional
-    duplicates, normalize, allow_gallery_rows, progress : optional
-        As in `Corrector.fit`.
-
-    Returns
-    -------
-    Chosen
-
-    Examples
-    --------
-    >>> bank, recent = np.eye(8)[:5], np.eye(8)[4:]
-    >>> chosen = choose_references(open_embeddings(np.eye(8)), bank, recent=recent)
-    >>> len(chosen.references), chosen.n_given, chosen.params["past_queries"]
-    (8, 9, 'both')
-    """
+    """Choose what a corrector is fitted on: the bank, with recent queries where there are some."""
     past = open_references(references, normalize=normalize)
     used = use_references(references, past, duplicates, progress)
     if recent is None:
@@ -109,28 +79,14 @@ def _join_recent(used: References, recent: Embeddings, duplicates: Duplicates) -
 
 
 class Kept(NamedTuple):
-    """A bank as it is saved, and the same rows as they are multiplied.
-
-    Attributes
-    ----------
-    rows : ndarray, shape (n_rows, dim)
-        In float16 where that has the range for them.
-    opened : Embeddings, shape (n_rows, dim)
-    """
+    """A bank as it is saved, and the same rows as they are multiplied."""
 
     rows: Rows
     opened: Embeddings
 
 
 def keep_bank(bank: Embeddings, gallery: Embeddings, name: str) -> Kept:
-    """Round the rows of a bank to those that are saved; raise where only one of both is normalised.
-
-    Examples
-    --------
-    >>> rows = open_embeddings(np.eye(3))
-    >>> keep_bank(rows, rows, "references").rows.dtype
-    dtype('float16')
-    """
+    """Round the rows of a bank as they are saved; raise if only one side is normalized."""
     if gallery.normalized or bank.normalized:
         check_same_norms(gallery, bank)
     rows = round_to_half(bank.rows(0, len(bank)))
@@ -138,13 +94,7 @@ def keep_bank(bank: Embeddings, gallery: Embeddings, name: str) -> Kept:
 
 
 def round_to_half(rows: FloatArray) -> Rows:
-    """Rows in float16, or unchanged where that has too small a range for them.
-
-    Examples
-    --------
-    >>> [round_to_half(np.float32([[scale]])).dtype.name for scale in (1, 1e9)]
-    ['float16', 'float32']
-    """
+    """Rows in float16, or unchanged where that has too small a range for them."""
     with np.errstate(over="ignore"):
         half = rows.astype(np.float16)
     lost = np.linalg.norm(rows - half.astype(np.float32), axis=1)
@@ -153,11 +103,5 @@ def round_to_half(rows: FloatArray) -> Rows:
 
 
 def open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
-    """Open rows that were kept.
-
-    Examples
-    --------
-    >>> open_kept(np.float16([[3, 4]]), "references", normalize=True).norm_range
-    (1.0, 1.0)
-    """
+    """Open rows that were kept."""
     return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)

@@ -24,17 +24,7 @@ _BLOCK = 8192  # rows in memory at once
 
 
 class ClipRetrieval(NamedTuple):
-    """The pairs and embeddings of a folder.
-
-    Attributes
-    ----------
-    pairs : Pairs
-        Every image once, and a caption per row.
-    image_rows : ndarray, shape (n_images,), int64
-        The row of `image_embeddings` that belongs to image i.
-    image_embeddings, caption_embeddings : Embeddings
-        Aligned with the rows of the metadata.
-    """
+    """The pairs and embeddings of a folder."""
 
     pairs: Pairs
     image_rows: npt.NDArray[np.int64]
@@ -43,24 +33,7 @@ class ClipRetrieval(NamedTuple):
 
 
 def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
-    """Read a folder with embeddings of images and texts and their metadata.
-
-    Parameters
-    ----------
-    folder : str or PathLike
-        It has ``img_emb``, ``text_emb`` and ``metadata``; the metadata have the columns
-        ``image_path`` and ``caption``.
-
-    Returns
-    -------
-    ClipRetrieval
-
-    Examples
-    --------
-    >>> read_clip_retrieval("nowhere")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: nowhere must be a folder with img_emb, text_emb and metadata; ...
-    """
+    """Read a folder with embeddings of images and texts and their metadata."""
     root = Path(folder)
     parts = {part: root / part for part in ("img_emb", "text_emb", "metadata")}
     if missing := [part for part, path in parts.items() if not path.is_dir()]:
@@ -89,32 +62,7 @@ def read_clip_retrieval(folder: str | os.PathLike[str]) -> ClipRetrieval:
 
 
 def save_clip_retrieval(found: ClipRetrieval, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write the files of `save_pairs`, and ``NAME-gallery.npy``: the embedding of every image once.
-
-    Together with the folder's ``text_emb`` as queries and ``NAME-truth.npy`` this is a complete
-    search task.
-
-    Parameters
-    ----------
-    found : ClipRetrieval
-    folder : str or PathLike
-        An existing folder.
-
-    Returns
-    -------
-    tuple of Path
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> pairs = make_pairs("two", ["a.jpg", "a.jpg", "b.jpg"], ["a cat", "cats", "a dog"])
-    >>> rows = open_embeddings(np.eye(3))
-    >>> paths = save_clip_retrieval(
-    ...     ClipRetrieval(pairs, np.array([0, 2]), rows, rows), tempfile.mkdtemp()
-    ... )
-    >>> paths[-1].name, np.load(paths[-1]).shape
-    ('two-gallery.npy', (2, 3))
-    """
+    """Write the files of `save_pairs`, and ``NAME-gallery.npy``: every image once."""
     gallery = Path(folder) / f"{found.pairs.name}-gallery.npy"
 
     def write(file: BinaryIO) -> None:

@@ -21,29 +21,7 @@ _WHAT = "a caption file of COCO, such as captions_val2017.json"
 def read_coco(
     paths: Sequence[str | os.PathLike[str]], images: str | os.PathLike[str] = "."
 ) -> Pairs:
-    """Read images and captions of COCO's caption files, one split per file.
-
-    Parameters
-    ----------
-    paths : sequence of str or PathLike
-        ``captions_val2017.json`` becomes the split ``val2017``.
-    images : str or PathLike
-        Folder of the pictures, either all in one or in subfolders named after the splits.
-
-    Returns
-    -------
-    Pairs
-
-    Examples
-    --------
-    >>> import json, pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "captions_val2017.json"
-    >>> about = {"images": [{"id": 7, "file_name": "000007.jpg"}]}
-    >>> about["annotations"] = [{"id": 1, "image_id": 7, "caption": "A boat."}]
-    >>> _ = file.write_text(json.dumps(about))
-    >>> read_coco([file], "photos").splits
-    {'val2017': array([0])}
-    """
+    """Read images and captions of COCO's caption files, one split per file."""
     if not paths:
         raise NNNormError(f"no file was given; expected at least {_WHAT}")
     files: list[str] = []

@@ -21,32 +21,7 @@ _WHAT = "one of Karpathy's split files, such as dataset_flickr30k.json"
 def read_karpathy(
     path: str | os.PathLike[str], images: str | os.PathLike[str] = ".", *, restval: bool = True
 ) -> Pairs:
-    """Read images, captions and splits of a Karpathy split file.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The JSON file.
-    images : str or PathLike
-        Folder of the pictures; COCO has subfolders `train2014` and `val2014`. Files are not opened
-        here; `pictures.find_problems` checks them.
-    restval : bool
-        Whether `restval` (COCO only) is added to train, as is usual, or left out of all splits.
-
-    Returns
-    -------
-    Pairs
-        With the splits train, val and test.
-
-    Examples
-    --------
-    >>> import json, pathlib, tempfile
-    >>> picture = {"filename": "1.jpg", "split": "test", "sentences": [{"raw": "A dog runs ."}]}
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "dataset_mine.json"
-    >>> _ = file.write_text(json.dumps({"dataset": "mine", "images": [picture]}))
-    >>> read_karpathy(file, "photos").captions
-    ('A dog runs .',)
-    """
+    """Read images, captions and splits of a Karpathy split file."""
     about = read_json(path, _WHAT)
     pictures = about.get("images") if isinstance(about, dict) else None
     if not isinstance(pictures, list):

@@ -25,28 +25,7 @@ _FORMAT = "nnnorm.pairs/1"
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Images, their captions, and the splits.
-
-    Attributes
-    ----------
-    name : str
-        Prefix of file names, such as ``"coco"`` or ``"flickr30k"``. It usually comes from the data,
-        so it is reduced to a name without any folder.
-    images : tuple of str
-        Paths.
-    captions : tuple of str
-        Each on one line.
-    image_of : ndarray, shape (n_captions,), int64
-        The image of each caption.
-    splits : dict
-        Split name to its sorted image numbers; no image is in two splits.
-
-    Examples
-    --------
-    >>> pairs = Pairs("two", ("a.jpg", "b.jpg"), ("a cat", "a dog", "a pup"), np.array([0, 1, 1]))
-    >>> pairs.captions_of([1]).tolist()
-    [1, 2]
-    """
+    """Images, their captions, and the splits."""
 
     name: str
     images: tuple[str, ...] = field(repr=False)
@@ -79,31 +58,14 @@ class Pairs:
         object.__setattr__(self, "splits", splits)
 
     def split(self, name: str) -> IntArray:
-        """Return the image numbers of a split.
-
-        Examples
-        --------
-        >>> Pairs("one", ("a.jpg",), ("a cat",), np.array([0]), {"test": [0]}).split("test").size
-        1
-        """
+        """Return the image numbers of a split."""
         if name not in self.splits:
             there = ", ".join(self.splits) or "none"
             raise NNNormError(f"{self.name} has no split {name!r}; it has: {there}")
         return self.splits[name]
 
     def captions_of(self, images: npt.ArrayLike, at_most: int | None = None) -> IntArray:
-        """Return the caption numbers of some images, in the order of those images.
-
-        Parameters
-        ----------
-        images : int array, shape (n,)
-        at_most : int, optional
-            Maximum number of captions per image; a few images of COCO have six or seven.
-
-        Returns
-        -------
-        ndarray, int64
-        """
+        """Return the caption numbers of some images, in the order of those images."""
         wanted = np.asarray(images, dtype=np.int64)
         order = np.argsort(self.image_of, kind="stable")
         counts = np.bincount(self.image_of, minlength=len(self.images))
@@ -129,42 +91,12 @@ class Pairs:
 
 
 def tidy(text: str) -> str:
-    r"""Return a caption on one line, without spaces at its ends.
-
-    Examples
-    --------
-    >>> tidy(" A man\n on a bike. ")
-    'A man on a bike.'
-    """
+    r"""Return a caption on one line, without spaces at its ends."""
     return " ".join(text.split())
 
 
 def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
-    """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``.
-
-    The lists are input for an encoder; row i of its output belongs to line i. The truth is the
-    image of each caption, as expected by `nnnorm compare` and the other studies.
-
-    Parameters
-    ----------
-    pairs : Pairs
-    folder : str or PathLike
-        An existing folder.
-
-    Returns
-    -------
-    tuple of Path
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> pairs = Pairs("one", ("a.jpg",), ("a cat",), np.array([0]), {"test": np.array([0])})
-    >>> paths = save_pairs(pairs, tempfile.mkdtemp())
-    >>> [path.name for path in paths]
-    ['one.json', 'one-images.txt', 'one-captions.txt', 'one-truth.npy']
-    >>> load_pairs(paths[0]).captions
-    ('a cat',)
-    """
+    """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``."""
     if broken := [path for path in pairs.images if "\n" in path]:
         raise NNNormError(
             f"a list of images has one path per line, but this has two: {broken[0]!r}"
@@ -193,14 +125,7 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
 
 
 def load_pairs(path: str | os.PathLike[str]) -> Pairs:
-    """Read a file that `save_pairs` wrote.
-
-    Examples
-    --------
-    >>> load_pairs("nowhere.json")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no file nowhere.json; expected pairs ...
-    """
+    """Read a file that `save_pairs` wrote."""
     about = read_json(path, "pairs written by `nnnorm dataset`")
     if not isinstance(about, dict) or about.get("format") != _FORMAT:
         raise NNNormError(
@@ -233,13 +158,7 @@ def _write_text(path: Path, text: bytes) -> None:
 
 
 def to_utf8(text: str, name: str) -> bytes:
-    r"""Encode text, or raise an error that quotes what can't be: half of a character.
-
-    Examples
-    --------
-    >>> to_utf8("ein Bär", "flickr30k")
-    b'ein B\xc3\xa4r'
-    """
+    r"""Encode text, or raise an error that quotes what can't be: half of a character."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

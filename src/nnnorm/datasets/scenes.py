@@ -48,15 +48,7 @@ _FINER = 4  # samples per pixel and side
 
 
 class Thing(NamedTuple):
-    """One coloured shape of a scene.
-
-    Attributes
-    ----------
-    shape, colour, size : str
-        From `SHAPES`, `COLOURS` and `SIZES`.
-    cell : int
-        0 to 8, row by row from the top left; `PLACES` names them.
-    """
+    """One coloured shape of a scene."""
 
     shape: str
     colour: str
@@ -65,13 +57,7 @@ class Thing(NamedTuple):
 
 
 def read_scene(scene: npt.ArrayLike) -> tuple[str, tuple[Thing, ...]]:
-    """Return the background of a scene, and its objects from top left to bottom right.
-
-    Examples
-    --------
-    >>> read_scene([1, 0, 0, 0, 0, 84, 0, 0, 0, 0])
-    ('sand', (Thing(shape='star', colour='orange', size='big', cell=4),))
-    """
+    """Return the background of a scene, and its objects from top left to bottom right."""
     codes = _check_scene(scene)
     things = []
     for cell, code in enumerate(codes[1:]):
@@ -83,36 +69,14 @@ def read_scene(scene: npt.ArrayLike) -> tuple[str, tuple[Thing, ...]]:
 
 
 def describe_scene(scene: npt.ArrayLike) -> str:
-    """Describe everything in a scene in words.
-
-    Examples
-    --------
-    >>> describe_scene([1, 0, 0, 0, 0, 84, 0, 0, 0, 0])
-    'big orange star (middle), on sand'
-    """
+    """Describe everything in a scene in words."""
     background, things = read_scene(scene)
     listed = [f"{t.size} {t.colour} {t.shape} ({PLACES[t.cell]})" for t in things]
     return f"{', '.join(listed)}, on {background}"
 
 
 def draw_scene(scene: npt.ArrayLike, resolution: int = 96) -> Bytes:
-    """Draw a scene with smooth edges at any resolution, with Pillow.
-
-    Parameters
-    ----------
-    scene : array, shape (10,), uint8
-    resolution : int
-        Pixels per side, 12 to 2,048.
-
-    Returns
-    -------
-    ndarray, shape (resolution, resolution, 3), uint8
-
-    Examples
-    --------
-    >>> draw_scene([0, 1, 0, 0, 0, 0, 0, 0, 0, 0], 24).shape
-    (24, 24, 3)
-    """
+    """Draw a scene with smooth edges at any resolution, with Pillow."""
     if isinstance(resolution, bool) or resolution not in range(12, 2049):
         raise NNNormError(f"resolution must be a whole number from 12 to 2048; got {resolution!r}")
     background, things = read_scene(scene)

@@ -42,17 +42,7 @@ def word_pairs(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class TextTower:
-    """A text encoder: vectors of words and word pairs are summed and passed through two layers.
-
-    Attributes
-    ----------
-    words, pairs : tuple of str
-        The vocabulary; see `word_pairs`.
-    features : ndarray, shape (n_words + n_pairs, hidden)
-    bias : ndarray, shape (hidden,)
-    middle, middle_bias, last, last_bias : ndarray
-        The two layers.
-    """
+    """A text encoder: vectors of words and word pairs are summed and passed through two layers."""
 
     words: tuple[str, ...]
     pairs: tuple[str, ...]
@@ -116,40 +106,7 @@ class TextTower:
 
 @dataclass(frozen=True, eq=False)
 class Shapes:
-    """Embeddings of pictures of shapes and of captions, in the roles of a search.
-
-    Embeddings are float32 with unit norm (stored as float16) and read-only.
-
-    Attributes
-    ----------
-    gallery : ndarray, shape (1000, dim)
-        Test pictures.
-    queries : ndarray, shape (5000, dim)
-        Their captions, five each.
-    truth : ndarray, shape (5000,), int64
-        The right picture of each query.
-    references : ndarray, shape (20000, dim)
-        Captions of training scenes, used as the bank.
-    gallery_references : ndarray, shape (4000, dim)
-        The pictures of those scenes, for methods with two banks.
-    other_references : ndarray, shape (5000, dim)
-        Another bank, out of distribution: short searches for scenes of few kinds.
-    validation_gallery, validation_queries, validation_truth : ndarray
-        The same roles for other scenes.
-    captions, validation_captions, reference_captions, other_captions : tuple of str
-        The texts of `queries`, `validation_queries`, `references` and `other_references`.
-    scenes, validation_scenes, reference_scenes, other_scenes : ndarray, shape (n, 10), uint8
-        Five texts each; see `nnnorm.datasets.scenes`.
-    text_tower : TextTower
-    check_texts, check_vectors : tuple of str, ndarray
-        A few texts and their embeddings by the trained tower.
-
-    Examples
-    --------
-    >>> shapes = load_shapes()
-    >>> shapes.gallery.shape[0], shapes.queries.shape[0], shapes.references.shape[0]
-    (1000, 5000, 20000)
-    """
+    """Embeddings of pictures of shapes and of captions, in the roles of a search."""
 
     gallery: FloatArray = field(repr=False)
     queries: FloatArray = field(repr=False)
@@ -178,44 +135,15 @@ class Shapes:
         return self.text_tower.words
 
     def draw(self, item: int, resolution: int = 96) -> npt.NDArray[np.uint8]:
-        """Draw a picture of the gallery, ``(resolution, resolution, 3)``.
-
-        Examples
-        --------
-        >>> load_shapes().draw(0).shape
-        (96, 96, 3)
-        """
+        """Draw a picture of the gallery, ``(resolution, resolution, 3)``."""
         return draw_scene(self.scenes[self._check_item(item)], resolution)
 
     def describe(self, item: int) -> str:
-        """Describe a picture of the gallery in words.
-
-        Examples
-        --------
-        >>> " on " in load_shapes().describe(0)
-        True
-        """
+        """Describe a picture of the gallery in words."""
         return describe_scene(self.scenes[self._check_item(item)])
 
     def encode_texts(self, texts: Sequence[str]) -> FloatArray:
-        """Encode new queries, with numpy alone.
-
-        Parameters
-        ----------
-        texts : sequence of str
-            Texts in the vocabulary of `words`; any other word raises an error that names it.
-
-        Returns
-        -------
-        ndarray, shape (n_texts, dim), float32
-
-        Examples
-        --------
-        >>> shapes = load_shapes()
-        >>> scores = shapes.encode_texts(["a red star above a blue ring"]) @ shapes.gallery.T
-        >>> scores.shape
-        (1, 1000)
-        """
+        """Encode new queries, with numpy alone."""
         return self.text_tower.encode(texts)
 
     def _check_item(self, item: int) -> int:
@@ -228,18 +156,7 @@ class Shapes:
 
 @lru_cache(maxsize=1)
 def load_shapes() -> Shapes:
-    """Load the data set of shapes: embeddings of pictures and captions, with hubs.
-
-    Returns
-    -------
-    Shapes
-        Loaded once; later calls return the same object, whose arrays are read-only.
-
-    Examples
-    --------
-    >>> load_shapes().truth[:6].tolist()
-    [0, 0, 0, 0, 0, 1]
-    """
+    """Load the data set of shapes: embeddings of pictures and captions, with hubs."""
     with (
         as_file(files("nnnorm.datasets") / _FILE) as path,
         np.load(path, allow_pickle=False) as stored,

@@ -15,28 +15,7 @@ from nnnorm.tables import read_columns
 
 
 def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".") -> Pairs:
-    r"""Read a table with the columns `image`, `caption` and optionally `split`.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        ``.csv``, ``.tsv``, ``.jsonl`` or ``.parquet``.
-    images : str or PathLike
-        Folder to which the paths in the table are relative.
-
-    Returns
-    -------
-    Pairs
-        Named after the file.
-
-    Examples
-    --------
-    >>> import pathlib, tempfile
-    >>> file = pathlib.Path(tempfile.mkdtemp()) / "mine.csv"
-    >>> _ = file.write_text("image,caption\na.jpg,a cat\na.jpg,a grey cat\n")
-    >>> read_table(file).image_of.tolist()
-    [0, 0]
-    """
+    r"""Read a table with the columns `image`, `caption` and optionally `split`."""
     columns = read_columns(path, ("image", "caption"), ("split",))
     files = [str(Path(images) / file) for file in columns["image"]]
     return make_pairs(Path(path).stem, files, columns["caption"], columns.get("split"))
@@ -45,13 +24,7 @@ def read_table(path: str | os.PathLike[str], images: str | os.PathLike[str] = ".
 def make_pairs(
     name: str, images: Sequence[str], captions: Sequence[str], splits: Sequence[str] | None = None
 ) -> Pairs:
-    """Make `Pairs` from rows; rows with the same image are its captions.
-
-    Examples
-    --------
-    >>> make_pairs("mine", ["a.jpg", "b.jpg", "a.jpg"], ["a cat", "a dog", "cats"]).images
-    ('a.jpg', 'b.jpg')
-    """
+    """Make `Pairs` from rows; rows with the same image are its captions."""
     number_of = {image: number for number, image in enumerate(dict.fromkeys(images))}
     image_of = np.array([number_of[image] for image in images], dtype=np.int64)
     split_of: dict[int, str] = {}

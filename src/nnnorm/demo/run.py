@@ -59,19 +59,7 @@ _PIXELS = 108
 
 @dataclass(frozen=True)
 class Example:
-    """A query and its first pictures, before and after.
-
-    Attributes
-    ----------
-    query : int
-    caption : str
-    right : int
-        The picture that the caption was written for.
-    before, after : tuple of int
-        The first five pictures.
-    helped : bool
-        Whether the correction brought the right picture to the first place, or away from it.
-    """
+    """A query and its first pictures, before and after."""
 
     query: int
     caption: str
@@ -83,27 +71,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Demo:
-    """All that the demo found.
-
-    Attributes
-    ----------
-    shapes : Shapes
-    diagnosis : Diagnosis
-        Hubs of the test search, before and after.
-    tuning : Tuning
-        Of NNN, on validation.
-    uncorrected, untuned, tuned : Result
-        On test.
-    comparison : Comparison
-    examples : tuple of Example
-    n_gained, n_lost : int
-        Queries whose right picture came first only with, or only without, the correction.
-    output : Path
-    files : tuple of str
-        Written there.
-    notes : tuple of str
-        What was left out, and why.
-    """
+    """All that the demo found."""
 
     shapes: Shapes = field(repr=False)
     diagnosis: Diagnosis
@@ -145,26 +113,7 @@ class Demo:
 
 
 def run_demo(output: str | Path = "demo-output", *, step: Step | None = None) -> Demo:
-    """Run the main job; write a bias, a contact sheet and plots.
-
-    Parameters
-    ----------
-    output : str or Path
-        Folder for the files, made if needed.
-    step : callable, optional
-        Called with a few words before each step.
-
-    Returns
-    -------
-    Demo
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> demo = run_demo(tempfile.mkdtemp())
-    >>> demo.tuned.recall_at_1 > demo.uncorrected.recall_at_1
-    True
-    """
+    """Run the main job; write a bias, a contact sheet and plots."""
     with warnings.catch_warnings():
         # Short captions such as "a red star" are written for several pictures.
         warnings.filterwarnings("ignore", ".* rows of references are among", NNNormWarning)

@@ -28,13 +28,7 @@ _ABOUT = {
 
 
 def introduce_demo() -> str:
-    """Describe the data of the demo, before anything is computed.
-
-    Examples
-    --------
-    >>> introduce_demo()[:40]
-    '5,000 captions ask for 1,000 pictures of'
-    """
+    """Describe the data of the demo, before anything is computed."""
     shapes = load_shapes()
     return (
         f"{len(shapes.queries):,} captions ask for {len(shapes.gallery):,} pictures of shapes, "
@@ -45,15 +39,7 @@ def introduce_demo() -> str:
 
 
 def tell_demo(demo: Demo) -> Iterator[Table | str]:
-    """Describe a demo, part by part, each a table or a paragraph.
-
-    Examples
-    --------
-    >>> from nnnorm.demo.run import run_demo
-    >>> parts = list(tell_demo(run_demo()))  # doctest: +SKIP
-    >>> any(isinstance(part, Table) for part in parts)  # doctest: +SKIP
-    True
-    """
+    """Describe a demo, part by part, each a table or a paragraph."""
     shapes, diagnosis = demo.shapes, demo.diagnosis
     before, hub = diagnosis.before, diagnosis.hubs[0]
     wrong = round((hub.wrong_share or 0) * hub.occurrences)

@@ -26,37 +26,7 @@ _MOST_THREADS = 16  # more wait for each other's Python
 
 
 class Encoder:
-    """A model that embeds images, texts or sounds into one space.
-
-    A subclass defines the attributes, and the `embed_` methods of its modalities, which turn a
-    batch into an array ``(len(batch), dim)``, normalized or not. What can be done for one image or
-    sound without the model belongs in `prepare_image` and `prepare_sound`, which threads call.
-
-    Attributes
-    ----------
-    name : str
-        The name or path of the model.
-    dim : int
-        Number of columns of the embeddings.
-    modalities : tuple of {"images", "texts", "audio"}
-        The supported inputs.
-    context : int or None
-        Maximum number of tokens of a text.
-    rate : int
-        Sampling rate of sounds, in samples per second.
-    about : mapping
-        Model, revision and preprocessing, stored next to the embeddings.
-
-    Examples
-    --------
-    >>> class Lengths(Encoder):
-    ...     name, dim, modalities = "lengths", 2, ("texts",)
-    ...
-    ...     def embed_texts(self, texts):
-    ...         return np.array([[len(text), text.count(" ")] for text in texts])
-    >>> Lengths().encode_texts(["a b", "four"]).round(2).tolist()
-    [[0.95, 0.32], [1.0, 0.0]]
-    """
+    """A model that embeds images, texts or sounds into one space."""
 
     name: str
     dim: int

@@ -57,25 +57,7 @@ _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
 
 class HuggingFace(Encoder):
-    """A dual encoder of the transformers library.
-
-    Parameters
-    ----------
-    model : str
-        A folder or a name on the hub.
-    revision : str, optional
-        Branch, tag or commit, for a name on the hub.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, …
-    dtype : {"float32", "bfloat16", "float16"}
-        Type of the weights and of the computation.
-
-    Examples
-    --------
-    >>> clip = HuggingFace("openai/clip-vit-base-patch32")  # doctest: +SKIP
-    >>> clip.encode_texts(["a dog"]).shape  # doctest: +SKIP
-    (1, 512)
-    """
+    """A dual encoder of the transformers library."""
 
     def __init__(
         self,
@@ -273,29 +255,14 @@ def _as_arrays(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
 
 
 def clean_caption(text: str, max_words: int | None = _BLIP_WORDS) -> str:
-    """Clean a caption as BLIP's authors do: lower case, spaces for some punctuation.
-
-    Examples
-    --------
-    >>> clean_caption('A dog (half-asleep), on the "sofa".')
-    'a dog half-asleep , on the sofa'
-    """
+    """Clean a caption as BLIP's authors do: lower case, spaces for some punctuation."""
     spaced = re.sub(r"[.!\"()*#:;~]", " ", text.lower())
     words = re.sub(r"\s{2,}", " ", spaced).rstrip("\n").strip(" ").split(" ")
     return " ".join(words[:max_words])
 
 
 def load_pretrained(model: str, architecture: str, revision: str | None = None) -> Any:
-    """Load a model of the transformers library in float32, with all of its weights.
-
-    The library replaces missing weights by random numbers and only logs it; here this is an error.
-
-    Examples
-    --------
-    >>> load_pretrained("no/such/folder", "CLIPModel")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: model no/such/folder can't be loaded as CLIPModel ...
-    """
+    """Load a model of the transformers library in float32, with all of its weights."""
     transformers = require("transformers", "encoders")
     failed = f"model {model} can't be loaded as {architecture}"
     advice = "is the folder complete, and do its weights belong to its config.json?"

@@ -19,23 +19,7 @@ MAX_PIXELS = 178_956_970  # twice the limit of Pillow's warning: 537 MB once dec
 
 
 def open_image(source: Any) -> Any:
-    """Open and decode an image in RGB, from a path or a Pillow image.
-
-    Parameters
-    ----------
-    source : str, PathLike or PIL.Image.Image
-
-    Returns
-    -------
-    PIL.Image.Image
-        Decoded, in mode RGB.
-
-    Examples
-    --------
-    >>> open_image("nowhere.png")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path
-    """
+    """Open and decode an image in RGB, from a path or a Pillow image."""
     with quiet_pillow():
         return decode_image(source)
 
@@ -73,30 +57,7 @@ def check_images(
     decode: bool = False,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """Raise if image files are missing or can't be used, or return them with `skip`.
-
-    Parameters
-    ----------
-    images : sequence of paths
-        Anything else is not checked.
-    skip : bool
-        Return the problems, unless no image can be used; the caller removes those rows.
-    decode : bool
-        Decode every image, which also finds those that are cut short; otherwise only its header is
-        read.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Returns
-    -------
-    list of Problem
-
-    Examples
-    --------
-    >>> check_images(["nowhere.png", "never.png"])
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: image nowhere.png: there is no such file; check the path (2 of 2 ...
-    """
+    """Raise if image files are missing or can't be used, or return them with `skip`."""
     problems = []
     with quiet_pillow():
         for row, image in enumerate(images):

@@ -18,34 +18,7 @@ def load_encoder(
     device: str = "auto",
     dtype: Dtype = "float32",
 ) -> Encoder:
-    """Load a model that turns images, texts or sounds into embeddings.
-
-    Parameters
-    ----------
-    model : str or Path
-        A folder of transformers or sentence-transformers, or a name on the hub; for OpenCLIP
-        ``ARCHITECTURE/WEIGHTS`` with ``library="open-clip"``.
-    library : str, optional
-        ``"transformers"``, ``"sentence-transformers"`` or ``"open-clip"``. Needed only if the files
-        don't show it.
-    revision : str, optional
-        Branch, tag or commit, for a name on the hub.
-    device : str
-        ``"auto"`` (a GPU if there is one), ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"mps"``.
-    dtype : {"float32", "bfloat16", "float16"}
-        Type of the weights and of the computation; rows are float32 in any case.
-
-    Returns
-    -------
-    Encoder
-        It has ``encode_images``, ``encode_texts`` or ``encode_audio``.
-
-    Examples
-    --------
-    >>> load_encoder("no/such/folder/model")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: model no/such/folder/model: there is no such folder; check the path
-    """
+    """Load a model that turns images, texts or sounds into embeddings."""
     if library is not None and library not in get_args(Library):
         raise NNNormError(f"library must be one of {', '.join(get_args(Library))}; got {library!r}")
     chosen = library or _recognize(Path(model))

@@ -24,23 +24,7 @@ from nnnorm.errors import NNNormError, require
 
 
 class OpenClip(Encoder):
-    """A model of the open_clip library.
-
-    Parameters
-    ----------
-    model : str
-        ``ARCHITECTURE/WEIGHTS`` or ``hf-hub:OWNER/NAME``.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, …
-    dtype : {"float32", "bfloat16", "float16"}
-        Type of the weights and of the computation.
-
-    Examples
-    --------
-    >>> model = OpenClip("ViT-B-32/laion2b_s34b_b79k")  # doctest: +SKIP
-    >>> model.encode_texts(["a dog"]).shape  # doctest: +SKIP
-    (1, 512)
-    """
+    """A model of the open_clip library."""
 
     modalities = ("images", "texts")
 
@@ -96,15 +80,7 @@ class OpenClip(Encoder):
 
 
 def split_name(model: str) -> tuple[str, str | None]:
-    """Split the name of a model into architecture and weights.
-
-    Examples
-    --------
-    >>> split_name("ViT-B-32/laion2b_s34b_b79k")
-    ('ViT-B-32', 'laion2b_s34b_b79k')
-    >>> split_name("hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K")
-    ('hf-hub:laion/CLIP-ViT-B-32-laion2B-s34B-b79K', None)
-    """
+    """Split the name of a model into architecture and weights."""
     if model.startswith(("hf-hub:", "local-dir:")):
         return model, None
     architecture, _, weights = model.partition("/")

@@ -32,17 +32,7 @@ _SAVE_EVERY = 16  # batches
 
 @dataclass(frozen=True)
 class Encoded:
-    """The result of `encode_to_folder`.
-
-    Attributes
-    ----------
-    folder : Path
-        Embeddings, for `open_embeddings`.
-    about : dict
-        The content of ``about.json``.
-    n_resumed : int
-        Number of rows that existed already.
-    """
+    """The result of `encode_to_folder`."""
 
     folder: Path
     about: dict[str, Any]
@@ -58,41 +48,7 @@ def encode_to_folder(
     batch_size: int = 32,
     progress: Progress | None = None,
 ) -> Encoded:
-    """Encode a list of images, texts or sounds into a folder.
-
-    Interrupted work of the same model and inputs is resumed, and finished work is left as it is;
-    work of another model or other inputs raises an error.
-
-    Parameters
-    ----------
-    encoder : Encoder
-        From `load_encoder`, or a subclass of your own.
-    modality : {"images", "texts", "audio"}
-    items : sequence of paths or texts, or from `list_inputs`
-        One row each, in this order.
-    output : str or PathLike
-        The folder in which ``img_emb``, ``text_emb`` or ``audio_emb`` is created.
-    batch_size : int
-        Items per forward pass.
-    progress : callable, optional
-        Called with ``(rows done, rows in all)``.
-
-    Returns
-    -------
-    Encoded
-
-    Examples
-    --------
-    >>> import tempfile, nnnorm
-    >>> class Letters(Encoder):
-    ...     name, dim, modalities = "letters", 2, ("texts",)
-    ...
-    ...     def embed_texts(self, texts):
-    ...         return np.array([[text.count("a"), text.count("b")] for text in texts])
-    >>> done = encode_to_folder(Letters(), "texts", ["ab", "bb"], tempfile.mkdtemp())
-    >>> nnnorm.open_embeddings(done.folder).shape
-    (2, 2)
-    """
+    """Encode a list of images, texts or sounds into a folder."""
     encoder.check_modality(modality)
     if not len(items):
         raise NNNormError(f"there are no {modality} to encode; give at least one")

@@ -27,25 +27,7 @@ from nnnorm.tables import read_json
 
 
 class SentenceEncoder(Encoder):
-    """A model of the sentence-transformers library.
-
-    Parameters
-    ----------
-    model : str
-        A folder or a name on the hub.
-    revision : str, optional
-        Branch, tag or commit, for a name on the hub.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"``, …
-    dtype : {"float32", "bfloat16", "float16"}
-        Type of the weights and of the computation.
-
-    Examples
-    --------
-    >>> model = SentenceEncoder("sentence-transformers/all-MiniLM-L6-v2")  # doctest: +SKIP
-    >>> model.encode_texts(["a dog"]).shape  # doctest: +SKIP
-    (1, 384)
-    """
+    """A model of the sentence-transformers library."""
 
     def __init__(
         self,

@@ -81,13 +81,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A verdict, what it rests on, and what to do next.
-
-    `verdict` is "correct" (a gain is shown, or expected without labels), "try" (there are hubs, but
-    no gain is shown yet), "leave" (a correction is not worth it, or does harm) or "unknown" (there
-    are no references). `next` are lines of Python that go on from here. `n_needed` is the number of
-    labeled queries that would tell a gain of one point from none, if these are too few.
-    """
+    """A verdict, what it rests on, and what to do next."""
 
     verdict: Verdict
     hubs: Hubs  # of the search as it is

@@ -31,12 +31,7 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnosis:
-    """Hubness of a gallery under a set of queries, before and after a correction.
-
-    `null_model` compares the counts with random ones. `hubs` are the most retrieved items before
-    the correction, `hubs_after` their N_k after it; `outliers` are items whose bias is far from all
-    others. `occurrences` are N_k of every item; they and the ids are not in `to_dict`.
-    """
+    """Hubness of a gallery under a set of queries, before and after a correction."""
 
     before: Hubness
     null_model: Hubs

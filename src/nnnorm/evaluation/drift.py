@@ -46,13 +46,7 @@ _MOST_QUERIES = 4096
 
 @dataclass(frozen=True)
 class Drift:
-    """What today's queries say about a corrector.
-
-    `z` is about 0 if the queries come from the source of the bank, and above 3 if they do not.
-    `agreement` is 1 if the values that both give are of one source; None for too few queries. The
-    hub shares are those of `Hubness.hub_occurrence`, with this corrector, without a correction, and
-    after a refit (fitted on one half of the queries, counted on the other).
-    """
+    """What today's queries say about a corrector."""
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -84,21 +78,7 @@ def measure_drift(
     gallery: Source | None = None,
     seed: int = 0,
 ) -> Drift:
-    """Measure whether a corrector, or a saved one, still suits the queries of today.
-
-    Give 64 or more recent queries, without labels; copies of one query count once. The gallery is
-    by default the sample of items that the corrector keeps.
-
-    Examples
-    --------
-    >>> from nnnorm import load_shapes
-    >>> shapes = load_shapes()
-    >>> corrector = Corrector.fit(shapes.gallery, shapes.references[::4])
-    >>> measure_drift(corrector, shapes.queries[::20]).verdict
-    'fine'
-    >>> measure_drift(corrector, -shapes.queries[::20]).verdict
-    'refit now'
-    """
+    """Measure whether a corrector, or a saved one, still suits the queries of today."""
     corrector = open_corrector(corrector)
     asked = corrector.open(queries, "queries")
     if len(asked) > _MOST_QUERIES:
@@ -183,11 +163,7 @@ def _measure_z(corrector: Corrector, queries: Embeddings, seed: int) -> float:
 def _agreement(
     corrector: Corrector, old: Bias, items: Embeddings, queries: Embeddings
 ) -> float | None:
-    """Correlation of the values that bank and queries give, without the noise of the queries' own.
-
-    Both are those of the automatic rule, whatever the method is: the values of different methods,
-    or of k that are far apart, need not agree.
-    """
+    """Correlation of the biases from bank and queries, corrected for the queries' noise."""
     if len(queries) < _LEAST_AGREEING:
         return None
     if corrector.asked != NNN():

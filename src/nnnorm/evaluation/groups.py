@@ -229,14 +229,7 @@ def measure_groups(
     target: Mapping[str, float],
     difference: tuple[str, str] | None = None,
 ) -> dict[str, FloatArray]:
-    """Compute figures of groups for every query of a ranking, shape ``(n_queries,)`` each.
-
-    For each k: ``bias`` = (n_a − n_b)/k of the two groups of `difference`, and its absolute value;
-    ``share`` of each group; ``skew`` = ln(share/target), a group that is absent counted as one item
-    (there is no logarithm of 0) but at most as its target, and the greatest of them; and for the
-    greatest k ``ndkl``: the Kullback–Leibler divergence of the first 1, 2, … items from the target,
-    weighted by 1/log2(i+1).
-    """
+    """Compute figures of groups for every query of a ranking, shape ``(n_queries,)`` each."""
     values, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
     kinds = values.tolist()
     counts = (codes[ranking.indices][:, :, None] == np.arange(len(kinds))).cumsum(axis=1)

@@ -76,12 +76,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class Hubs:
-    """How far the hits of a search are from the null model.
-
-    `severity` follows from `beyond_chance`: the share of the hits (with a truth, of those that are
-    not right) that would have to move to another item to look like the null model. `k` is the
-    number of first places that count as hits.
-    """
+    """How far the hits of a search are from the null model."""
 
     severity: Severity
     beyond_chance: float
@@ -150,11 +145,7 @@ def measure_hubness(occurrences: npt.ArrayLike) -> Hubness:
 
 
 def compare_occurrences(before: npt.ArrayLike, after: npt.ArrayLike) -> tuple[float, float]:
-    """Run a Kolmogorov–Smirnov test between two distributions of ``N_k``: statistic, p-value.
-
-    The p-value is the asymptotic one with Stephens' correction; with ties, as counts have, it errs
-    on the side of "no difference".
-    """
+    """Run a Kolmogorov–Smirnov test between two distributions of ``N_k``: statistic, p-value."""
     first, second = np.sort(np.asarray(before)), np.sort(np.asarray(after))
     values = np.concatenate([first, second])
     below = [np.searchsorted(some, values, side="right") / len(some) for some in (first, second)]
@@ -200,10 +191,7 @@ def list_hubs(
 def find_rescued(
     before: npt.ArrayLike, after: npt.ArrayLike, truth: Truth, hubs: npt.ArrayLike
 ) -> IntArray:
-    """Find queries whose first hit was a wrong hub and is right after, the clearest first.
-
-    Clear are those whose first places held many hubs that are gone.
-    """
+    """Find queries whose first hit was a wrong hub and is right after, the clearest first."""
     was, now = np.asarray(before), np.asarray(after)
     among = np.isin(was, hubs)
     rescued = among[:, 0] & ~truth.holds(was[:, 0]) & truth.holds(now[:, 0])
@@ -253,11 +241,7 @@ def judge_hubs(
     queries: Embeddings | None = None,
     seed: int = 0,
 ) -> Hubs:
-    """Compare the hits of every item, shape ``(n_queries, k)``, with the null model.
-
-    With a `truth` right hits stay where they are, and queries that share their right item belong
-    together; without one, copies among the `queries` do.
-    """
+    """Compare the hits of every item, shape ``(n_queries, k)``, with the null model."""
     found = np.asarray(hits, dtype=np.int64)
     found = found[:, None] if found.ndim == 1 else found
     counts = count_occurrences(found, n_gallery)

@@ -71,11 +71,7 @@ class Outlier:
 
 @dataclass(frozen=True, eq=False)
 class Scan:
-    """The verdicts on items; the outliers come with the worst first, broken rows before all.
-
-    `scores` and `signals` are those of all items: infinite and NaN for broken rows. `budget` is the
-    largest number of alerts, broken rows aside.
-    """
+    """The verdicts on items; the outliers come with the worst first, broken rows before all."""
 
     outliers: tuple[Outlier, ...]
     scores: DoubleArray = field(repr=False)
@@ -217,36 +213,7 @@ def screen(
     ids: Sequence[Any] | None = None,
     progress: Progress | None = None,
 ) -> Scan:
-    """Judge new items before they are added, by a corrector's past queries and sample of items.
-
-    Each item is judged by itself, so that the verdicts do not depend on what else arrives. What is
-    usual is measured once per call: give many items at once.
-
-    Parameters
-    ----------
-    corrector : Corrector or path
-    items : array or path, shape (n_items, dim)
-        Rows of zeros or NaN are reported, not rejected, and so are norms that do not fit.
-    ids : sequence of int or of str, optional
-        One per item.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Returns
-    -------
-    Scan
-        Its ``kept`` are the rows to add, its ``outliers`` the others, with the reasons.
-
-    Examples
-    --------
-    >>> from nnnorm import load_shapes
-    >>> shapes = load_shapes()
-    >>> corrector = Corrector.fit(shapes.gallery[:800], shapes.references[:2000])
-    >>> planted = shapes.references[4000:4400].mean(axis=0)
-    >>> new = np.stack([shapes.gallery[900], planted / np.linalg.norm(planted)])
-    >>> screen(corrector, new, ids=["photo", "hub"]).to_remove
-    ['hub']
-    """
+    """Judge new items before they are added, by a corrector's past queries and sample of items."""
     corrector = open_corrector(corrector)
     rows = corrector.open_sound(items, "items")
     unit = True if corrector.unit and not rows.embeddings.normalized else None
@@ -281,11 +248,7 @@ def count_alerts(budget: Budget, n_items: int) -> int:
 def _find_odd_norms(
     items: Embeddings, *, unit: bool | None = None, norms: tuple[float, float] | None = None
 ) -> dict[int, str]:
-    """Constant rows, norms unlike all others, and other norms among unit ones: faults by row.
-
-    All norms must be 1 if `unit`, by default if nine in ten are; else they must be near `norms`,
-    the smallest and largest usual one, by default the median.
-    """
+    """Constant rows, norms unlike all others, and other norms among unit ones: faults by row."""
     lengths, faults = np.empty(len(items)), {}
     for start, block in items.blocks():
         lengths[start : start + len(block)] = np.linalg.norm(block, axis=1)

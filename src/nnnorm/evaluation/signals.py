@@ -76,10 +76,7 @@ class Numbers:
 
 
 class Expected:
-    """What is usual for an item of a gallery, by past queries; made once, asked for any items.
-
-    Of more than 8,192 landmarks or references a random part is used.
-    """
+    """What is usual for an item of a gallery, by past queries; made once, asked for any items."""
 
     def __init__(
         self,
@@ -135,10 +132,7 @@ class Expected:
     def measure(
         self, items: Embeddings, own: IntArray | None = None, progress: Progress | None = None
     ) -> Numbers:
-        """Measure items in one pass over references, blends and landmarks.
-
-        `own` is the number of the landmark that each item is, −1 if it is none.
-        """
+        """Measure items in one pass over references, blends and landmarks."""
         own = np.full(len(items), -1) if own is None else own
         rest = np.flatnonzero(own < 0)
         done = Done(progress, self._work_per_item * len(items))
@@ -280,11 +274,7 @@ class _KeepCounts:
 
 
 class _Sides:
-    """Linear discriminants between gallery and references, each from four fifths of the rows.
-
-    A landmark is judged by the discriminant that has not seen it, as a new item is; otherwise new
-    items would seem to lie on the side of the references if there are few rows per dimension.
-    """
+    """Linear discriminants between gallery and references, each from four fifths of the rows."""
 
     def __init__(self, items: FloatArray, references: FloatArray, rng: np.random.Generator) -> None:
         self._fold_of = rng.permutation(len(items)) % _N_FOLDS

@@ -287,13 +287,7 @@ class _Strip:
 
 
 class GateWatch:
-    """Reads the raw scores of a sweep, and then gives the hits of gated methods.
-
-    A gate is open or closed per query, whatever the parameters are. If all gates of a method are
-    open, its hits are those of its ungated form; if some are closed, the query ranks by raw score
-    (QBNorm) or by a product of the open gates' factors (DualDIS), which depends on few parameters:
-    dozens of rankings of the few such queries, not hundreds.
-    """
+    """Reads the raw scores of a sweep, and then gives the hits of gated methods."""
 
     def __init__(self, methods: Sequence[Method], statistics: Statistics, truth: Truth) -> None:
         self._statistics, self._truth = statistics, truth

@@ -88,12 +88,7 @@ class PopularityChoice:
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """All cells, the chosen one, its bias, and the interval of its gain.
-
-    `gain` is in-sample: on the queries that the setting was chosen on. `cross_fitted` is what new
-    queries may expect: each fifth of the queries gets the setting that the others choose. `n_near`
-    settings are within one standard error of the best.
-    """
+    """All cells, the chosen one, its bias, and the interval of its gain."""
 
     grid: tuple[Cell, ...]
     best: Cell
@@ -399,10 +394,7 @@ def _sweep(
 
 
 def choose(settings: Sequence[Setting], hits: FloatArray, clusters: npt.NDArray[Any]) -> int:
-    """Apply the one-standard-error rule to each method; return the best of these choices.
-
-    The first setting is no correction, which is the choice for a method that it beats.
-    """
+    """Apply the one-standard-error rule to each method; return the best of these choices."""
     choices = []
     for name in dict.fromkeys(setting.name for setting in settings[1:]):
         rows = [0, *(n for n, s in enumerate(settings) if s.name == name and n > 0)]

@@ -43,44 +43,14 @@ class _Anchor:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The first places of all queries.
-
-    Attributes
-    ----------
-    ranking : Ranking
-    n_uncertain : int
-        Number of queries whose places may not be exact.
-    """
+    """The first places of all queries."""
 
     ranking: Ranking
     n_uncertain: int
 
 
 class Candidates:
-    """Candidates of every query, made once.
-
-    Parameters
-    ----------
-    queries : Embeddings, shape (n_queries, dim)
-    gallery : Embeddings, shape (n_gallery, dim)
-    anchors : sequence of Bias
-        Corrections without gates, besides none.
-    depth : int
-        Number of items to keep per query and anchor.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Examples
-    --------
-    >>> from nnnorm import NNN, load_shapes, open_embeddings
-    >>> shapes = load_shapes()
-    >>> queries, gallery = (open_embeddings(x) for x in (shapes.queries[:9], shapes.gallery))
-    >>> bias = NNN(8, 0.5).fit(gallery, shapes.references[:500])
-    >>> candidates = Candidates(queries, gallery, [bias], depth=50)
-    >>> found = candidates.rank(NNN(16, 0.4).fit(gallery, shapes.references[:500]), 10)
-    >>> found.ranking.indices.shape, found.n_uncertain
-    ((9, 10), 0)
-    """
+    """Candidates of every query, made once."""
 
     def __init__(
         self,

@@ -12,19 +12,7 @@ _T = TypeVar("_T")
 
 
 class Kept:
-    """The latest answers by key; requests for the same key at the same time share one computation.
-
-    Parameters
-    ----------
-    most : int
-        Number of answers to keep.
-
-    Examples
-    --------
-    >>> kept = Kept(2)
-    >>> kept.get("a", lambda: 1), kept.get("a", lambda: 2)
-    (1, 1)
-    """
+    """The latest answers by key; simultaneous requests for one key are computed once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -52,18 +40,7 @@ class Kept:
 
 
 class Later(Generic[_T]):
-    """Work that is done once, in a thread of its own, while other requests are answered.
-
-    Parameters
-    ----------
-    make : callable
-
-    Examples
-    --------
-    >>> later = Later(lambda: 3)
-    >>> later.wait(), later.is_ready
-    (3, True)
-    """
+    """Work that is done once, in a thread of its own, while other requests are answered."""
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make, self._future = make, Future[_T]()

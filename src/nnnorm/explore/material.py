@@ -47,34 +47,7 @@ _UNIT_TOLERANCE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Embeddings in their roles, checked, and what is known about items and queries.
-
-    Attributes
-    ----------
-    gallery, queries, references : Embeddings
-    given_references : Bank or Embeddings
-        As they were given; a bank knows how often each intent was asked.
-    truth : Truth or None
-    ids : ndarray, shape (n_gallery,), or None
-    captions, query_captions, reference_captions : sequence of str or None
-        Texts of items, queries and references.
-    metadata : mapping of str to list of str
-        Columns with one value per item.
-    pictures : Pictures or None
-    encode : callable or None
-        Turns a text into an embedding, shape (1, dim).
-    corrector : Corrector or None
-    recent : Embeddings or None
-        Recent queries, to tell a drift by.
-    served : Served or None
-        What an index serves, where one was given.
-    options : mapping of str to str
-        Options of the command line that name these inputs.
-    examples : sequence of str
-        Texts to try.
-    notes : tuple of str
-        What the checks of the inputs warned of.
-    """
+    """Embeddings in their roles, checked, and what is known about items and queries."""
 
     gallery: Embeddings
     queries: Embeddings
@@ -127,14 +100,7 @@ class Material:
 
 
 def demo_material() -> Material:
-    """Return the shapes that ship with the package, with their text tower and pictures.
-
-    Examples
-    --------
-    >>> material = demo_material()
-    >>> len(material.gallery), sorted(material.filters())
-    (1000, ['background', 'objects'])
-    """
+    """Return the shapes that ship with the package, with their text tower and pictures."""
     shapes = load_shapes()
     scenes = [read_scene(scene) for scene in shapes.scenes]
     references = open_embeddings(shapes.references, name="references")
@@ -177,48 +143,7 @@ def open_material(
     encoder: str | None = None,
     normalize: bool | None = None,
 ) -> Material:
-    """Open the files of a search, or the items of an index.
-
-    Parameters
-    ----------
-    gallery : Path, optional
-        The items; without it an index must be given.
-    queries : Path
-        Queries to look at.
-    references : Path, optional
-        Past queries, or the file of a bank; by default the bank of the corrector.
-    truth : Path, optional
-        Right items of the queries, see `read_truth`.
-    index : str, optional
-        URL of an index, whose items, ids and metadata are used in place of a gallery.
-    corrector : Path, optional
-        A saved corrector, whose drift is measured.
-    recent : Path, optional
-        Recent queries for that; by default the queries.
-    ids : sequence, optional
-        One per item.
-    images : Path, optional
-        Folder of pictures: named by a column of the metadata (image, file, path or filename), or as
-        many as there are items, in the order of their names.
-    captions, query_captions, reference_captions : Path, optional
-        Texts, one per line, or tables with one column or a column ``caption``.
-    metadata : Path, optional
-        Table with a row per item (.csv, .tsv, .jsonl, .parquet), or a JSON list of objects.
-    encoder : str, optional
-        Model that encodes typed queries, see `load_encoder`.
-    normalize : bool, optional
-        As in `open_embeddings`.
-
-    Returns
-    -------
-    Material
-
-    Examples
-    --------
-    >>> open_material(queries=Path("queries.npy"))
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: explore needs a gallery, or an index that holds one; ...
-    """
+    """Open the files of a search, or the items of an index."""
     given: dict[str, Any] = {
         "gallery": gallery,
         "index": index,
@@ -316,10 +241,7 @@ def _open_bank(
 def _read_index(
     url: str, normalize: bool | None
 ) -> tuple[Embeddings, npt.NDArray[Any], dict[str, list[str]], Served, bool]:
-    """The items of an index: rows, ids, metadata by column, what it serves, and if rows are unit.
-
-    Rows and metadata are as they were given.
-    """
+    """Items of an index: rows, ids, metadata by column, what it serves, if rows are unit."""
     with open_index(url) as opened:
         batches, config = list(opened.scan()), opened.config
     if not batches:

@@ -18,25 +18,7 @@ _ALIGNED = 8
 
 
 def pack(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Put a description and arrays together.
-
-    Parameters
-    ----------
-    about : mapping
-        Anything that JSON takes.
-    arrays : mapping of str to ndarray
-        Floats become float32, whole numbers int32, bool and uint8 become uint8; rows are joined.
-
-    Returns
-    -------
-    bytes
-
-    Examples
-    --------
-    >>> about, arrays = unpack(pack({"k": 2}, {"items": np.array([3, 1])}))
-    >>> about, arrays["items"].tolist()
-    ({'k': 2}, [3, 1])
-    """
+    """Put a description and arrays together."""
     listed, parts, offset = [], [], 0
     for name, array in arrays.items():
         flat = np.ascontiguousarray(array, dtype=_TYPES[array.dtype.kind]).ravel()
@@ -54,13 +36,7 @@ def pack(about: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> by
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """Read what `pack` wrote, for tests and programs.
-
-    Examples
-    --------
-    >>> unpack(pack({}, {"scores": np.array([0.5])}))[1]["scores"].dtype.name
-    'float32'
-    """
+    """Read what `pack` wrote, for tests and programs."""
     (size,) = struct.unpack_from("<I", data)
     header = json.loads(data[4 : 4 + size])
     arrays = {

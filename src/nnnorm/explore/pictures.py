@@ -60,14 +60,7 @@ class ScenePictures:
 
 
 class FolderPictures:
-    """Pictures from a folder, one path per item, relative to the folder.
-
-    Parameters
-    ----------
-    folder : Path
-    paths : sequence of str or PathLike
-        One per item.
-    """
+    """Pictures from a folder, one path per item, relative to the folder."""
 
     def __init__(self, folder: str | os.PathLike[str], paths: Sequence[str | Path]) -> None:
         self._folder = os.path.realpath(folder)
@@ -94,12 +87,7 @@ class FolderPictures:
 
 
 class Thumbnails:
-    """Thumbnails of a gallery, kept up to 64 MB; a broken picture is a placeholder and a log line.
-
-    Parameters
-    ----------
-    pictures : Pictures
-    """
+    """Thumbnails of a gallery, up to 64 MB; a broken picture becomes a placeholder."""
 
     def __init__(self, pictures: Pictures) -> None:
         self._pictures = pictures

@@ -23,26 +23,7 @@ _LONGEST = 4.0
 
 
 def project(items: Embeddings, *, seed: int = 0) -> FloatArray:
-    """Place items on a plane.
-
-    Parameters
-    ----------
-    items : Embeddings, shape (n_items, dim)
-        Some thousands; of more, give a random sample.
-    seed : int
-        Random seed; the same seed gives the same plane.
-
-    Returns
-    -------
-    ndarray, shape (n_items, 2), float32
-        Within −1 to 1.
-
-    Examples
-    --------
-    >>> from nnnorm import load_shapes, open_embeddings
-    >>> project(open_embeddings(load_shapes().gallery[:50])).shape
-    (50, 2)
-    """
+    """Place items on a plane."""
     rng = np.random.default_rng(seed)
     places = _principal(items, rng)
     if len(items) > 2:

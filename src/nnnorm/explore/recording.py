@@ -40,33 +40,7 @@ _MOST_PICTURES = 2000
 def record(
     session: Session, folder: str | os.PathLike[str], progress: Progress | None = None
 ) -> list[str]:
-    """Write the page of a session to a folder, where it works from disk.
-
-    Parameters
-    ----------
-    session : Session
-    folder : str or PathLike
-        Made if needed; it must be empty, or hold an earlier export.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Returns
-    -------
-    list of str
-        Names of what was written; without pyarrow there is no ``items.parquet``.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from nnnorm.explore import Material
-    >>> from nnnorm import load_shapes, open_embeddings
-    >>> rows = open_embeddings(load_shapes().gallery[:64])
-    >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> asked = open_embeddings(load_shapes().queries[:4])
-    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
-    >>> "index.html" in record(session, tempfile.mkdtemp())
-    True
-    """
+    """Write the page of a session to a folder, where it works from disk."""
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
         raise NNNormError(f"{target} is not empty; give a new folder for the export")
@@ -95,13 +69,7 @@ def record(
 
 
 def join_modules() -> str:
-    """Join the modules of the page into one script, which a page on disk may load.
-
-    Examples
-    --------
-    >>> "import {" in join_modules()
-    False
-    """
+    """Join the modules of the page into one script, which a page on disk may load."""
     parts = []
     for name in MODULES:
         text = (STATIC / f"{name}.js").read_text(encoding="utf-8")
@@ -111,13 +79,7 @@ def join_modules() -> str:
 
 
 def make_page() -> str:
-    """Return the page with the scripts of an export.
-
-    Examples
-    --------
-    >>> 'type="module"' in make_page()
-    False
-    """
+    """Return the page with the scripts of an export."""
     text = (STATIC / "index.html").read_text(encoding="utf-8")
     text = re.sub(
         r'<script type="module"[^>]*></script>',
@@ -263,30 +225,7 @@ def _try_table(session: Session) -> bytes | None:
 
 
 def make_table(session: Session, method: Method) -> bytes:
-    """Make a parquet file of the items of the map.
-
-    Parameters
-    ----------
-    session : Session
-    method : Method
-
-    Returns
-    -------
-    bytes
-        Columns id, text, projection_x, projection_y, bias, times_first_before, times_first_after,
-        verdict, and those of the metadata that are filters.
-
-    Examples
-    --------
-    >>> from nnnorm.explore import Material
-    >>> from nnnorm import load_shapes, open_embeddings
-    >>> rows = open_embeddings(load_shapes().gallery[:64])
-    >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> asked = open_embeddings(load_shapes().queries[:4])
-    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
-    >>> make_table(session, session.open_method("nnn", {}))[:4]
-    b'PAR1'
-    """
+    """Make a parquet file of the items of the map."""
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     material = session.material
     items, places = session.map.wait()

@@ -216,12 +216,7 @@ def _attachment(data: bytes, name: str, media_type: str = "application/octet-str
 
 
 def make_api(session: Session) -> Any:
-    """Make the FastAPI application of a session, without the checks of `Guard`.
-
-    Examples
-    --------
-    >>> make_api(session)  # doctest: +SKIP
-    """
+    """Make the FastAPI application of a session, without the checks of `Guard`."""
     app = fastapi.FastAPI(
         title="nnnorm explore",
         version=__version__,

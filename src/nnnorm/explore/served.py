@@ -20,26 +20,7 @@ SERVED = "index"
 
 @dataclass(frozen=True)
 class Served(Method):
-    """The bias of an index.
-
-    Parameters
-    ----------
-    url : str
-        Names the index.
-    fitted_by : str
-        Name of the method that its values came from.
-    reference_k : int or None
-        How many references were averaged per item.
-    stored : ndarray, shape (n_gallery,), float32
-    weight : float
-        The weight of the recipe, or one that a search gives.
-
-    Examples
-    --------
-    >>> served = Served("faiss:photos.faiss", "nnn", 32, np.array([0.2, 0.4], np.float32), 0.5)
-    >>> served.describe()
-    'faiss:photos.faiss serves NNN, k = 32, weight 0.5'
-    """
+    """The bias of an index."""
 
     url: str
     fitted_by: str

@@ -36,14 +36,7 @@ _Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Guard:
-    """Checks every request before it is answered, and adds the headers of `_HEADERS`.
-
-    Parameters
-    ----------
-    app : ASGI application
-    host : str
-        The address that the server listens on.
-    """
+    """Checks every request before it is answered, and adds the headers of `_HEADERS`."""
 
     def __init__(self, app: Any, host: str) -> None:
         self._app, self._host = app, host.strip("[]")
@@ -114,31 +107,7 @@ def _is_address(name: str) -> bool:
 
 
 def make_app(session: Session, host: str = "127.0.0.1") -> Any:
-    """Make the ASGI application of a session.
-
-    Parameters
-    ----------
-    session : Session
-    host : str
-        The address that the server will listen on.
-
-    Returns
-    -------
-    ASGI application
-
-    Examples
-    --------
-    >>> from nnnorm.explore import Material
-    >>> from starlette.testclient import TestClient
-    >>> from nnnorm import load_shapes, open_embeddings
-    >>> rows = open_embeddings(load_shapes().gallery[:64])
-    >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> asked = open_embeddings(load_shapes().queries[:4])
-    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
-    >>> client = TestClient(make_app(session), base_url="http://localhost")
-    >>> client.get("/api/about").json()["n_gallery"]
-    64
-    """
+    """Make the ASGI application of a session."""
     from nnnorm.explore.routes import make_api  # needs the extra
 
     return Guard(make_api(session), host)
@@ -148,23 +117,7 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
 
 
 def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
-    """Open the socket that the explorer listens on; port 0 takes any that is free.
-
-    Parameters
-    ----------
-    host : str
-    port : int
-
-    Returns
-    -------
-    socket
-
-    Examples
-    --------
-    >>> with listen(port=0) as opened:
-    ...     opened.getsockname()[0]
-    '127.0.0.1'
-    """
+    """Open the socket that the explorer listens on; port 0 takes any that is free."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, socket.SOCK_STREAM)
@@ -184,20 +137,7 @@ def listen(host: str = "127.0.0.1", port: int = 8765) -> socket.socket:
 
 
 def serve(session: Session, opened: socket.socket, host: str = "127.0.0.1") -> None:
-    """Answer requests on a socket until the process is interrupted.
-
-    Parameters
-    ----------
-    session : Session
-    opened : socket
-        From `listen`.
-    host : str
-        The address that was asked for.
-
-    Examples
-    --------
-    >>> serve(Session(demo_material()), listen())  # doctest: +SKIP
-    """
+    """Answer requests on a socket until the process is interrupted."""
     uvicorn = require("uvicorn", "explore")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NNNormWarning)  # the page shows those of the inputs

@@ -71,16 +71,7 @@ _KEPT_COUNTS, _KEPT_VIEWS = 64, 1024
 
 @dataclass(frozen=True)
 class Knob:
-    """A parameter of a method, as a control of the page.
-
-    Attributes
-    ----------
-    name, label : str
-    kind : {"steps", "range", "switch"}
-    values : tuple
-        Of steps all values, of a range the first, the last and the step.
-    default : int, float or bool
-    """
+    """A parameter of a method, as a control of the page."""
 
     name: str
     label: str
@@ -90,16 +81,7 @@ class Knob:
 
 
 class Session:
-    """All that the explorer knows about a gallery and its queries.
-
-    Parameters
-    ----------
-    material : Material
-    seed : int
-        Random seed of samples.
-    progress : callable, optional
-        Called with ``(done, total)``.
-    """
+    """All that the explorer knows about a gallery and its queries."""
 
     def __init__(
         self, material: Material, *, seed: int = 0, progress: Progress | None = None
@@ -251,11 +233,7 @@ class Session:
         return self._counts.get(method, lambda: count_occurrences(first, len(self.gallery)))
 
     def find_won(self, method: Method) -> tuple[IntArray, IntArray]:
-        """Return the queries that a correction wins and loses, by their numbers.
-
-        Won are those whose right item comes first only with it; where no truth is known, those
-        whose first item changes.
-        """
+        """Return the queries that a correction wins and loses, by their numbers."""
         first = [self.rank(some).ranking.indices[:, 0] for some in (None, method)]
         if self.truth is None:
             return self.chosen[first[0] != first[1]], self.chosen[:0]
@@ -344,13 +322,7 @@ class Session:
 
 
 def draw_some(n_rows: int, most: int, seed: int) -> IntArray:
-    """Draw rows at random, all where there are few, in their order.
-
-    Examples
-    --------
-    >>> draw_some(3, 5, seed=0).tolist(), len(draw_some(1000, 5, seed=0))
-    ([0, 1, 2], 5)
-    """
+    """Draw rows at random, all where there are few, in their order."""
     if n_rows <= most:
         return np.arange(n_rows)
     return np.sort(np.random.default_rng(seed).choice(n_rows, most, replace=False))

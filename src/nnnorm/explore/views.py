@@ -53,24 +53,7 @@ _N_RESAMPLES = 1000
 
 
 class Views:
-    """The answers of the page, one method per view.
-
-    Parameters
-    ----------
-    session : Session
-
-    Examples
-    --------
-    >>> from nnnorm.explore import Material, Session
-    >>> from nnnorm import load_shapes, open_embeddings
-    >>> rows = open_embeddings(load_shapes().gallery[:64])
-    >>> bank = open_embeddings(load_shapes().references[:200])
-    >>> asked = open_embeddings(load_shapes().queries[:4])
-    >>> session = Session(Material(rows, queries=asked, references=bank, given_references=bank))
-    >>> about, arrays = Views(session).search(session.open_method("nnn", {}), query=0)
-    >>> len(arrays["before"]), about["query"]["kind"]
-    (12, 'query')
-    """
+    """The answers of the page, one method per view."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -272,11 +255,7 @@ class Views:
         return about, {"copies": copies}
 
     def hub_after(self, method: Method, item: int) -> View:
-        """Show the part of `hub` that a setting changes.
-
-        The arrays have one entry per query, in the order of the groups: the item that comes first
-        now, and whether it is right.
-        """
+        """Show the part of `hub` that a setting changes."""
         session = self.session
         _, wrong, groups = _taken(session, item)
         first = session.rank(method).ranking.indices[:, 0]

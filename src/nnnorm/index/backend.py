@@ -35,17 +35,7 @@ Kind = Literal["integer", "float", "boolean", "text"]
 
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Some items as an engine stores them.
-
-    Attributes
-    ----------
-    ids : ndarray, shape (n_items,), int64 or str
-    vectors : ndarray, shape (n_items, width), float32
-        With the extra coordinates in mode "augmented".
-    bias : ndarray, shape (n_items,), float32, optional
-        The column of the mode "column".
-    metadata : list of dict
-    """
+    """Some items as an engine stores them."""
 
     ids: Ids
     vectors: FloatArray
@@ -65,16 +55,7 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class Hits:
-    """Items found for some queries, best first.
-
-    Attributes
-    ----------
-    ids : ndarray, shape (n_queries, at most k), int64 or str
-        -1 or "" if fewer than k items were found.
-    scores : ndarray, same shape, float32
-        ``-inf`` if fewer than k items were found.
-    metadata : list of lists of dict, optional
-    """
+    """Items found for some queries, best first."""
 
     ids: Ids
     scores: FloatArray
@@ -86,11 +67,7 @@ class Hits:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a new version will hold.
-
-    `columns` are the metadata keys that get a column of their own, in engines with columns;
-    `sample` has some of the vectors, shape ``(n, width)``, for engines that train.
-    """
+    """What a new version will hold."""
 
     width: int
     mode: Mode
@@ -105,23 +82,7 @@ CONFIGURED = ("dim", "version", "corrector", "method", "weight", "mode")
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """What `nnnorm index info` prints.
-
-    Attributes
-    ----------
-    name : str
-        Engine and collection.
-    n_items, dim, version : int
-        `version` counts the builds and refreshes.
-    corrector, method : str
-        Fingerprint of the corrector, and its method.
-    weight : float
-    mode : {"augmented", "column"}
-    can_roll_back : bool
-        Whether the previous version is there.
-    is_rolled_back : bool
-        Whether a newer version is there.
-    """
+    """What `nnnorm index info` prints."""
 
     name: str
     n_items: int
@@ -136,30 +97,7 @@ class CollectionInfo:
 
 
 class Backend(ABC):
-    """One collection in one engine. Nothing is opened before it is needed.
-
-    Class attributes
-    ----------------
-    engine : str
-        Name in messages.
-    modes : tuple of Mode
-        Supported modes, the default first.
-    metric : {"ip", "cosine"}
-        How the engine compares in mode "augmented".
-    filters : str
-        What a filter is, such as "a condition in SQL"; filters apply before the k best are taken.
-    is_exact : bool
-        Whether a search compares every item in float32.
-    has_one_range : bool
-        Whether one range of few bits serves all coordinates; vectors are then rotated.
-    atomic_writes : bool
-        Whether an interrupted `add` leaves all of its items or none.
-    shares_files : bool
-        Whether several processes may have the collection open.
-    largest_k : int or None
-    created_by : tuple of str
-        Options that a refresh takes from the index rather than from its URL.
-    """
+    """One collection in one engine. Nothing is opened before it is needed."""
 
     engine: ClassVar[str]
     options_type: ClassVar[type[Options]] = Options
@@ -283,11 +221,7 @@ class Backend(ABC):
     def search(
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
     ) -> Hits:
-        """Find the k best of each query ``(n_queries, width)``.
-
-        Scores are inner products or cosines. In mode "column", `weight` is given and scores are
-        ``s(q, r) − weight·bias``.
-        """
+        """Find the k best of each query ``(n_queries, width)``."""
 
     @abstractmethod
     def scan(self, version: str | None) -> Iterator[Items]:

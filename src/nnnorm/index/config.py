@@ -27,36 +27,7 @@ _FEW = 64  # rows that are checked without opening them as embeddings
 
 @dataclass(frozen=True)
 class IndexConfig:
-    """How a version was made.
-
-    Attributes
-    ----------
-    version : int
-        Number of builds and refreshes.
-    corrector : str
-        Fingerprint of the corrector that gave all items their bias.
-    method, weight, reference_k :
-        Those of the corrector.
-    dim : int
-        Dimension of the embeddings, without extra coordinates.
-    unit : bool
-        Whether items have unit norm; queries are then divided by theirs.
-    mode, metric, string_ids, columns, created :
-        How items are stored; `created` are the engine's options.
-    shift, scale, radius : float
-        The augmentation.
-    lowest, highest : float
-        Range of the corrector's bias.
-    reference_norms : tuple of float, optional
-    rotated : bool
-        Whether stored vectors are rotated, for engines of few bits.
-    previous : int, optional
-        The version that a refresh replaced.
-    popularity : float, optional
-        Weight of the clicks of the last refresh.
-    written_by : str
-        Version of nnnorm.
-    """
+    """How a version was made."""
 
     version: int
     corrector: str

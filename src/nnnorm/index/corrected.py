@@ -55,18 +55,7 @@ class _State(NamedTuple):
 
 
 class CorrectedIndex:
-    """A collection in some engine that ranks by ``s(q, r) − weight·m(r)``.
-
-    `build_index`, `open_index` and `copy_index` return one. An open index serves the version that
-    it opened until `reload`; a search never mixes two versions. Threads may share it.
-
-    Attributes
-    ----------
-    backend : Backend
-        The engine's collection.
-    config : IndexConfig
-        What the index knows about its correction.
-    """
+    """A collection in some engine that ranks by ``s(q, r) − weight·m(r)``."""
 
     def __init__(self, backend: Backend, corrector: Corrector | None = None) -> None:
         self.backend = backend
@@ -168,33 +157,7 @@ class CorrectedIndex:
         filter: Any = None,
         with_metadata: bool = False,
     ) -> Hits:
-        """Find the k best items of every query by the corrected score.
-
-        Parameters
-        ----------
-        queries : array or path, shape (n_queries, dim)
-        k : int
-            Hits per query; fewer if there are fewer items.
-        weight : float, optional
-            Replaces the weight of the corrector; 0 switches the correction off.
-        filter : optional
-            Which items may be returned, in the engine's own language; see the engine's page.
-        with_metadata : bool
-            Whether to return the metadata of the hits too.
-
-        Returns
-        -------
-        Hits
-
-        Examples
-        --------
-        >>> from nnnorm import Corrector, load_shapes
-        >>> shapes = load_shapes()
-        >>> corrector = Corrector.fit(shapes.gallery, shapes.references)
-        >>> index = build_index("faiss:", shapes.gallery, corrector)
-        >>> index.search(shapes.queries[:2], k=3).ids.shape
-        (2, 3)
-        """
+        """Find the k best items of every query by the corrected score."""
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise NNNormError(f"k must be a whole number from 1; got {k}")
         most = self.backend.largest_k
@@ -273,16 +236,7 @@ class CorrectedIndex:
     def add(
         self, rows: Source, *, ids: Any = None, metadata: Sequence[Metadata] | None = None
     ) -> None:
-        """Add items. They are durable when the call returns.
-
-        Parameters
-        ----------
-        rows : array or path, shape (n_new, dim)
-        ids : sequence of int or str
-            None of them may be in the index. By default those of the file of the rows.
-        metadata : sequence of mappings, optional
-            One per item; values are JSON.
-        """
+        """Add items. They are durable when the call returns."""
         self._add(rows, ids, metadata, replaces=False)
 
     def upsert(
@@ -380,21 +334,7 @@ class CorrectedIndex:
         ids: Any = None,
         progress: Progress | None = None,
     ) -> None:
-        """Give all items the bias of another corrector, in one step for all readers.
-
-        A new version is filled from the stored rows and swapped in. The previous version is kept
-        for `rollback`.
-
-        Parameters
-        ----------
-        corrector : Corrector or path
-        popularity : Popularity, optional
-            Clicks to add to the bias. Items without clicks count 0.
-        ids : sequence of int or str, optional
-            The items that the clicks belong to; by default 0…n−1.
-        progress : callable, optional
-            Called with ``(done, total)``.
-        """
+        """Give all items the bias of another corrector, in one step for all readers."""
         new = open_corrector(corrector)
         backend = self.backend
         with backend.translating(), backend.writing():
@@ -446,10 +386,7 @@ class CorrectedIndex:
             self._state = _State(version, config)
 
     def rollback(self, *, undo: bool = False) -> None:
-        """Serve the version before the last refresh again; `undo` returns to the newer one.
-
-        Repeating the call changes nothing, so it can be run again after an interruption.
-        """
+        """Serve the version before the last refresh again; `undo` returns to the newer one."""
         with self.backend.translating(), self.backend.writing():
             state = self._read_state()
             older, newer = self._neighbors(state)

@@ -18,16 +18,7 @@ _KINDS: dict[type, Kind] = {bool: "boolean", int: "integer", float: "float", str
 
 
 def check_metadata(metadata: Sequence[Metadata] | None, n_items: int) -> list[dict[str, Any]]:
-    """Return plain JSON metadata per item, or raise before anything is written.
-
-    Examples
-    --------
-    >>> check_metadata([{"year": np.int64(1999)}], 1)
-    [{'year': 1999}]
-    >>> check_metadata([{"year": float("nan")}], 1)
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: metadata 'year' of item 0 must be a JSON value; got nan
-    """
+    """Return plain JSON metadata per item, or raise before anything is written."""
     if metadata is None:
         return [{} for _ in range(n_items)]
     entries = list(metadata)
@@ -75,13 +66,7 @@ def is_text(value: str) -> bool:
 
 
 def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
-    """Choose the keys that get a column: plain names whose values are of one kind.
-
-    Examples
-    --------
-    >>> choose_columns([{"year": 1999, "tags": ["a"]}, {"year": None, "title": "Sea", "id": 7}])
-    {'year': 'integer', 'title': 'text'}
-    """
+    """Choose the keys that get a column: plain names whose values are of one kind."""
     kinds: dict[str, set[Kind | None]] = {}
     for entry in metadata:
         for name, value in entry.items():
@@ -100,13 +85,7 @@ def choose_columns(metadata: Iterable[Metadata]) -> dict[str, Kind]:
 
 
 def split_columns(entry: Metadata, columns: Mapping[str, Kind]) -> list[Any]:
-    """Return the values of the columns, then the rest as JSON, or None if nothing is left.
-
-    Examples
-    --------
-    >>> split_columns({"year": 1999, "by": "me"}, {"year": "integer"})
-    [1999, '{"by": "me"}']
-    """
+    """Return the values of the columns, then the rest as JSON, or None if nothing is left."""
     rest, values = dict(entry), []
     for name, kind in columns.items():
         fits = name in rest and _KINDS.get(type(rest[name])) == kind
@@ -115,13 +94,7 @@ def split_columns(entry: Metadata, columns: Mapping[str, Kind]) -> list[Any]:
 
 
 def join_columns(columns: Mapping[str, Kind], values: Sequence[Any]) -> dict[str, Any]:
-    """Undo `split_columns`.
-
-    Examples
-    --------
-    >>> join_columns({"year": "integer"}, [1999, '{"by": "me"}'])
-    {'year': 1999, 'by': 'me'}
-    """
+    """Undo `split_columns`."""
     *known, rest = values
     entry = {
         name: bool(value) if kind == "boolean" else value

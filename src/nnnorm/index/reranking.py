@@ -11,16 +11,7 @@ from nnnorm.index.backend import FloatArray
 
 
 class Reranked(NamedTuple):
-    """What `rerank` returns.
-
-    Attributes
-    ----------
-    ids : ndarray, shape (n_queries, k)
-    scores : ndarray, same shape, float32
-        ``s(q, r) − weight·bias``.
-    certain : ndarray, shape (n_queries,), bool
-        Whether no item outside of the hits can be among the k best; if not, fetch more.
-    """
+    """What `rerank` returns."""
 
     ids: npt.NDArray[Any]
     scores: FloatArray

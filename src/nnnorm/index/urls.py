@@ -37,25 +37,7 @@ def load_engine(scheme: str) -> type[Backend]:
 
 
 def open_backend(url: "str | Backend") -> Backend:
-    """Make the backend that a URL names; nothing is created or connected yet.
-
-    Parameters
-    ----------
-    url : str or Backend
-        A backend is returned as it is.
-
-    Returns
-    -------
-    Backend
-
-    Examples
-    --------
-    >>> open_backend("faiss:photos?factory=HNSW32").name
-    'faiss photos'
-    >>> open_backend("excel:photos.xls")
-    Traceback (most recent call last):
-    nnnorm.errors.NNNormError: there is no engine 'excel'; ...
-    """
+    """Make the backend that a URL names; nothing is created or connected yet."""
     if isinstance(url, Backend):
         return url
     if not isinstance(url, str):

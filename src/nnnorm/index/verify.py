@@ -21,18 +21,7 @@ _BLOCK = 64  # queries compared with all items at once
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify_index` found.
-
-    Attributes
-    ----------
-    recall : float
-        Share of the hits that the exact search returns too, or that score as high.
-    score_error : float
-        Largest difference between a score of the index and the exact score of the same item.
-    n_queries, n_items, k : int
-    problems : tuple of str
-        Likely causes of a difference, one sentence each.
-    """
+    """What `verify_index` found."""
 
     recall: float
     score_error: float

@@ -24,25 +24,7 @@ from haystack import Document, component, default_to_dict  # noqa: E402
 
 @component
 class DocumentCorrector:
-    """Extend the embeddings of documents by their bias.
-
-    Parameters
-    ----------
-    corrector : str, PathLike or Corrector
-        A saved corrector, or one in memory; a pipeline can be saved with the former only.
-    fingerprint : str, optional
-        Fingerprint that the corrector must have. A saved pipeline has it, so that documents that
-        are stored and those that come later get their bias from the same corrector.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> corrector = Corrector.fit(rng.normal(size=(9, 4)), rng.normal(size=(40, 4)), normalize=True)
-    >>> done = DocumentCorrector(corrector).run([Document(content="a", embedding=[1.0, 0, 0, 0])])
-    >>> len(done["documents"][0].embedding)
-    6
-    """
+    """Extend the embeddings of documents by their bias."""
 
     def __init__(
         self, corrector: "str | os.PathLike[str] | Corrector", fingerprint: str | None = None
@@ -69,26 +51,7 @@ class DocumentCorrector:
 
 @component
 class QueryCorrector:
-    """Extend the embedding of a query by the weight.
-
-    Parameters
-    ----------
-    corrector : str, PathLike or Corrector
-        The corrector of the documents; as for `DocumentCorrector`.
-    weight : float, optional
-        Replaces the weight of the corrector. It is part of the query, so that documents need not be
-        written again.
-    fingerprint : str, optional
-        As for `DocumentCorrector`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> corrector = Corrector.fit(rng.normal(size=(9, 4)), rng.normal(size=(40, 4)), normalize=True)
-    >>> QueryCorrector(corrector, weight=0.5).run([1.0, 0.0, 0.0, 0.0])
-    {'embedding': [1.0, 0.0, 0.0, 0.0, -0.5, 0.0]}
-    """
+    """Extend the embedding of a query by the weight."""
 
     def __init__(
         self,

@@ -20,31 +20,7 @@ from langchain_core.embeddings import Embeddings  # noqa: E402
 
 
 class CorrectedEmbeddings(Embeddings):
-    """Embeddings of another model, extended by a corrector.
-
-    Parameters
-    ----------
-    embeddings : langchain_core.embeddings.Embeddings
-        The model whose embeddings the corrector was fitted on.
-    corrector : Corrector
-    weight : float, optional
-        Replaces the weight of the corrector. It is part of the query, so that documents need not be
-        embedded again.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-    >>> from langchain_core.vectorstores import InMemoryVectorStore
-    >>> model = DeterministicFakeEmbedding(size=8)
-    >>> notes, asked = ([f"{kind} {n}" for n in range(30)] for kind in ("note", "question"))
-    >>> gallery, references = (np.array(model.embed_documents(some)) for some in (notes, asked))
-    >>> corrector = Corrector.fit(gallery, references, normalize=True)
-    >>> store = InMemoryVectorStore(CorrectedEmbeddings(model, corrector))
-    >>> added = store.add_texts(notes)
-    >>> len(store.similarity_search("question 3", k=2))
-    2
-    """
+    """Embeddings of another model, extended by a corrector."""
 
     def __init__(
         self, embeddings: Embeddings, corrector: Corrector, *, weight: float | None = None

@@ -24,32 +24,7 @@ from llama_index.core.bridge.pydantic import Field, SerializeAsAny  # noqa: E402
 
 
 class CorrectedEmbedding(BaseEmbedding):
-    """Embeddings of another model, extended by a corrector.
-
-    Parameters
-    ----------
-    model : llama_index.core.base.embeddings.base.BaseEmbedding
-        The model whose embeddings the corrector was fitted on.
-    corrector : Corrector
-    weight : float, optional
-        Replaces the weight of the corrector. It is part of the query, so that texts need not be
-        embedded again.
-    **settings
-        Those of every embedding of LlamaIndex. The name and the batch size are those of the model
-        unless they are given.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from llama_index.core import MockEmbedding
-    >>> rng = np.random.default_rng(0)
-    >>> corrector = Corrector.fit(rng.normal(size=(9, 4)), rng.normal(size=(40, 4)), normalize=True)
-    >>> corrected = CorrectedEmbedding(MockEmbedding(embed_dim=4), corrector, weight=0.25)
-    >>> corrected.get_query_embedding("a question")
-    [0.5, 0.5, 0.5, 0.5, -0.25, 0.0]
-    >>> len(corrected.get_text_embedding("a text"))
-    6
-    """
+    """Embeddings of another model, extended by a corrector."""
 
     model: SerializeAsAny[BaseEmbedding]
     corrector: Any = Field(exclude=True)

@@ -21,25 +21,7 @@ Found: TypeAlias = tuple[list[list[float]], list[list[int]]]
 
 
 class CorrectedIndex:
-    """An exact search by the corrected score, for MTEB.
-
-    Parameters
-    ----------
-    corrector : Corrector or callable
-        The correction of the task's corpus, or a function that fits it to the embeddings of the
-        corpus, such as ``lambda corpus: Corrector.fit(corpus, references, normalize=True)``. MTEB
-        embeds the corpus of one task after another, and a function is called for each.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> corpus, references, queries = (rng.normal(size=(n, 8)) for n in (30, 200, 4))
-    >>> index = CorrectedIndex(lambda corpus: Corrector.fit(corpus, references, normalize=True))
-    >>> index.add_documents(corpus, [f"d{row}" for row in range(30)])
-    >>> scores, rows = index.search(queries, top_k=3, similarity_fn=None)
-    >>> np.shape(scores), np.shape(rows)
-    ((4, 3), (4, 3))
-    """
+    """An exact search by the corrected score, for MTEB."""
 
     def __init__(self, corrector: Corrector | Callable[[FloatArray], Corrector]) -> None:
         self._given = corrector if callable(corrector) else check_corrector(corrector)
@@ -52,14 +34,7 @@ class CorrectedIndex:
         self._rows: dict[str, int] = {}
 
     def add_documents(self, embeddings: Any, idxs: Sequence[str]) -> None:
-        """Add the documents of a corpus, or some more of them.
-
-        Parameters
-        ----------
-        embeddings : array or tensor, shape (n, dim)
-        idxs : sequence of n str
-            Their ids.
-        """
+        """Add the documents of a corpus, or some more of them."""
         rows = _to_array(embeddings)
         if len(rows) != len(idxs):
             raise NNNormError(f"every document needs an id; got {len(rows)} and {len(idxs)} ids")
@@ -80,26 +55,7 @@ class CorrectedIndex:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         query_idx_to_id: Mapping[int, str] | None = None,
     ) -> Found:
-        """Find the best documents of every query, of all or of those that are ranked already.
-
-        Parameters
-        ----------
-        embeddings : array or tensor, shape (n_queries, dim)
-        top_k : int
-        similarity_fn : callable
-            Not used: scores are cosines or inner products, as the corrector was fitted.
-        top_ranked : mapping of query ids to document ids, optional
-            The only documents to rank for each query.
-        query_idx_to_id : mapping of rows to query ids, optional
-            Needed with `top_ranked`.
-
-        Returns
-        -------
-        scores : list of n_queries lists
-            Corrected scores, the best first, up to a constant.
-        rows : list of n_queries lists
-            Places among all documents, or in the query's list of `top_ranked`.
-        """
+        """Find the best documents of every query, of all or of those that are ranked already."""
         if self._corrector is None:
             raise NNNormError("there are no documents yet; call add_documents first")
         if len(self._parts) > 1:

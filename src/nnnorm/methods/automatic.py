@@ -42,11 +42,7 @@ _GROUP, _N_GROUPS = 64, 16
 
 
 class Evidence(NamedTuple):
-    """What past queries and a gallery show about the settings; see the module.
-
-    `density` is c. It, `coverage` and `spread` are None for ready scores, which do not show how
-    close items are to each other.
-    """
+    """What past queries and a gallery show about the settings; see the module."""
 
     reliability: float
     density: float | None = None
@@ -76,39 +72,20 @@ class Evidence(NamedTuple):
 
 
 def choose_reference_k(n_references: int, n_gallery: int) -> int:
-    """Choose k by the numbers of unique past queries and of items.
-
-    Examples
-    --------
-    >>> [choose_reference_k(n, 1000) for n in (1, 16, 400, 25_000)]
-    [1, 8, 25, 75]
-    """
+    """Choose k by the numbers of unique past queries and of items."""
     base = min(32, max(8, n_references // 16))
     return max(1, min(n_references // 2, max(base, 3 * n_references // n_gallery)))
 
 
 def choose_alpha(evidence: Evidence, n_references: int) -> float:
-    """Choose alpha by what was measured and the number of unique past queries.
-
-    Examples
-    --------
-    >>> [choose_alpha(Evidence(1.0, density=t, coverage=1.0, spread=1.0), 24) for t in (0.5, 0.0)]
-    [0.36, 0.18]
-    """
+    """Choose alpha by what was measured and the number of unique past queries."""
     alpha = LARGEST_ALPHA * math.sqrt(evidence.reliability)
     alpha *= n_references / (n_references + _CAUTION) * evidence.match
     return round(alpha, 3)  # so that the printed setting is the one that was used
 
 
 def is_mismatched(params: Mapping[str, Any], n_references: int, n_gallery: int) -> bool:
-    """Whether past queries don't match the gallery, and too few of either are not the reason.
-
-    Examples
-    --------
-    >>> params = {"match": 0.3, "reliability": 0.9}
-    >>> is_mismatched(params, 100, 1000), is_mismatched(params, 5, 1000)
-    (True, False)
-    """
+    """Whether past queries don't match the gallery, and too few of either are not the reason."""
     is_clear = n_references >= 16 and n_gallery >= 100 and params.get("reliability", 0) >= 0.5
     return is_clear and params.get("match", 1) < 0.5
 
@@ -120,18 +97,7 @@ def measure(
     *,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> Evidence:
-    """Measure on samples what the settings depend on.
-
-    Parameters
-    ----------
-    scores : Products or Matrix, shape (n_gallery, n_references)
-        Those that m_k is the mean of, centered or not.
-    raw : Products or Matrix, shape (n_gallery, n_references)
-        Those that a search ranks by.
-    reference_k : int
-    memory_budget : int
-        Bytes beyond the inputs.
-    """
+    """Measure on samples what the settings depend on."""
     n_gallery, n_references = scores.shape
     if n_references < 2 or n_gallery < 3:
         return Evidence(0.0)

@@ -42,20 +42,7 @@ _T = TypeVar("_T", bound=type)
 
 @dataclass(frozen=True)
 class Variant:
-    """A command-line name of a method.
-
-    Attributes
-    ----------
-    name : str
-    label : str
-        What tables and plots call it.
-    grid : Grid
-        The settings that are tried by default.
-    fixed : mapping
-        Parameters of the class that this name stands for, and that can't be given with it.
-    preset : mapping
-        Defaults of this name that differ from those of the class.
-    """
+    """A command-line name of a method."""
 
     name: str
     label: str
@@ -72,18 +59,7 @@ class Factor(NamedTuple):
 
 
 def record(kind: _T) -> _T:
-    """Make the generated `__init__` of a dataclass answer a wrong argument with the right one.
-
-    Examples
-    --------
-    >>> @record
-    ... @dataclass(frozen=True)
-    ... class Mean:
-    ...     reference_k: int = 10
-    >>> Mean(k=3)
-    Traceback (most recent call last):
-    nnnorm.errors.ArgumentError: Mean has no argument 'k'; did you mean 'reference_k'?
-    """
+    """Make the generated `__init__` of a dataclass answer a wrong argument with the right one."""
     kind.__init__ = explain_arguments(kind.__init__)  # type: ignore[misc]
     return kind
 
@@ -418,23 +394,13 @@ def warn_of_mismatch(params: Mapping[str, Any], n_references: int, n_gallery: in
 
 
 def check_number(what: str, value: float) -> None:
-    """Raise unless the value is a number.
-
-    Examples
-    --------
-    >>> check_number("tau", 0.5)
-    """
+    """Raise unless the value is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
         raise NNNormError(f"{what} must be a number; got {value!r}")
 
 
 def check_count(what: str, value: int, at_most: int | None = None) -> None:
-    """Raise unless the value is a whole number of at least 1, and at most `at_most` if given.
-
-    Examples
-    --------
-    >>> check_count("reference_k", 10)
-    """
+    """Raise unless the value is a whole number of at least 1, and at most `at_most` if given."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise NNNormError(f"{what} must be a whole number of at least 1; got {value!r}")
     if at_most is not None and value > at_most:

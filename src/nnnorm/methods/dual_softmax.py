@@ -129,27 +129,7 @@ class DualSoftmax(Method):
 def published_product(
     raw: npt.NDArray[np.float32], bias: Bias, is_open: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """Rank by DualDIS as published; where both gates are open it is DualIS, given as ``s − b``.
-
-    Parameters
-    ----------
-    raw : ndarray, shape (n_queries, n_gallery)
-    bias : Bias
-        With two gates.
-    is_open : ndarray, shape (2, n_queries)
-
-    Returns
-    -------
-    ndarray, shape (n_queries, n_gallery)
-
-    Examples
-    --------
-    >>> gate = Gate(np.zeros(2), np.zeros(2))
-    >>> params = {"beta_query": 1.0, "beta_gallery": 1.0}
-    >>> bias = Bias(np.zeros(2), 1.0, "dualdis", params, gates=(gate, gate))
-    >>> published_product(np.float32([[0.5, 0.25]]), bias, np.array([[True], [True]])).tolist()
-    [[0.5, 0.25]]
-    """
+    """Rank by DualDIS as published; where both gates are open it is DualIS, given as ``s − b``."""
     betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
     corrected = raw - bias.values
     for pattern in ((True, False), (False, True), (False, False)):
@@ -169,28 +149,7 @@ def multiply_factors(
     *,
     n_closed: int,
 ) -> npt.NDArray[np.float64]:
-    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one.
-
-    Such products have no common scale (exp of hundreds), so what is given is their order: the log
-    of a positive product over the row's largest, and below all of those the negative ones.
-
-    Parameters
-    ----------
-    raw : ndarray, shape (n_rows, n_gallery)
-    factors : sequence of (β, L of shape (n_gallery,))
-        Of the open gates.
-    n_closed : int
-        Closed gates.
-
-    Returns
-    -------
-    ndarray, shape (n_rows, n_gallery), float64
-
-    Examples
-    --------
-    >>> multiply_factors(np.float32([[-0.5, 0.25]]), [], n_closed=2).tolist()
-    [[0.0, -1.386]]
-    """
+    """DualDIS's published product: ``exp(β·s − L)`` per open gate, the raw score per closed one."""
     scores = raw.astype(np.float64)
     with np.errstate(divide="ignore"):
         exponents = n_closed * np.log(np.abs(scores)) if n_closed else np.zeros_like(scores)

@@ -82,12 +82,7 @@ class InvertedSoftmax(Method):
 
 
 def check_beta(what: str, beta: float) -> None:
-    """Raise unless an inverse temperature is between 0 and 1e9.
-
-    Examples
-    --------
-    >>> check_beta("beta", 20.0)
-    """
+    """Raise unless an inverse temperature is between 0 and 1e9."""
     check_number(what, beta)
     if not 0 <= beta <= _LARGEST_BETA or math.isnan(beta):
         raise NNNormError(

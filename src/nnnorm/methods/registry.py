@@ -33,50 +33,14 @@ else:  # the command line reads its choices from this
 
 
 def find_method(name: str) -> tuple[type[Method], Variant]:
-    """Find the class of a method, and the facts about one of its names.
-
-    Parameters
-    ----------
-    name : str
-        One of `METHOD_NAMES`.
-
-    Returns
-    -------
-    kind : type of Method
-    variant : Variant
-
-    Examples
-    --------
-    >>> kind, variant = find_method("qbnorm")
-    >>> kind.__name__, variant.label
-    ('InvertedSoftmax', 'QBNorm')
-    """
+    """Find the class of a method, and the facts about one of its names."""
     if name not in _BY_NAME:
         raise NNNormError(f"method must be one of {', '.join(METHOD_NAMES)}; got {name!r}")
     return _BY_NAME[name]
 
 
 def make_method(name: MethodName, **params: Any) -> Method:
-    """Make a method from its command-line name and its parameters.
-
-    Parameters
-    ----------
-    name : str
-        One of `METHOD_NAMES`.
-    **params
-        Parameters of its class; those that are not given keep their defaults.
-
-    Returns
-    -------
-    Method
-
-    Examples
-    --------
-    >>> make_method("nnn", reference_k=16, alpha=0.5)
-    NNN(reference_k=16, alpha=0.5)
-    >>> make_method("qbnorm")
-    InvertedSoftmax(beta=20.0, gated=True)
-    """
+    """Make a method from its command-line name and its parameters."""
     kind, variant = find_method(name)
     takes = [part for part in fields(kind) if part.name not in variant.fixed]
     names = [part.name for part in takes]
@@ -96,40 +60,14 @@ def make_method(name: MethodName, **params: Any) -> Method:
 
 
 def label_method(name: str) -> str:
-    """Return what tables and plots call a method; a name that is not known stands for itself.
-
-    Examples
-    --------
-    >>> label_method("is")
-    'Inverted softmax'
-    """
+    """Return what tables and plots call a method; a name that is not known stands for itself."""
     return _BY_NAME[name][1].label if name in _BY_NAME else name
 
 
 def describe_setting(
     name: str, params: Mapping[str, Any], between: str = " ", equals: str = "="
 ) -> str:
-    """Write the parameters of a method as tables show them, by their short signs.
-
-    Parameters
-    ----------
-    name : str
-        A method's name; one that is not known has no parameters to show.
-    params : mapping
-        Entries that are not parameters of the method are left out.
-    between, equals : str
-
-    Returns
-    -------
-    str
-
-    Examples
-    --------
-    >>> describe_setting("nnn", {"reference_k": 1024, "alpha": 0.75, "reliability": 0.9})
-    'k=1024 α=0.75'
-    >>> describe_setting("nnn", {"reference_k": 8, "alpha": 0.5, "center": True})
-    'k=8 α=0.5 centered'
-    """
+    """Write the parameters of a method as tables show them, by their short signs."""
     symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
     return between.join(
         # A switch is named where it is on.

@@ -41,17 +41,7 @@ _T = TypeVar("_T")
 
 
 class Needs(NamedTuple):
-    """The statistics of a formula that one pass over a bank gives for many settings at once.
-
-    Attributes
-    ----------
-    reference_k : int or None
-        k of m_k.
-    beta, beta_gallery : float
-        β of L_β over the references and over the gallery bank; 0 where none is needed.
-    is_centred : bool
-        Whether m_k is that of the centred items.
-    """
+    """The statistics of a formula that one pass over a bank gives for many settings at once."""
 
     reference_k: int | None = None
     beta: float = 0.0
@@ -60,40 +50,7 @@ class Needs(NamedTuple):
 
 
 class Statistics:
-    """Statistics of a gallery's scores, each computed once.
-
-    Parameters
-    ----------
-    scores : Products or Matrix, shape (n_gallery, n_references)
-    bank_scores : callable, optional
-        Returns the scores of the gallery bank for ``"columns"`` (n_gallery, n_gallery_references)
-        or ``"rows"`` (n_gallery + n_gallery_references, n_references).
-    dim : int, optional
-    fingerprints : dict, optional
-        Of the embeddings by role.
-    reference_norms : (float, float), optional
-        Smallest and largest norm of the references.
-    n_given : int, optional
-        Number of references that were given, if only unique ones are used.
-    counted : mapping, optional
-        What the `params` of a bias say about unique queries.
-    known : mapping, optional
-        What is known of a larger gallery that these items belong to, such as its ``"center"``.
-    solver, quality : optional
-        How m_k is computed, see `nnnorm.solvers`.
-    given : Products or Matrix, shape (n_gallery, n_given), optional
-        Scores with all references that were given, if `scores` has a sample of them: the error of
-        m_k is then measured against these.
-    memory_budget : int
-    progress : callable, optional
-
-    Attributes
-    ----------
-    about : dict
-        The solver of the m_k that was last asked for, and its quality and error if it is not exact.
-    kept : dict
-        What has been computed so far.
-    """
+    """Statistics of a gallery's scores, each computed once."""
 
     def __init__(
         self,
@@ -206,10 +163,7 @@ class Statistics:
 
     @property
     def center(self) -> npt.NDArray[np.float32]:
-        """What is subtracted from the items where they are centred: by default their mean.
-
-        Shape ``(dim,)``; for ready scores ``(n_references,)``, a score per reference.
-        """
+        """What is subtracted from the items where they are centred: by default their mean."""
         return self.keep("center", self.scores.center)
 
     def scores_for_means(self, is_centred: bool) -> Scores:
@@ -283,19 +237,7 @@ class Statistics:
         return active
 
     def prepare(self, needs: Iterable[Needs]) -> None:
-        """Compute what several settings need in one pass over each bank.
-
-        A single m_k or L_β is left to be computed when it is asked for: the solvers compute a
-        single m_k faster than a pass over all scores does.
-
-        Examples
-        --------
-        >>> from nnnorm.embeddings import open_matrix
-        >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
-        >>> statistics.prepare([Needs(reference_k=1), Needs(reference_k=2)])
-        >>> statistics.mean_of_best(2).tolist()
-        [0.375]
-        """
+        """Compute what several settings need in one pass over each bank."""
         asked = list(needs)
         for is_centred in (False, True):
             some = {need.reference_k for need in asked if need.is_centred == is_centred}

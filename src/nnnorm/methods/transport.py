@@ -37,34 +37,7 @@ def transport_biases(
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
 ) -> FloatArray:
-    """``−τ·log u`` of every row, up to a constant that puts it on the scale of a score.
-
-    Parameters
-    ----------
-    scores : Products or Matrix, shape (n_rows, n_columns)
-    taus : sequence of float
-        Temperatures.
-    iterations : int
-        Number of times that both marginals are balanced, columns first.
-    n_wanted : int, optional
-        Number of first rows to return; by default all.
-    memory_budget : int
-        Bytes beyond the inputs.
-    progress : callable, optional
-        Called with ``(done, total)``.
-
-    Returns
-    -------
-    ndarray, shape (n_taus, n_wanted)
-
-    Examples
-    --------
-    >>> from nnnorm.embeddings import open_matrix
-    >>> from nnnorm.scoring import Matrix
-    >>> scores = Matrix(open_matrix([[0.2, 0.2]], name="scores"))
-    >>> transport_biases(scores, [0.01, 0.1], 10).round(3).tolist()
-    [[0.2], [0.2]]
-    """
+    """``−τ·log u`` of every row, up to a constant that puts it on the scale of a score."""
     n_rows = scores.shape[0]
     n_wanted = n_rows if n_wanted is None else n_wanted
     total = (iterations - 1) * n_rows + n_wanted

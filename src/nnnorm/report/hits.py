@@ -16,18 +16,7 @@ _LONGEST = 88  # characters of a line
 
 
 class Hits(NamedTuple):
-    """A query and the first items that it finds.
-
-    Attributes
-    ----------
-    query : str
-    before : sequence of int
-        Items without a correction.
-    after : sequence of int or None
-        Items with it.
-    right : collection of int
-        The items that are right, if that is known.
-    """
+    """A query and the first items that it finds."""
 
     query: str
     before: Sequence[int]
@@ -41,29 +30,7 @@ def plot_hits(
     color: Callable[[Hits, int], str | None],
     note: str = "",
 ) -> "Figure":
-    """Draw what queries find: the query, then its first items before and after a correction.
-
-    Parameters
-    ----------
-    found : sequence of Hits
-    show : callable
-        Returns the picture of an item, ``(height, width, 3)`` uint8, or its caption.
-    color : callable
-        Returns the color of the frame (or of the caption) of an item that a query found, or None.
-    note : str
-        The meaning of the colors.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-
-    Examples
-    --------
-    >>> hits = [Hits("a red star", [3, 1], [1, 3], right=[1])]
-    >>> figure = plot_hits(hits, lambda item: f"item {item}", lambda hits, item: None)
-    >>> len(figure.axes)
-    1
-    """
+    """Draw what queries find: the query, then its first items before and after a correction."""
     if not found:
         raise NNNormError("there are no hits to draw; give at least one query")
     figure, axes = make_figure(1.0)

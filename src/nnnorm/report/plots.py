@@ -63,12 +63,7 @@ def plot_occurrences(
     title: str | None = None,
     k: int = 1,
 ) -> "Figure":
-    """Plot how many items are retrieved for 0, 1, 2, … queries, before and after a correction.
-
-    `before`, `after` and `other` (such as a fine-tuned model) are N_k of every item. Hubs are the
-    long tail on the right; the axis of items is logarithmic, so that one item shows. The dashed
-    line is chance: as many hits, each on any item alike.
-    """
+    """Plot how many items are retrieved for 0, 1, 2, … queries, before and after a correction."""
     figure, axes = make_figure(3.7)
     counts = [np.asarray(some) for some in (before, after, other) if some is not None]
     n_items = len(counts[0])
@@ -199,11 +194,7 @@ def plot_reference_k(tuning: Tuning, alphas: Sequence[float] = (0.25, 0.5, 1.0))
 
 
 def plot_bank_size(ablation: Ablation) -> "Figure":
-    """Plot R@1 against the number of past queries: automatic with its interval, and tuned.
-
-    Intervals are of the paired gain over no correction, so a band that does not touch the grey line
-    is a clear gain or loss.
-    """
+    """Plot R@1 against the number of past queries: automatic with its interval, and tuned."""
     figure, axes = make_figure(4.2)
     _draw_baseline(axes, ablation.uncorrected.recall_at_1)
     baseline = 100 * ablation.uncorrected.recall_at_1
@@ -235,10 +226,7 @@ def plot_bank_size(ablation: Ablation) -> "Figure":
 
 
 def plot_gains(comparison: Comparison) -> "Figure":
-    """Plot the gain in R@1 of every method over no correction, with its 95 % interval.
-
-    An interval that includes 0 is grey with a hollow mark: the data do not show a difference.
-    """
+    """Plot the gain in R@1 of every method over no correction, with its 95 % interval."""
     rows = [(result, result.gain) for result in comparison.results if result.gain is not None]
     if not rows:
         raise NNNormError("the comparison holds no method besides no correction; compare some")
@@ -267,10 +255,7 @@ def plot_gains(comparison: Comparison) -> "Figure":
 
 
 def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
-    """Plot each query's figure before and after, one panel per figure, with the means as lines.
-
-    At most three figures are shown; by default bias@k for each k, or the greatest skew.
-    """
+    """Plot each query's figure before and after, one panel per figure, with the means as lines."""
     if metrics is None:
         names = [name for name in audit.before if name.startswith("bias@")]
         metrics = (names or [name for name in audit.before if name.startswith("max skew")])[:3]

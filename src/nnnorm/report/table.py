@@ -19,20 +19,7 @@ _COLUMNS = 80  # of the narrowest terminal that tables are made for
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of strings, with notes below it.
-
-    Attributes
-    ----------
-    title : str
-    columns : tuple of str
-        The first is aligned left, figures are aligned right.
-    rows : tuple of tuple of str
-    notes : tuple of str
-    groups : tuple of str
-        The heading above each column, empty for none; neighbours that share one stand together.
-    bold : frozenset of (row, column)
-        The cells that are the best of their kind.
-    """
+    """A titled table of strings, with notes below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -42,17 +29,7 @@ class Table:
     bold: frozenset[tuple[int, int]] = frozenset()
 
     def to_markdown(self) -> str:
-        """Render as a Markdown table with its title and notes.
-
-        Examples
-        --------
-        >>> print(Table("Gains", ("method", "R@1"), (("nnn", "21.5"),)).to_markdown())
-        **Gains**
-        <BLANKLINE>
-        | method | R@1 |
-        |:--|--:|
-        | nnn | 21.5 |
-        """
+        """Render as a Markdown table with its title and notes."""
         rule = "|".join(":--" if place == 0 else "--:" for place in range(len(self.columns)))
         lines = [f"**{self.title}**", "", f"| {' | '.join(self._headings())} |", f"|{rule}|"]
         for number, row in enumerate(self.rows):

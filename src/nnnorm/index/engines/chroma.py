@@ -35,19 +35,7 @@ class ChromaOptions(ServerOptions):
 
 
 class ChromaBackend(ServerBackend):
-    """An index in Chroma.
-
-    Parameters
-    ----------
-    place : str, PathLike or ClientAPI
-        A folder, a server (``http://localhost:8000``), or a client, which stays open.
-    collection : str
-        The index. Its metadata ``nnnorm_served`` has the version that is served.
-    links, ef_construction, ef : int
-        Of the graph of a new index.
-    https : bool
-        For a server that is given as ``//host:port``.
-    """
+    """An index in Chroma."""
 
     engine, options_type = "chroma", ChromaOptions
     filters = "a where of Chroma, as a mapping or in JSON"

@@ -17,17 +17,7 @@ from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 
 class DuckdbBackend(SqlBackend):
-    """An index in a DuckDB file.
-
-    Parameters
-    ----------
-    place : str, PathLike or DuckDBPyConnection
-        The file; in memory without one. A connection stays open.
-    table : str
-        The index: a view of this name shows its items.
-    id, embedding : str
-        Columns of a table that is copied.
-    """
+    """An index in a DuckDB file."""
 
     engine, options_type = "duckdb", TableOptions
     modes = ("column", "augmented")

@@ -33,18 +33,7 @@ class FaissOptions(Options):
 
 
 class FaissBackend(FolderBackend):
-    """A Faiss index.
-
-    Parameters
-    ----------
-    place : str or PathLike, optional
-        A folder; in memory without one. `copy_index` also reads a file of `faiss.write_index`.
-    factory : str
-        Of a new index; ``Flat`` is exact.
-    ef, ef_construction, probes : int
-        Breadth of a search of HNSW and of its construction, and inverted lists to search; 0 probes
-        an eighth of them.
-    """
+    """A Faiss index."""
 
     engine, options_type = "faiss", FaissOptions
     options: FaissOptions

@@ -28,18 +28,7 @@ class HnswlibOptions(Options):
 
 
 class HnswlibBackend(FolderBackend):
-    """An hnswlib index.
-
-    Parameters
-    ----------
-    place : str or PathLike, optional
-        A folder; in memory without one. `copy_index` also reads a file of `save_index`, which
-        needs `dim` and `metric`.
-    links, ef_construction : int
-        Of a new graph.
-    ef, threads : int
-        Breadth of a search, and threads; 0 uses all cores.
-    """
+    """An hnswlib index."""
 
     engine, options_type = "hnswlib", HnswlibOptions
     options: HnswlibOptions

@@ -37,21 +37,7 @@ class LancedbOptions(Options):
 
 
 class LancedbBackend(ServerBackend):
-    """An index in LanceDB.
-
-    Parameters
-    ----------
-    place : str, PathLike or lancedb.DBConnection
-        A folder, an object store such as ``s3://bucket/folder``, or an open connection.
-    table : str
-        The index.
-    kind : {"flat", "ivf"}
-        Exact search, or inverted lists.
-    cells, probes : int
-        Number of inverted lists, 0 for LanceDB's choice, and those that a search reads.
-    id, embedding : str
-        Columns of a table that is copied.
-    """
+    """An index in LanceDB."""
 
     engine, options_type = "lancedb", LancedbOptions
     filters = 'a condition in SQL, such as "year > 1999"'

@@ -41,24 +41,7 @@ class MilvusOptions(ServerOptions):
 
 
 class MilvusBackend(ServerBackend):
-    """An index in Milvus.
-
-    Parameters
-    ----------
-    place : str, PathLike or MilvusClient
-        A file that ends in ``.db``, a server (``http://localhost:19530``), or a client, which stays
-        open. The token of a server is read from ``MILVUS_TOKEN``.
-    collection : str
-        The index: an alias of this name, with letters, digits and underscores.
-    kind : {"flat", "hnsw"}
-        Exact search, or a graph.
-    links, ef_construction, ef : int
-        Of the graph.
-    vector : str
-        Field of the vectors, in a collection with several that is copied.
-    https : bool
-        For a server that is given as ``//host:port``.
-    """
+    """An index in Milvus."""
 
     engine, options_type, key_variable = "milvus", MilvusOptions, "MILVUS_TOKEN"
     filters = "an expression of Milvus, such as 'year > 1999'"

@@ -31,24 +31,7 @@ class PgvectorOptions(TableOptions):
 
 
 class PgvectorBackend(SqlBackend):
-    """An index in PostgreSQL.
-
-    Parameters
-    ----------
-    place : str or psycopg.Connection
-        What libpq takes: ``postgresql://user@host/database``; empty for its environment variables.
-        A connection stays open, and an open transaction of yours contains what is written.
-    table : str
-        The index: a view of this name shows its items. May have a schema, as in ``shop.photos``.
-    kind : {"flat", "hnsw"}
-        Exact search, or a graph.
-    links, ef_construction, ef : int
-        Of the graph.
-    host, options : str
-        Passed to libpq.
-    id, embedding : str
-        Columns of a table that is copied.
-    """
+    """An index in PostgreSQL."""
 
     engine, options_type = "pgvector", PgvectorOptions
     options: PgvectorOptions

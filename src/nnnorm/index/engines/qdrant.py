@@ -40,26 +40,7 @@ class QdrantOptions(ServerOptions):
 
 
 class QdrantBackend(ServerBackend):
-    """An index in Qdrant.
-
-    Parameters
-    ----------
-    place : str, PathLike or QdrantClient
-        A server (``http://localhost:6333``), a folder, or a client, which stays open. The key of a
-        server is read from ``QDRANT_API_KEY``.
-    collection : str
-        The index: an alias of this name.
-    kind : {"hnsw", "flat"}
-        How a server searches: through its graph, or exactly.
-    links, ef_construction, ef : int
-        Of the graph.
-    quantize : {"no", "int8"}
-        Whether a server searches in 8 bits; vectors are then rotated.
-    vector : str
-        Name of the vector, in a collection with several that is copied.
-    https : bool
-        For a server that is given as ``//host:port``.
-    """
+    """An index in Qdrant."""
 
     engine, options_type, key_variable = "qdrant", QdrantOptions, "QDRANT_API_KEY"
     filters = "a Filter of qdrant_client.models, or the same as a mapping or in JSON"

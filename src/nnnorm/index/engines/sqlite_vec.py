@@ -21,17 +21,7 @@ from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 
 class SqliteVecBackend(SqlBackend):
-    """An index in a SQLite file.
-
-    Parameters
-    ----------
-    place : str, PathLike or sqlite3.Connection
-        The file; in memory without one. A connection stays open.
-    table : str
-        The index; ``nnnorm_indexes`` lists the tables of its versions.
-    id, embedding : str
-        Columns of a table that is copied; vectors are `vec0` columns or blobs of float32.
-    """
+    """An index in a SQLite file."""
 
     engine, options_type = "sqlite-vec", TableOptions
     metric = "cosine"

@@ -29,20 +29,7 @@ class UsearchOptions(Options):
 
 
 class UsearchBackend(FolderBackend):
-    """A usearch index.
-
-    Parameters
-    ----------
-    place : str or PathLike, optional
-        A folder; in memory without one. `copy_index` also reads a file of `Index.save`.
-    dtype : {"f32", "i8"}
-        How a new index stores numbers. With "i8" a search compares what it finds with the rows in
-        a file next to the graph.
-    links, ef_construction : int
-        Of a new graph.
-    ef, threads : int
-        Breadth of a search, and its threads; 0 uses all cores.
-    """
+    """A usearch index."""
 
     engine, options_type = "usearch", UsearchOptions
     options: UsearchOptions
@@ -93,10 +80,7 @@ class UsearchBackend(FolderBackend):
         return np.where(empty, -1, labels), np.where(empty, 0, 1 - distances)
 
     def _encode(self, rows: FloatArray) -> npt.NDArray[Any]:
-        """Round rows to whole numbers if the index stores these.
-
-        usearch itself uses a quarter of the range of 8 bits; the cosine is the same for any length.
-        """
+        """Round rows to whole numbers if the index stores these."""
         if self.options.dtype != "i8":
             return rows
         largest = np.abs(rows).max(axis=1, keepdims=True)
