@@ -511,7 +511,7 @@ def test_a_refit_keeps_the_copies_that_the_fit_kept(made, tmp_path):
 
 @pytest.mark.slow
 def test_a_refit_without_the_recent_queries_of_the_fit_is_warned_of(made):
-    first = Corrector.fit(made.gallery, made.references, recent=made.queries)
+    first = Corrector.fit(made.gallery, made.references, NNN(8, 0.5), recent=made.queries)
     with pytest.warns(nnnorm.NNNormWarning, match="pass recent= to decide again"):
         first.refit(made.references, gallery=made.gallery)
     with warnings.catch_warnings():

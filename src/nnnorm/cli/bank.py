@@ -133,7 +133,7 @@ def describe_bank(bank: Bank, path: Path) -> tuple[str, dict[str, Any]]:
     """Title and facts of a bank for people; `to_dict` has everything for programs."""
     about = bank.to_dict()
     size = f"{len(bank):,}"
-    if bank.is_sample:
+    if bank.is_sample and about["max_references"] is not None:
         size += f", a random sample: at most {about['max_references']:,} are kept"
     often = int(bank.counts.max())
     facts = {

@@ -132,7 +132,7 @@ def _run(folder: Path, say: Step) -> Demo:
     )
     say("Searching, before and after")
     method = make_method(tuning.best.method, **tuning.best.params)
-    bias = method.fit(shapes.gallery, shapes.references)
+    bias = method.fit(shapes.gallery, shapes.references, duplicates="drop")  # as tuned
     bias.save(folder / "bias.safetensors")
     uncorrected, untuned, tuned = _measure(shapes, bias)
     diagnosis = diagnose(shapes.queries, shapes.gallery, bias, truth=shapes.truth)

@@ -146,6 +146,10 @@ class FolderBackend(Backend):
             return (self.folder / "CURRENT").read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError as error:
+            raise NNNormError(
+                f"{self.folder / 'CURRENT'} is damaged; build the index again"
+            ) from error
 
     def versions(self) -> list[str]:
         if self.folder is None:
