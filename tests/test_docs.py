@@ -43,7 +43,6 @@ def benchmark(monkeypatch):
     [
         ("approximate", "speed.md"),
         ("automatic_rule", "automatic-rule.md"),
-        ("bank", "banks.md"),
         ("calls", "speed.md"),
         ("distributed", "many-machines.md"),
         ("drift", "corrector.md"),
