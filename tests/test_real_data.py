@@ -82,7 +82,7 @@ def test_the_automatic_choice_helps_on_flickr8k(flickr8k):
     bias = NNN().fit(gallery, flickr8k.caption["train"])
     ranking = search(queries, gallery, bias)
     assert recalls(ranking, IMAGE_OF_CAPTION, np.arange(1000))[0] == pytest.approx(21.54, abs=0.05)
-    assert n1_statistics(ranking, 1000)[2] == pytest.approx(28, abs=1)
+    assert n1_statistics(ranking, 1000)[2] == pytest.approx(26, abs=1)
 
 
 def test_a_gentle_setting_helps_with_a_foreign_bank(flickr8k):
