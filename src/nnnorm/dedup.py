@@ -41,7 +41,7 @@ _BATCH_VALUES = 2**24  # 32,768 rows of 512 dimensions
 _STRIP_ROWS = 1024
 _TILE = 2**18
 _N_PROJECTED = 64
-_N_PROBES = 10
+_N_PROBES, _MORE_PROBES = 10, 40
 # A projected squared distance has a standard deviation of 17 %: 1.4 loses 1 % at the threshold.
 _SLACK = 1.4
 # More near pairs per row than this are a flood of copies; the rows are then split.
@@ -94,21 +94,21 @@ class _Grid:
         # Points less their mean decide, so that no center attracts all of them.
         self._mean = sample.mean(axis=0)
         self._centers = as_units(sample[:n_cells] - self._mean + _TINY).T
-        self._gap = np.float32(np.inf)
+        self._gaps = [np.inf, np.inf]
         if n_cells > 1:
             scores = self._score(sample[n_cells:])
             gaps = (scores.max(axis=1, keepdims=True) - scores).ravel()
-            at = min(_N_PROBES * len(scores), len(gaps) - 1)
-            self._gap = np.partition(gaps, at)[at]
+            places = [min(n * len(scores), len(gaps) - 1) for n in (_N_PROBES, _MORE_PROBES)]
+            self._gaps = [float(gap) for gap in np.partition(gaps, places)[places]]
 
     def _score(self, points: FloatArray) -> FloatArray:
         return np.asarray((points[:, : len(self._mean)] - self._mean) @ self._centers)
 
-    def assign(self, points: FloatArray) -> tuple[_Cells, IntArray, _Cells]:
-        """The cell of every point, and pairs of a point and a cell to search."""
+    def assign(self, points: FloatArray, more: bool = False) -> tuple[_Cells, IntArray, _Cells]:
+        """The cell of every point, and pairs of a point and a cell to search, or more of them."""
         scores = self._score(points)
         cells = scores.argmax(axis=1)
-        least = scores[np.arange(len(cells)), cells] - self._gap
+        least = scores[np.arange(len(cells)), cells] - np.float32(self._gaps[more])
         probing, probed = np.divmod(np.flatnonzero(scores >= least[:, None]), self.n_cells)
         return cells.astype(np.uint16), probing, probed.astype(np.uint16)
 
@@ -185,10 +185,13 @@ class Deduplicator:
         points = np.concatenate(_in_strips(lambda a, b: self._project(rows[a:b]), len(rows)))
         if n > self._made_for:
             self._make_grid(points)
-        found = _in_strips(lambda a, b: self._grid.assign(points[a:b]), len(rows))
+        return _Batch(rows, points, *self._assign(points))
+
+    def _assign(self, points: FloatArray, more: bool = False) -> tuple[_Cells, IntArray, _Cells]:
+        found = _in_strips(lambda a, b: self._grid.assign(points[a:b], more), len(points))
         for number, (_, probing, _) in enumerate(found):
             probing += number * _STRIP_ROWS
-        return _Batch(rows, points, *_joined(found))
+        return cast(tuple[_Cells, IntArray, _Cells], _joined(found))
 
     def _make_grid(self, points: FloatArray) -> None:
         """Make cells for the unique rows so far and those to come, up to four times as many."""
@@ -244,7 +247,9 @@ class Deduplicator:
         def read_new(slots: IntArray) -> FloatArray:
             return batch.rows[np.concatenate(new)[slots - n_before]]
 
-        def match(which: IntArray, first: int, read: Callable[[IntArray], Any]) -> IntArray:
+        def match(
+            batch: _Batch, which: IntArray, first: int, read: Callable[[IntArray], Any]
+        ) -> IntArray:
             """Note the most similar unique row from a slot on; return the rows without one."""
             others = np.arange(first, self._n)
             points, cells = self._points, self._cells[first : self._n]
@@ -263,7 +268,7 @@ class Deduplicator:
             if len(first) > most:
                 half = len(which) // 2
                 admit(which[:half])
-                admit(match(which[half:], n_unique, read_new))
+                admit(match(batch, which[half:], n_unique, read_new))
                 return
             later, earlier = np.maximum(first, second), np.minimum(first, second)
             order = np.lexsort((earlier, later))
@@ -281,7 +286,13 @@ class Deduplicator:
             self._cells = append_rows(self._cells, self._n, batch.cells[unique])
             self._n += len(unique)
 
-        admit(match(np.arange(len(batch.rows)), 0, self._read))
+        left = match(batch, np.arange(len(batch.rows)), 0, self._read)
+        if 0 < 2 * len(left) < len(batch.rows):
+            # Most rows of a raw log are copies, so a few percent missed would add up.
+            _, probing, probed = self._assign(batch.points[left], more=True)
+            wider = batch._replace(probing=left[probing], probed=probed)
+            left = match(wider, left, 0, self._read)
+        admit(left)
         return found, np.concatenate(new)
 
     def _pairs(
@@ -305,7 +316,7 @@ class Deduplicator:
             pairs, loose, n_pairs = [_NO_PAIRS], [_NO_PAIRS[:2]], 0
             for rows, members in zip(mine[start:end], theirs[start:end], strict=True):
                 swapped = _swapped(points.take(members, axis=0))
-                step = max(1, _TILE // max(1, len(members)))
+                step = max(1, min(_STRIP_ROWS, _TILE // max(1, len(members))))
                 for at in range(0, len(rows) if len(members) else 0, step):
                     part = rows[at : at + step]
                     products = batch.points.take(part, axis=0) @ swapped.T
