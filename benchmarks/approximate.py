@@ -44,7 +44,7 @@ from real_sets import (
 )
 
 import nnnorm
-from nnnorm import Embeddings, approximate
+from nnnorm import approximate
 from nnnorm.approximate import (
     InvertedLists,
     ListModel,
@@ -53,6 +53,7 @@ from nnnorm.approximate import (
     residual,
     sample_means,
 )
+from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation.sweep import sweep_hits
 from nnnorm.evaluation.truth import open_truth
 from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels

@@ -1,7 +1,7 @@
 """What later items cost, in units of the fit of the whole gallery.
 
 Synthetic clustered embeddings (50,000 items, 8,192 references, 512 dimensions; `--small` for a
-tenth). `Corrector.fit` and `Corrector.bias_of` of 0.1 %, 1 % and 10 % new items are timed in
+tenth). `Corrector.fit` and `Corrector.bias_for` of 0.1 %, 1 % and 10 % new items are timed in
 interleaved runs; the ratio of medians is what counts.
 
     python benchmarks/extend.py [--small] [--runs 5] [--output FILE.json]
@@ -37,7 +37,7 @@ def measure(scale: float, n_runs: int) -> dict[str, Any]:
         for share in SHARES:
             new = rows["gallery"][n_items : n_items + max(1, round(share * n_items))]
             started = time.perf_counter()
-            corrector.bias_of(new)
+            corrector.bias_for(new)
             seconds[str(share)].append(time.perf_counter() - started)
         print(f"run {run + 1}: fit {seconds['fit'][-1]:.2f} s", file=sys.stderr)
     sizes = {"n_gallery": n_items, "n_references": n_references, "dim": dim}

@@ -51,7 +51,7 @@ for found in pkgutil.walk_packages(nnnorm.__path__, "nnnorm."):
     if not found.name.endswith("__main__"):
         try:
             importlib.import_module(found.name)
-        except nnnorm.MissingExtraError as error:  # right for the library of another extra
+        except nnnorm.errors.MissingExtraError as error:  # right for the library of another extra
             if not found.name.startswith("nnnorm.integrations.") or str(error).split()[0] in own:
                 raise
 print(json.dumps(own))

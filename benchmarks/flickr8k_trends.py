@@ -44,7 +44,7 @@ def count_hits(task: Task, references: Floats) -> Counts:
     truth = open_truth(task.truth, n_queries=len(queries), n_gallery=len(gallery))
     bank, grids = nnnorm.open_embeddings(references), {"nnn": PAPER_GRID}
     settings = make_settings(("none", "nnn"), gallery, bank, grids=grids)
-    scores = nnnorm.score_matrix(queries, gallery)
+    scores = nnnorm.ranking.score_matrix(queries, gallery)
     n_photos = min(len(queries), len(gallery))
     counts = np.empty((len(settings), len(RECALLS), n_photos))
     for count, setting in zip(counts, settings, strict=True):

@@ -87,7 +87,7 @@ def jobs(problem: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _flat(gallery: nnnorm.Embeddings) -> Floats:
+def _flat(gallery: nnnorm.embeddings.Embeddings) -> Floats:
     """Scores that cost nothing to fit, so that only the evaluation is timed."""
     return np.zeros((len(gallery), 128), dtype=np.float32)
 

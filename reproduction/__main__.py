@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nnnorm import MissingExtraError, NNNormError
+from nnnorm import NNNormError
+from nnnorm.errors import MissingExtraError
 from nnnorm.files import make_folder, write_whole
 from nnnorm.report import plots
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources

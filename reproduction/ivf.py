@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm import MissingExtraError
+from nnnorm.errors import MissingExtraError
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 _BLOCK = 8192  # items per search

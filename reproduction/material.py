@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm import Embeddings, NNNormError, Task, open_embeddings
+from nnnorm import NNNormError, open_embeddings
 from nnnorm.datasets import Pairs, load_pairs
+from nnnorm.embeddings import Embeddings
 from nnnorm.encoders import open_image
+from nnnorm.evaluation import Task
 from reproduction.paper import Direction, load_paper
 from reproduction.protocol import SHARE, Part, split_pairs
 from reproduction.visogender import GENDERS, VisoGender, read_visogender

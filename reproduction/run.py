@@ -21,16 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 import nnnorm
-from nnnorm import (
-    NNN,
-    Bias,
-    MissingExtraError,
-    NNNormError,
-    NNNormWarning,
-    Ranking,
-    Task,
-    evaluation,
-)
+from nnnorm import NNN, Bias, NNNormError, NNNormWarning, Ranking, evaluation
+from nnnorm.errors import MissingExtraError
+from nnnorm.evaluation import Task
 from nnnorm.methods import make_method
 from reproduction.material import Groups, Material, NotThere, Shown
 from reproduction.paper import GRIDS, TWO_BANKS, Experiment, PaperTable

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm import NNNormError, Task, load_shapes
+from nnnorm import NNNormError, load_shapes
 from nnnorm.datasets import SHAPES, read_scene
+from nnnorm.evaluation import Task
 from reproduction.material import Groups, Material, NotThere, Scores, Shown
 from reproduction.paper import Direction
 from reproduction.protocol import SHARE

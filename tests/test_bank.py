@@ -128,11 +128,13 @@ def test_all_studies_take_a_bank(log, rng):
     bank = Bank.of(log, normalize=True)
     queries, truth = gallery + rng.normal(size=(30, 32)), np.arange(30)
     asked = {"queries": queries, "truth": truth, "normalize": True}
-    task = nnnorm.Task(queries, gallery, truth)
+    task = nnnorm.evaluation.Task(queries, gallery, truth)
     found = [
         nnnorm.tune(gallery, bank, **asked),
         nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"]),
-        *nnnorm.ablate(gallery, {"log": bank}, **asked, validation=task, shares=[1.0]).rows,
+        *nnnorm.evaluation.ablate(
+            gallery, {"log": bank}, **asked, validation=task, shares=[1.0]
+        ).rows,
     ]
     assert [one.n_unique for one in found] == [40] * 3
     assert [one.n_references for one in found[:2]] == [600] * 2

@@ -23,7 +23,7 @@ METHODS = {
     "dn": (DN(0.5), False),
     "is": (InvertedSoftmax(20.0), False),
     "dualis": (DualSoftmax(30.0, 5.0), True),
-    "none": (nnnorm.Uncorrected(), False),
+    "none": (nnnorm.methods.Uncorrected(), False),
 }
 
 
@@ -74,7 +74,7 @@ def test_values_of_any_items_are_those_of_a_fit_from_scratch_with_the_same_bank(
 ):
     corrector = fit(made, name, scale=3.0, normalize=normalize)
     items = 3 * np.concatenate([made.gallery, made.new])
-    found = corrector.bias_of(items)
+    found = corrector.bias_for(items)
     np.testing.assert_allclose(found.values, from_scratch(corrector, items), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.values[:100], corrector.bias.values, rtol=1e-5, atol=1e-6)
     assert found.weight == corrector.weight
@@ -94,19 +94,19 @@ def test_any_sequence_of_parts_gives_the_values_of_the_whole(data):
     edges = sorted(data.draw(st.sets(st.integers(1, 39), max_size=6)))
     found = np.empty(40, dtype=np.float32)
     for part in np.split(order, edges):
-        found[part] = corrector.bias_of(rows[part]).values
+        found[part] = corrector.bias_for(rows[part]).values
     np.testing.assert_allclose(found, from_scratch(corrector, rows), rtol=1e-5, atol=2e-6)
 
 
 def test_the_automatic_numbers_are_settled_once(made, corrector):
     assert corrector.asked == NNN()
     assert isinstance(corrector.method.alpha, float)
-    few = corrector.bias_of(made.new[:2])
+    few = corrector.bias_for(made.new[:2])
     assert (few.weight, few.reference_k) == (corrector.weight, corrector.bias.reference_k)
 
 
 def test_a_bias_names_the_corrector_and_the_items_it_is_for(made, corrector):
-    new = corrector.bias_of(made.new)
+    new = corrector.bias_for(made.new)
     assert new.fingerprints["corrector"] == corrector.fingerprint
     assert corrector.bias.fingerprints["corrector"] == corrector.fingerprint
     assert new.fits(nnnorm.open_embeddings(made.new))
@@ -184,12 +184,14 @@ def test_inner_product_cosine_and_l2_give_the_order_of_the_exact_search(made, na
     scale, normalize = {"unit": (1, None), "normalized": (4, True), "raw": (4, False)}[kind]
     corrector = fit(made, name, scale=scale, normalize=normalize)
     items, queries = scale * np.concatenate([made.gallery, made.new]), scale * made.queries
-    bias = corrector.bias_of(items)
+    bias = corrector.bias_for(items)
     exact = nnnorm.search(
         queries, items, bias, k=5, weight=weight, normalize=corrector.normalize or None
     )
-    stored = np.concatenate([corrector.items(items[:130]), corrector.items(items[130:])])
-    asked = corrector.queries(queries, weight=weight)
+    stored = np.concatenate(
+        [corrector.transform_items(items[:130]), corrector.transform_items(items[130:])]
+    )
+    asked = corrector.transform_queries(queries, weight=weight)
     assert stored.dtype == asked.dtype == np.float32
     norms = np.linalg.norm(stored, axis=1)
     np.testing.assert_allclose(norms, corrector.augmentation.radius, rtol=1e-6)
@@ -214,7 +216,7 @@ def test_every_item_of_unit_norm_has_room_also_the_farthest(seed, norm):
     corrector = Corrector.fit(gallery, past, NNN(3, 0.5), normalize=bool(norm != 1) or None)
     lean = past.mean(axis=0, keepdims=True)
     far = norm * unit(np.concatenate([past, -past, lean, -lean, rng.normal(size=(50, 4))]))
-    norms = np.linalg.norm(corrector.items(far), axis=1)
+    norms = np.linalg.norm(corrector.transform_items(far), axis=1)
     np.testing.assert_allclose(norms, corrector.augmentation.radius, rtol=1e-6)
 
 
@@ -223,14 +225,17 @@ def test_raw_items_have_room_up_to_a_margin_and_are_refused_beyond_it(made):
     corrector = Corrector.fit(
         lengths * made.gallery, 2 * made.references, NNN(6, 0.7), normalize=False
     )
-    assert corrector.items(2.4 * made.new).shape == (60, 18)
+    assert corrector.transform_items(2.4 * made.new).shape == (60, 18)
     with pytest.raises(NNNormError, match=r"norms up to 2.6, but .* up to 2.5; fit it again"):
-        corrector.items(2.6 * made.new)
-    assert len(corrector.bias_of(2.6 * made.new)) == 60  # a value needs no room
+        corrector.transform_items(2.6 * made.new)
+    assert len(corrector.bias_for(2.6 * made.new)) == 60  # a value needs no room
 
 
 def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
-    default, other = corrector.queries(made.queries), corrector.queries(made.queries, weight=0.1)
+    default, other = (
+        corrector.transform_queries(made.queries),
+        corrector.transform_queries(made.queries, weight=0.1),
+    )
     assert (default[:, 16] == np.float32(-corrector.weight)).all()
     assert (other[:, 16] == np.float32(-0.1)).all()
     np.testing.assert_array_equal(default[:, :16], made.queries)
@@ -239,7 +244,7 @@ def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
 # --- rows that do not fit -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["bias_of", "items", "queries"])
+@pytest.mark.parametrize("method", ["bias_for", "items", "queries"])
 def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector, method):
     ask = getattr(corrector, method)
     with pytest.raises(NNNormError, match=r"share dim; got 12 and 16. Were they encoded by diff"):
@@ -254,25 +259,25 @@ def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector,
 
 def test_raw_rows_on_another_scale_are_refused_where_all_norms_are_equal(made):
     corrector = Corrector.fit(10 * made.gallery, 20 * made.references, normalize=False)
-    assert corrector.queries(20 * made.queries).shape == (80, 18)
-    assert corrector.items(10 * made.new).shape == (60, 18)
+    assert corrector.transform_queries(20 * made.queries).shape == (80, 18)
+    assert corrector.transform_items(10 * made.new).shape == (60, 18)
     with pytest.raises(NNNormError, match=r"queries has norms 1 to 1, but all references .* 20;"):
-        corrector.queries(made.queries)
+        corrector.transform_queries(made.queries)
     with pytest.raises(NNNormError, match=r"items has norms 1 to 1, but all items of .* 10; scale"):
-        corrector.items(made.new)
+        corrector.transform_items(made.new)
     with pytest.raises(NNNormError, match="items has norms 1 to 1"):
-        corrector.bias_of(made.new)
+        corrector.bias_for(made.new)
 
 
 def test_queries_on_another_scale_than_raw_references_are_warned_of(made):
     lengths = np.linspace(10, 20, len(made.references))[:, None]
     corrector = Corrector.fit(made.gallery, lengths * made.references, NNN(6, 0.7), normalize=False)
     with pytest.warns(nnnorm.NNNormWarning, match="the correction is on another scale"):
-        corrector.queries(made.queries)
+        corrector.transform_queries(made.queries)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        corrector.queries(made.queries, weight=0)
-        corrector.queries(15 * made.queries)
+        corrector.transform_queries(made.queries, weight=0)
+        corrector.transform_queries(15 * made.queries)
 
 
 @pytest.mark.parametrize("normalize", [None, False])
@@ -287,12 +292,16 @@ def test_a_corrector_that_normalises_takes_rows_of_any_norm(made):
     for ask in (corrector.items, corrector.queries):
         np.testing.assert_allclose(ask(5 * made.new), ask(made.new), atol=1e-6)
     opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
-    np.testing.assert_allclose(corrector.items(opened), corrector.items(made.new), atol=1e-6)
+    np.testing.assert_allclose(
+        corrector.transform_items(opened), corrector.transform_items(made.new), atol=1e-6
+    )
 
 
 def test_rows_that_were_normalised_when_opened_suit_a_corrector_of_unit_rows(made, corrector):
     opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
-    np.testing.assert_allclose(corrector.items(opened), corrector.items(made.new), atol=1e-6)
+    np.testing.assert_allclose(
+        corrector.transform_items(opened), corrector.transform_items(made.new), atol=1e-6
+    )
 
 
 def test_a_gallery_that_is_normalised_refuses_a_bank_that_is_not(made):
@@ -308,11 +317,11 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
     dim = shapes.gallery.shape[1]
     other = shapes.gallery[:100] @ np.linalg.qr(np.random.default_rng(0).normal(size=(dim, dim)))[0]
     with pytest.warns(nnnorm.NNNormWarning, match="standard deviations from that of the gallery"):
-        corrector.bias_of(other)
+        corrector.bias_for(other)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        corrector.bias_of(shapes.gallery[1::2])
-        corrector.bias_of(other[:4])  # so few may be unusual
+        corrector.bias_for(shapes.gallery[1::2])
+        corrector.bias_for(other[:4])  # so few may be unusual
 
 
 @pytest.mark.parametrize(
@@ -351,9 +360,11 @@ def test_a_corrector_that_was_saved_and_loaded_gives_the_same_numbers(
     assert back.method == corrector.method
     assert back.asked.params == corrector.asked.params
     np.testing.assert_array_equal(back.bias.values, corrector.bias.values)
-    np.testing.assert_array_equal(back.items(2 * made.new), corrector.items(2 * made.new))
     np.testing.assert_array_equal(
-        back.queries(2 * made.queries), corrector.queries(2 * made.queries)
+        back.transform_items(2 * made.new), corrector.transform_items(2 * made.new)
+    )
+    np.testing.assert_array_equal(
+        back.transform_queries(2 * made.queries), corrector.transform_queries(2 * made.queries)
     )
 
 
@@ -368,7 +379,9 @@ def test_what_was_asked_for_survives_the_disk(made, asked, tmp_path):
 def test_a_copy_of_a_corrector_gives_the_same_numbers(made, corrector):
     for other in (copy.deepcopy(corrector), pickle.loads(pickle.dumps(corrector))):
         assert other.fingerprint == corrector.fingerprint
-        np.testing.assert_array_equal(other.items(made.new), corrector.items(made.new))
+        np.testing.assert_array_equal(
+            other.transform_items(made.new), corrector.transform_items(made.new)
+        )
 
 
 def test_a_corrector_can_t_be_changed(corrector):
@@ -425,8 +438,8 @@ def test_a_refit_settles_the_numbers_again_and_tells_how_far_values_moved(made):
     second = first.refit(made.references, gallery=made.gallery)
     scratch = Corrector.fit(made.gallery, made.references)
     assert second.fingerprint == scratch.fingerprint != first.fingerprint
-    assert first.moved is None
-    moved = second.moved
+    assert first.refit_report is None
+    moved = second.refit_report
     assert 0.5 < moved.correlation < 1
     assert 0 < moved.changed_first_places < 0.5
     before, after = (float(one.bias.correction.mean()) for one in (first, second))
@@ -435,7 +448,7 @@ def test_a_refit_settles_the_numbers_again_and_tells_how_far_values_moved(made):
 
 
 def test_a_refit_with_the_same_bank_moves_nothing(made, corrector):
-    moved = corrector.refit(made.references, gallery=made.gallery).moved
+    moved = corrector.refit(made.references, gallery=made.gallery).refit_report
     assert moved.correlation == pytest.approx(1)
     assert moved.mean_shift == pytest.approx(0, abs=1e-6)
     assert moved.changed_first_places == 0
@@ -463,7 +476,7 @@ def test_recent_queries_join_an_own_bank(from_elsewhere):
     both = Corrector.fit(gallery, own, recent=recent, duplicates="keep")
     plain = nnnorm.NNN().fit(gallery, np.concatenate([recent, own]), duplicates="keep")
     assert len(both.references) == 64 + len(own)
-    assert both.bias_of(gallery[:5]).params["past_queries"] == "both"
+    assert both.bias_for(gallery[:5]).params["past_queries"] == "both"
     assert both.bias.params["mismatch_z"] < 3
     assert both.bias.weight == pytest.approx(plain.weight, rel=0.01)
     assert "past_queries" not in Corrector.fit(gallery, own).bias.params
@@ -544,7 +557,7 @@ def test_an_index_takes_new_items_of_the_same_corrector_only(made, corrector):
         nnnorm.open_index(index.backend, other)
     index.add(made.new, ids=np.arange(100, 160))
     everything = np.concatenate([made.gallery, made.new])
-    exact = nnnorm.search(made.queries, everything, corrector.bias_of(everything), k=5)
+    exact = nnnorm.search(made.queries, everything, corrector.bias_for(everything), k=5)
     np.testing.assert_array_equal(index.search(made.queries, k=5).ids, exact.indices)
 
 
@@ -562,7 +575,7 @@ def test_new_photos_of_flickr8k_take_their_share_of_first_places_and_not_more(fl
         first = (scores - corrector.weight * values).argmax(axis=1)
         return (first >= 500).mean(), (first == truth).mean()
 
-    share, recall = measure(corrector.bias_of(new).values)
+    share, recall = measure(corrector.bias_for(new).values)
     assert 0.45 < share < 0.55
     wrong_share, wrong_recall = measure(other.values)
     assert wrong_share > 0.75

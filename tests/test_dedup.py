@@ -238,7 +238,7 @@ def test_a_sample_is_called_a_sample(rng):
     bank = nnnorm.Bank.of(log, max_references=30, normalize=True)
     queries, truth = gallery + rng.normal(size=(30, 32)), np.arange(30)
     asked = {"queries": queries, "truth": truth, "normalize": True}
-    task = nnnorm.Task(queries, gallery, truth)
+    task = nnnorm.evaluation.Task(queries, gallery, truth)
     tuning = nnnorm.tune(gallery, bank, **asked)
     assert "200 references (30 sampled)" in tabulate_tuning(tuning).title
     comparison = nnnorm.compare(gallery, bank, **asked, validation=task, methods=["csls"])
@@ -252,11 +252,11 @@ def test_all_studies_count_unique_queries(rng):
     log = asked_for[np.arange(200) % 40]
     queries, truth = gallery + rng.normal(size=(30, 32)), np.arange(30)
     asked = {"queries": queries, "truth": truth, "normalize": True}
-    task = nnnorm.Task(queries, gallery, truth)
+    task = nnnorm.evaluation.Task(queries, gallery, truth)
     found = [
         nnnorm.tune(gallery, log, **asked),
         nnnorm.compare(gallery, log, **asked, validation=task, methods=["csls"]),
-        *nnnorm.ablate(gallery, log, **asked, validation=task, shares=[1.0]).rows,
+        *nnnorm.evaluation.ablate(gallery, log, **asked, validation=task, shares=[1.0]).rows,
     ]
     assert [(one.n_references, one.n_unique) for one in found] == [(200, 40)] * 3
     kept = nnnorm.tune(gallery, log, **asked, duplicates="keep")

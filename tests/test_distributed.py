@@ -70,12 +70,12 @@ def test_a_batch_of_any_kind_gets_ids_and_values_of_that_kind(corrector, kind):
     assert type(found) is type(batch)
     assert list(found["id"]) == list(batch["id"])
     assert np.asarray(found["nnnorm_bias"]).dtype == np.float32
-    np.testing.assert_array_equal(found["nnnorm_bias"], corrector.bias_of(ITEMS[:70]).values)
+    np.testing.assert_array_equal(found["nnnorm_bias"], corrector.bias_for(ITEMS[:70]).values)
     found = make_worker(corrector, output="vectors")(batch)["vector"]
     rows = np.stack(
         found.to_numpy(**({} if kind != "pyarrow batch" else {"zero_copy_only": False}))
     )
-    np.testing.assert_array_equal(rows, corrector.items(ITEMS[:70]))
+    np.testing.assert_array_equal(rows, corrector.transform_items(ITEMS[:70]))
     for output in ("bias", "vectors"):
         assert len(make_worker(corrector, output=output)(batch[:0])) == 0
 
@@ -86,7 +86,7 @@ def test_columns_may_have_other_names_and_floats_any_width(corrector):
     )
     batch = pyarrow.table({"photo": range(9), "clip": halves})
     found = make_worker(corrector, column="clip", ids="photo")(batch)
-    right = corrector.bias_of(ITEMS[:9].astype(np.float16)).values
+    right = corrector.bias_for(ITEMS[:9].astype(np.float16)).values
     assert found.column_names == ["photo", "nnnorm_bias"]
     np.testing.assert_array_equal(found["nnnorm_bias"], right)
 
@@ -170,7 +170,7 @@ def test_files_of_a_store_are_read_and_written_by_fsspec(corrector, tmp_path, mo
     assert sorted(names) == parts
     with store.open("/shop/bias/part-0.parquet") as file:
         found = parquet.read_table(file)["nnnorm_bias"]
-    np.testing.assert_allclose(found, corrector.bias_of(ITEMS[:300]).values, rtol=1e-6)
+    np.testing.assert_allclose(found, corrector.bias_for(ITEMS[:300]).values, rtol=1e-6)
     store.rm("/shop", recursive=True)
 
 
@@ -210,7 +210,7 @@ def rows_keep_their_files_their_order_and_their_bits(corrector, gallery, folder)
         source, table = (parquet.read_table(place / name) for place in (gallery, folder / "bias"))
         assert table.column_names == ["id", "nnnorm_bias"]
         assert table["id"] == source["id"]
-        right = corrector.bias_of(np.stack(source["embedding"].to_numpy())).values
+        right = corrector.bias_for(np.stack(source["embedding"].to_numpy())).values
         np.testing.assert_array_equal(table["nnnorm_bias"], right)
     about = json.loads((folder / "bias" / "_nnnorm.json").read_text())
     wanted = {"corrector": corrector.fingerprint, "weight": 0.5, "n_rows": N_ITEMS, "n_files": 3}
@@ -246,7 +246,7 @@ def large_files_are_split_between_row_groups(corrector, folder, monkeypatch):
     table = pyarrow.concat_tables(parquet.read_table(folder / "split" / name) for name in names)
     assert table["id"].to_pylist() == [f"photo-{row}" for row in range(N_ITEMS)]
     np.testing.assert_allclose(
-        np.stack(table["vector"].to_numpy()), corrector.items(ITEMS), atol=1e-6
+        np.stack(table["vector"].to_numpy()), corrector.transform_items(ITEMS), atol=1e-6
     )
 
 
@@ -318,7 +318,7 @@ def test_spark_maps_the_same_worker(corrector, tmp_path, monkeypatch):
             assert {row["id"] for row in found} == {f"photo-{row}" for row in range(N_ITEMS)}
             values = {row["id"]: row["nnnorm_bias"] for row in found}
             ordered = [values[f"photo-{row}"] for row in range(N_ITEMS)]
-            np.testing.assert_allclose(ordered, corrector.bias_of(ITEMS).values, rtol=1e-5)
+            np.testing.assert_allclose(ordered, corrector.bias_for(ITEMS).values, rtol=1e-5)
         nameless = items.withColumnRenamed("embedding", "clip")
         with pytest.raises(Exception, match="expected a column 'embedding'; got year, id, clip"):
             nameless.mapInPandas(lambda batches: map(work, batches), schema).collect()

@@ -34,7 +34,7 @@ def test_a_missing_extra_is_an_import_error():
 
 def test_both_errors_are_public():
     assert nnnorm.NNNormError is NNNormError
-    assert nnnorm.MissingExtraError is MissingExtraError
+    assert nnnorm.errors.MissingExtraError is MissingExtraError
 
 
 def test_require_returns_the_module():

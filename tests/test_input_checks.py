@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import Corrector, NNNormError, NNNormWarning, Task, open_embeddings
-from nnnorm.evaluation import ablate
+from nnnorm import Corrector, NNNormError, NNNormWarning, open_embeddings
+from nnnorm.evaluation import Task, ablate
 from nnnorm.input_checks import (
     MISMATCH_Z,
     check_inputs,

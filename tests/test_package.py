@@ -45,7 +45,7 @@ def test_importing_nnnorm_loads_none_of_its_own_rooms():
 
 
 def test_every_public_name_is_found_once_and_listed():
-    assert sorted(nnnorm._ROOM_OF) == sorted(nnnorm.__all__)
+    assert sorted(nnnorm._MODULE_OF) == sorted(nnnorm.__all__)
     assert dir(nnnorm) == nnnorm.__all__
     for name in nnnorm.__all__:
         assert getattr(nnnorm, name) is not None

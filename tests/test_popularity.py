@@ -18,7 +18,7 @@ def test_the_corrected_score_loses_the_hub_part_and_gains_the_popularity(small):
     clicks = np.arange(23) ** 2
     both = hubs + Popularity(clicks, weight=0.03)
     expected = small.queries @ small.gallery.T - 0.7 * hubs.values + 0.03 * np.log1p(clicks)
-    found = nnnorm.score_matrix(small.queries, small.gallery, both)
+    found = nnnorm.ranking.score_matrix(small.queries, small.gallery, both)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -27,7 +27,7 @@ def test_another_weight_scales_both_parts_alike(small):
     both = hubs + Popularity(np.arange(23), weight=0.03)
     raw = small.queries @ small.gallery.T
     for share in (0.0, 0.5):
-        found = nnnorm.score_matrix(small.queries, small.gallery, both, weight=0.7 * share)
+        found = nnnorm.ranking.score_matrix(small.queries, small.gallery, both, weight=0.7 * share)
         np.testing.assert_allclose(found, raw - share * both.correction, atol=1e-5)
 
 
@@ -74,13 +74,15 @@ def test_rows_of_a_corrector_with_clicks_rank_by_the_sum_in_every_metric(shop, m
     corrector, gallery, queries = shop
     clicks = np.arange(60) ** 2
     parts = [
-        corrector.items(gallery[rows], popularity=Popularity(clicks[rows]))
+        corrector.transform_items(gallery[rows], popularity=Popularity(clicks[rows]))
         for rows in (slice(1, 50), slice(50, 60))  # those of the fit, and later ones
     ]
-    stored = np.concatenate([corrector.items(gallery[:1]), *parts])  # and one without clicks
-    both = corrector.bias_of(gallery) + Popularity(clicks)
+    stored = np.concatenate(
+        [corrector.transform_items(gallery[:1]), *parts]
+    )  # and one without clicks
+    both = corrector.bias_for(gallery) + Popularity(clicks)
     exact = nnnorm.search(queries, gallery, both, k=60, normalize=True).indices
-    asked = corrector.queries(queries)
+    asked = corrector.transform_queries(queries)
     if metric == "l2":
         found = -((asked[:, None] - stored[None]) ** 2).sum(axis=2)
     else:
@@ -93,13 +95,13 @@ def test_clicks_beyond_the_room_of_the_rows_are_refused_and_can_be_given_room(sh
     corrector, gallery, queries = shop
     popular = Popularity(np.where(np.arange(60) == 7, 10**6, 3), weight=0.3)
     with pytest.raises(NNNormError, match=r"no room for the 1,000,000 clicks of item 7 with a"):
-        corrector.items(gallery, popularity=popular)
+        corrector.transform_items(gallery, popularity=popular)
     wider = corrector.with_room(popular)
     wider.save(tmp_path / "wider.safetensors")
     wider = Corrector.load(tmp_path / "wider.safetensors")
     later = Popularity(1000 * np.asarray(popular.clicks), weight=0.3)
-    scores = wider.queries(queries) @ wider.items(gallery, popularity=later).T
-    best = nnnorm.search(queries, gallery, wider.bias_of(gallery) + later, k=1, normalize=True)
+    scores = wider.transform_queries(queries) @ wider.transform_items(gallery, popularity=later).T
+    best = nnnorm.search(queries, gallery, wider.bias_for(gallery) + later, k=1, normalize=True)
     np.testing.assert_array_equal(scores.argmax(axis=1), best.indices[:, 0])
     assert wider.fingerprint != corrector.fingerprint
     assert wider.bias.fingerprints["corrector"] == wider.fingerprint
@@ -126,8 +128,8 @@ def test_augmented_rows_rank_by_the_sum(small):
     both = NNN(4, 0.7).fit(small.gallery, small.references) + Popularity(np.arange(23))
     exact = nnnorm.search(small.queries, small.gallery, both, k=5)
     for target in ("ip", "cosine", "l2"):
-        stored = nnnorm.augment_gallery(small.gallery, both, target=target)
-        asked = nnnorm.augment_queries(small.queries, both, target=target)
+        stored = nnnorm.augmentation.augment_gallery(small.gallery, both, target=target)
+        asked = nnnorm.augmentation.augment_queries(small.queries, both, target=target)
         best = np.argsort(-(asked @ stored.T), axis=1)[:, :5]
         np.testing.assert_array_equal(best, exact.indices)
 

@@ -11,12 +11,11 @@ from nnnorm import (
     NNNormError,
     NNNormWarning,
     Ranking,
-    augment_gallery,
-    augment_queries,
     open_embeddings,
-    score_matrix,
     search,
 )
+from nnnorm.augmentation import augment_gallery, augment_queries
+from nnnorm.ranking import score_matrix
 from tests import reference
 
 

@@ -1,7 +1,7 @@
 """nnnorm: make embedding search return the right item instead of the popular one.
 
 Functions are verbs and stand here; modules are nouns. Importing this loads numpy and nothing
-heavier: a name is imported from its room when it is first used.
+heavier: a name is imported from its module when it is first used.
 
 >>> import numpy as np, nnnorm
 >>> rng = np.random.default_rng(0)
@@ -15,16 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nnnorm.augmentation import augment_gallery, augment_queries
     from nnnorm.bank import Bank
     from nnnorm.bias import Bias
     from nnnorm.corrector import Corrector
     from nnnorm.datasets import load_shapes
-    from nnnorm.embeddings import Embeddings, open_embeddings
-    from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
+    from nnnorm.embeddings import open_embeddings
+    from nnnorm.errors import NNNormError, NNNormWarning
     from nnnorm.evaluation import (
-        Task,
-        ablate,
         audit,
         check,
         compare,
@@ -33,41 +30,43 @@ if TYPE_CHECKING:
         scan,
         tune,
     )
-    from nnnorm.index import build_index, copy_index, open_index, rerank, verify_index
-    from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn, Uncorrected
+    from nnnorm.index import build_index, open_index, rerank
+    from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn
     from nnnorm.popularity import Popularity
-    from nnnorm.ranking import Ranking, score_matrix, search
+    from nnnorm.ranking import Ranking, search
     from nnnorm.version import __version__
 
-_ROOMS = {
-    "nnnorm.augmentation": ("augment_gallery", "augment_queries"),
+_MODULES = {
     "nnnorm.bank": ("Bank",),
     "nnnorm.bias": ("Bias",),
     "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
-    "nnnorm.errors": ("MissingExtraError", "NNNormError", "NNNormWarning"),
-    "nnnorm.index": ("build_index", "copy_index", "open_index", "rerank", "verify_index"),
-    "nnnorm.embeddings": ("Embeddings", "open_embeddings"),
+    "nnnorm.errors": ("NNNormError", "NNNormWarning"),
+    "nnnorm.index": ("build_index", "open_index", "rerank"),
+    "nnnorm.embeddings": ("open_embeddings",),
     "nnnorm.methods": (
         *("CSLS", "DN", "NNN"),
-        *("DualSoftmax", "InvertedSoftmax", "Sinkhorn", "Uncorrected"),
+        *("DualSoftmax", "InvertedSoftmax", "Sinkhorn"),
     ),
     "nnnorm.popularity": ("Popularity",),
-    "nnnorm.ranking": ("Ranking", "score_matrix", "search"),
+    "nnnorm.ranking": ("Ranking", "search"),
     "nnnorm.evaluation": (
-        *("Task", "ablate", "audit", "check", "compare", "diagnose"),
+        *("audit", "check", "compare", "diagnose"),
         *("evaluate", "scan", "tune"),
     ),
     "nnnorm.version": ("__version__",),
 }
-_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-__all__ = sorted(_ROOM_OF)
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = {"augmentation", *(module.partition(".")[2] for module in _MODULES)}
+__all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
+    if name in _SUBMODULES:
+        return import_module(f"nnnorm.{name}")
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'nnnorm' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return found
 
 

@@ -120,7 +120,7 @@ def _compute(
     if not len(rows):
         width = corrector.dim + corrector.augmentation.n_extra
         return np.empty(0 if output == "bias" else (0, width), dtype=np.float32)
-    return corrector.bias_of(rows).values if output == "bias" else corrector.items(rows)
+    return corrector.bias_for(rows).values if output == "bias" else corrector.transform_items(rows)
 
 
 # --- tasks ---------------------------------------------------------------------------------------

@@ -579,7 +579,7 @@ def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
     return opened
 
 
-class Sound(NamedTuple):
+class ValidRows(NamedTuple):
     """The rows of a source that can be used."""
 
     embeddings: Embeddings
@@ -589,11 +589,11 @@ class Sound(NamedTuple):
     ids: Ids | None
 
 
-def open_sound(source: Source, *, name: str, normalize: bool | None = None) -> Sound:
+def open_valid(source: Source, *, name: str, normalize: bool | None = None) -> ValidRows:
     """Open embeddings without their broken rows."""
     try:
         opened = open_embeddings(source, name=name, normalize=normalize)
-        return Sound(opened, np.arange(len(opened)), len(opened), {}, opened.ids)
+        return ValidRows(opened, np.arange(len(opened)), len(opened), {}, opened.ids)
     except NNNormError:
         if isinstance(source, StoredMatrix):
             raise
@@ -612,7 +612,7 @@ def open_sound(source: Source, *, name: str, normalize: bool | None = None) -> S
         for part, start in zip(parts, starts, strict=False)
         for piece in _without(part, [row - start for row in faults if 0 <= row - start < len(part)])
     ]
-    return Sound(
+    return ValidRows(
         open_embeddings(Embeddings(sound, name=name, path=path), name=name, normalize=normalize),
         rows,
         n_rows,

@@ -318,8 +318,8 @@ def test_a_weight_times_a_bias_beyond_float32_is_refused_wherever_queries_are_ma
     corrector = nnnorm.Corrector.fit(rows, rows[::-1], nnnorm.NNN(2, 1.0), allow_gallery_rows=True)
     bias = Bias(np.array([1e36, 0.0]), 1.0, "nnn")
     for ask in (
-        lambda: nnnorm.augment_queries(np.eye(2), bias, weight=1e5),
-        lambda: corrector.queries(rows[:2], weight=1e6),
+        lambda: nnnorm.augmentation.augment_queries(np.eye(2), bias, weight=1e5),
+        lambda: corrector.transform_queries(rows[:2], weight=1e6),
     ):
         with pytest.raises(NNNormError, match=r"weight times bias reaches .* beyond float32"):
             ask()

@@ -46,7 +46,7 @@ def test_new_items_get_the_bias_of_a_fit_with_all_of_them(files):
     assert result.exit_code == 0, result.output
     corrector = nnnorm.Corrector.load("corrector.safetensors")
     together = np.concatenate([files["gallery"], files["new"]])
-    expected = corrector.bias_of(together).values
+    expected = corrector.bias_for(together).values
     found = [nnnorm.Bias.load(name) for name in ("bias.safetensors", "b2.safetensors")]
     np.testing.assert_allclose(np.concatenate([bias.values for bias in found]), expected, atol=1e-6)
     assert {bias.fingerprints["corrector"] for bias in found} == {corrector.fingerprint}

@@ -35,7 +35,7 @@ def data(tmp_path, monkeypatch):
 
 def exact(data, corrector="first", k=10, weight=None, with_new=False):
     items = np.vstack([data["gallery"], data["new"]]) if with_new else data["gallery"]
-    bias = nnnorm.Corrector.load(f"{corrector}.safetensors").bias_of(items)
+    bias = nnnorm.Corrector.load(f"{corrector}.safetensors").bias_for(items)
     return nnnorm.search(data["queries"], items, bias, k=k, weight=weight)
 
 
@@ -112,7 +112,7 @@ def test_clicks_are_added_by_a_refresh(data):
     options = ["--corrector", "second.safetensors", "--clicks", "clicks.npy"]
     read("refresh", "faiss:photos", *options, "--popularity-weight", 0.01)
     corrector = nnnorm.Corrector.load("second.safetensors")
-    bias = corrector.bias_of(data["gallery"]) + nnnorm.Popularity(np.arange(N_ITEMS), 0.01)
+    bias = corrector.bias_for(data["gallery"]) + nnnorm.Popularity(np.arange(N_ITEMS), 0.01)
     found = read("search", "faiss:photos", "--queries", "queries.npy")["ids"]
     assert found == nnnorm.search(data["queries"], data["gallery"], bias).indices.tolist()
 

@@ -4,9 +4,10 @@ import importlib.util
 
 import pytest
 
-from nnnorm import MissingExtraError, NNNormError
+from nnnorm import NNNormError
 from nnnorm.encoders import load_encoder
 from nnnorm.encoders.openclip import OpenClip, split_name
+from nnnorm.errors import MissingExtraError
 
 absent = importlib.util.find_spec("open_clip") is None
 

@@ -7,18 +7,8 @@ import numpy as np
 import pytest
 
 import nnnorm
-from nnnorm import (
-    NNN,
-    Bank,
-    Corrector,
-    NNNormError,
-    Task,
-    check,
-    compare,
-    evaluate,
-    tune,
-)
-from nnnorm.evaluation import measure_gain
+from nnnorm import NNN, Bank, Corrector, NNNormError, check, compare, evaluate, tune
+from nnnorm.evaluation import Task, measure_gain
 from tests import made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* are among the queries:nnnorm.NNNormWarning")

@@ -86,7 +86,7 @@ def test_the_gallery_of_today_can_be_given(shapes, corrector):
         nnnorm.DN(0.5),
         nnnorm.InvertedSoftmax(20.0),
         nnnorm.DualSoftmax(20.0, 5.0),
-        nnnorm.Uncorrected(),
+        nnnorm.methods.Uncorrected(),
     ],
     ids=str,
 )

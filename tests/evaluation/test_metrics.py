@@ -6,20 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import (
-    NNN,
-    Bias,
-    DualSoftmax,
-    InvertedSoftmax,
-    NNNormError,
-    score_matrix,
-    search,
-)
+from nnnorm import NNN, Bias, DualSoftmax, InvertedSoftmax, NNNormError, search
 from nnnorm.evaluation.metrics import (
     evaluate,
     evaluate_ranking,
     mean_metrics,
 )
+from nnnorm.ranking import score_matrix
 
 
 def naive(order, right, k):

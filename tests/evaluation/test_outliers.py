@@ -207,7 +207,7 @@ def test_rows_that_a_corrector_can_t_store_are_not_admitted(shapes, corrector):
     rows[1], rows[2] = 0, 2 * rows[2]
     found = screen(corrector, rows, ids=["a", "b", "c", "d"])
     assert found.to_remove == ["b", "c"]
-    assert corrector.items(rows[found.kept]).shape == (2, 66)
+    assert corrector.transform_items(rows[found.kept]).shape == (2, 66)
 
 
 # --- budgets, files, wrong input ---

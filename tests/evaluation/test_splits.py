@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnnorm import NNNormWarning, Task, ablate, compare, diagnose, open_embeddings, tune
+from nnnorm import NNNormWarning, compare, diagnose, open_embeddings, tune
+from nnnorm.evaluation import Task, ablate
 from nnnorm.evaluation.bootstrap import split_folds
 from nnnorm.evaluation.truth import clusters_of, count_overlap, open_truth
 

@@ -15,6 +15,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 import nnnorm
+from nnnorm import augmentation
 
 CALLS: dict[str, Callable[[Path], Any]] = {}
 
@@ -44,7 +45,7 @@ def some(values: Any, n: int = 12) -> list[float]:
     return [*values[:n].tolist(), float(values.mean())]
 
 
-def bias_of(method, **options):
+def bias_for(method, **options):
     bias = method.fit(GALLERY, REFERENCES, **options)
     top = nnnorm.search(QUERIES, GALLERY, bias, k=5).indices
     return {"values": some(bias.values), "weight": bias.weight, "top": top[:6].tolist()}
@@ -53,7 +54,7 @@ def bias_of(method, **options):
 # --- methods -------------------------------------------------------------------------------------
 
 METHODS = {
-    "uncorrected": nnnorm.Uncorrected(),
+    "uncorrected": nnnorm.methods.Uncorrected(),
     "nnn_automatic": nnnorm.NNN(),
     "nnn_paper": nnnorm.NNN.paper(),
     "nnn_numbers": nnnorm.NNN(reference_k=16, alpha=0.5),
@@ -67,7 +68,7 @@ METHODS = {
     "sinkhorn": nnnorm.Sinkhorn(tau=0.05),
 }
 for _name, _method in METHODS.items():
-    CALLS[f"fit_{_name}"] = lambda _, method=_method: bias_of(method)
+    CALLS[f"fit_{_name}"] = lambda _, method=_method: bias_for(method)
 DUAL = {
     "dual_softmax": nnnorm.DualSoftmax(20.0, 5.0),
     "dual_dis_paper": nnnorm.DualSoftmax(20.0, 5.0, gate="paper"),
@@ -75,7 +76,7 @@ DUAL = {
     "sinkhorn_dual": nnnorm.Sinkhorn(tau=0.05),
 }
 for _name, _method in DUAL.items():
-    CALLS[f"fit_{_name}"] = lambda _, method=_method: bias_of(method, gallery_references=ITEMS)
+    CALLS[f"fit_{_name}"] = lambda _, method=_method: bias_for(method, gallery_references=ITEMS)
 for _name in ("nnn_automatic", "nnn_numbers", "csls", "dn", "inverted_softmax", "sinkhorn"):
     CALLS[f"fit_scores_{_name}"] = lambda _, method=METHODS[_name]: some(
         method.fit_scores(GALLERY @ REFERENCES.T).values
@@ -153,7 +154,7 @@ def search_ids(_):
 @golden
 def score_matrix(_):
     bias = nnnorm.CSLS().fit(GALLERY, REFERENCES)
-    return some(nnnorm.score_matrix(QUERIES, GALLERY, bias))
+    return some(nnnorm.ranking.score_matrix(QUERIES, GALLERY, bias))
 
 
 @golden
@@ -166,8 +167,8 @@ def search_with_popularity(_):
 @golden
 def augmented_rows(_):
     bias = nnnorm.NNN(8, 0.5).fit(GALLERY, REFERENCES)
-    stored = [nnnorm.augment_gallery(GALLERY, bias, target=t) for t in ("ip", "cosine", "l2")]
-    asked = [nnnorm.augment_queries(QUERIES, bias, target=t) for t in ("ip", "cosine", "l2")]
+    stored = [augmentation.augment_gallery(GALLERY, bias, target=t) for t in ("ip", "cosine", "l2")]
+    asked = [augmentation.augment_queries(QUERIES, bias, target=t) for t in ("ip", "cosine", "l2")]
     scores = [some(q @ r.T) for q, r in zip(asked, stored, strict=True)]
     return [[rows.shape[1] for rows in stored], scores[0]]
 
@@ -185,19 +186,19 @@ def corrector_values(folder):
     corrector.save(folder / "corrector.safetensors")
     loaded = nnnorm.Corrector.load(folder / "corrector.safetensors")
     assert loaded.fingerprint == corrector.fingerprint
-    return [some(loaded.bias_of(NEW).values), some(loaded.bias.values), loaded.weight]
+    return [some(loaded.bias_for(NEW).values), some(loaded.bias.values), loaded.weight]
 
 
 @golden
 def corrector_automatic(_):
     corrector = nnnorm.Corrector.fit(GALLERY, REFERENCES)
-    return [corrector.weight, corrector.method.reference_k, some(corrector.bias_of(NEW).values)]
+    return [corrector.weight, corrector.method.reference_k, some(corrector.bias_for(NEW).values)]
 
 
 @golden
 def corrector_transforms(_):
     corrector = fit_corrector()
-    stored, asked = corrector.items(GALLERY), corrector.queries(QUERIES)
+    stored, asked = corrector.transform_items(GALLERY), corrector.transform_queries(QUERIES)
     order = np.argsort(-(asked @ stored.T), axis=1, kind="stable")[:, :5]
     expected = nnnorm.search(QUERIES, GALLERY, corrector.bias, k=5).indices
     return [stored.shape[1], float((order == expected).mean()), some(asked[:, -2])]
@@ -205,7 +206,7 @@ def corrector_transforms(_):
 
 @golden
 def corrector_refit(_):
-    moved = fit_corrector().refit(unit(500, 24, seed=6), gallery=GALLERY).moved
+    moved = fit_corrector().refit(unit(500, 24, seed=6), gallery=GALLERY).refit_report
     return [moved.correlation, moved.mean_shift, moved.changed_first_places]
 
 
@@ -221,7 +222,7 @@ def corrector_recent(_):
 def corrector_popularity(_):
     corrector = fit_corrector()
     clicks = nnnorm.Popularity(np.arange(7), weight=0.01)
-    return some(corrector.items(NEW, popularity=clicks)[:, -2])
+    return some(corrector.transform_items(NEW, popularity=clicks)[:, -2])
 
 
 @golden
@@ -294,7 +295,7 @@ def compare(_):
 @golden
 def ablate(_):
     data = shapes()
-    found = nnnorm.ablate(
+    found = nnnorm.evaluation.ablate(
         data.gallery,
         data.references[::20],
         queries=data.queries[:400],

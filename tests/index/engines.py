@@ -123,7 +123,7 @@ def world():
         nnnorm.Corrector.fit(items[:N_FIRST], rows(150, more), nnnorm.NNN(k, weight))
         for k, weight, more in ((16, 0.75, 1), (8, 0.5, 0.5), (4, 0.9, 1.5))
     ]
-    values = [corrector.bias_of(items).values for corrector in correctors]
+    values = [corrector.bias_for(items).values for corrector in correctors]
     return SimpleNamespace(items=items, queries=queries, correctors=correctors, values=values)
 
 

@@ -47,7 +47,7 @@ def exact(case):
         found = nnnorm.search(
             embed_all(case.queries),
             rows,
-            case.corrector.bias_of(rows),
+            case.corrector.bias_for(rows),
             k=k,
             weight=weight,
             normalize=case.corrector.normalize,

@@ -86,7 +86,7 @@ def test_documents_keep_what_they_have_and_the_given_ones_are_not_changed(case):
     given = documents(["text 1"])
     done = DocumentCorrector(case.corrector).run(given)["documents"]
     assert given == documents(["text 1"])
-    assert done[0].embedding == case.corrector.items(embed_all(["text 1"]))[0].tolist()
+    assert done[0].embedding == case.corrector.transform_items(embed_all(["text 1"]))[0].tolist()
     assert (done[0].id, done[0].meta) == (given[0].id, given[0].meta)
     assert DocumentCorrector(case.corrector).run([]) == {"documents": []}
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nnnorm import MissingExtraError
+from nnnorm.errors import MissingExtraError
 
 LIBRARIES = {
     "langchain": ("langchain_core", "langchain"),

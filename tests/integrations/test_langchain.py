@@ -72,7 +72,7 @@ def test_what_is_asynchronous_gives_the_same_vectors(case):
 
     stored, asked = asyncio.run(embed_both())
     assert stored == corrected.embed_documents(case.texts)
-    assert stored == case.corrector.items(embed_all(case.texts)).tolist()
+    assert stored == case.corrector.transform_items(embed_all(case.texts)).tolist()
     assert asked == corrected.embed_query("what")
 
 

@@ -100,8 +100,8 @@ def test_a_cache_that_mixes_both_sides_is_refused(case):
         CorrectedEmbedding(Model(), case.corrector, embeddings_cache=SimpleKVStore())
     inside = CorrectedEmbedding(Model(embeddings_cache=SimpleKVStore()), case.corrector)
     stored, asked = inside.get_text_embedding("text"), inside.get_query_embedding("text")
-    assert stored == case.corrector.items(embed_all(["text"]))[0].tolist()
-    assert asked == case.corrector.queries(embed_all(["text"]))[0].tolist()
+    assert stored == case.corrector.transform_items(embed_all(["text"]))[0].tolist()
+    assert asked == case.corrector.transform_queries(embed_all(["text"]))[0].tolist()
 
 
 def test_a_pipeline_embeds_again_what_it_cached_with_another_corrector(case):
@@ -115,7 +115,7 @@ def test_a_pipeline_embeds_again_what_it_cached_with_another_corrector(case):
     )
     pipeline.transformations = [CorrectedEmbedding(Model(), other)]
     after = pipeline.run(nodes=nodes(["text 1"]))[0].embedding
-    assert before != after == other.items(embed_all(["text 1"]))[0].tolist()
+    assert before != after == other.transform_items(embed_all(["text 1"]))[0].tolist()
 
 
 def test_a_pickled_copy_gives_the_same_vectors(case):

@@ -43,7 +43,7 @@ def test_candidates_are_ranked_by_their_places_in_the_list(case):
     given = {name: [IDS[(7 * n + 3 * i) % 60] for i in range(8)] for n, name in names.items()}
     given["q3"] = []
     scores, places = ask(index, case, k=5, top_ranked=given, query_idx_to_id=names)
-    full = nnnorm.score_matrix(
+    full = nnnorm.ranking.score_matrix(
         embed_all(case.queries),
         embed_all(case.texts),
         case.corrector.bias,

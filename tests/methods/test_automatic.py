@@ -164,7 +164,7 @@ def test_ready_scores_are_centred_by_the_mean_of_each_reference(rng):
 def test_a_centre_may_be_given_so_that_new_items_get_the_numbers_of_a_whole_fit(rng):
     gallery, references = open_embeddings(cloud(rng, 90)), open_embeddings(cloud(rng, 400))
     whole = Statistics.of_embeddings(gallery, references)
-    settled, _ = NNN().settle(whole)
+    settled, _ = NNN().resolve(whole)
     some = np.array([3, 80])
     new = Statistics.of_embeddings(gallery.subset(some), references, known={"center": whole.center})
     np.testing.assert_allclose(settled.values(new), settled.values(whole)[some], atol=1e-6)

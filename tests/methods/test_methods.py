@@ -4,17 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nnnorm
-from nnnorm import (
-    CSLS,
-    DN,
-    NNN,
-    DualSoftmax,
-    InvertedSoftmax,
-    NNNormError,
-    Sinkhorn,
-    Uncorrected,
-)
-from nnnorm.methods import METHOD_NAMES, make_method
+from nnnorm import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, NNNormError, Sinkhorn
+from nnnorm.methods import METHOD_NAMES, Uncorrected, make_method
 from tests import reference
 
 ALL = [
@@ -184,7 +175,7 @@ def test_dual_dis_as_published_ranks_by_the_product_of_factors(rng):
 def test_dual_dis_as_published_does_not_overflow(rng):
     gallery, references, queries, bank = gated_problem(rng)
     bias = DualSoftmax(400.0, 400.0, gate="paper").fit(gallery, references, gallery_references=bank)
-    dense = nnnorm.score_matrix(queries, gallery, bias)
+    dense = nnnorm.ranking.score_matrix(queries, gallery, bias)
     assert np.isfinite(dense).all()
 
 

@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from nnnorm import Bias, MissingExtraError, NNNormError
+from nnnorm import Bias, NNNormError
+from nnnorm.errors import MissingExtraError
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.comparison import (
     Ablation,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nnnorm import NNN, DualSoftmax, NNNormError, Task, audit, evaluate, open_embeddings
-from nnnorm.evaluation import compare_occurrences, count_occurrences, measure_hubness
+from nnnorm import NNN, DualSoftmax, NNNormError, audit, evaluate, open_embeddings
+from nnnorm.evaluation import Task, compare_occurrences, count_occurrences, measure_hubness
 from reproduction.material import EmbeddingFolder, NotThere
 from reproduction.paper import Experiment, find_tables, load_paper
 from reproduction.results import Figure

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from nnnorm import NNNormError, Task, load_shapes, search
+from nnnorm import NNNormError, load_shapes, search
 from nnnorm.datasets import read_scene
+from nnnorm.evaluation import Task
 from reproduction.material import NotThere
 from reproduction.paper import find_tables, load_paper
 from reproduction.run import Runner, run_table

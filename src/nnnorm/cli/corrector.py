@@ -39,7 +39,7 @@ def extend(
     check_output(output, ".safetensors", [corrector, items])
     loaded = Corrector.load(corrector)
     with show_progress("Scoring the new items against the references") as progress:
-        bias = loaded.bias_of(items, memory_budget=memory_budget * 2**20, progress=progress)
+        bias = loaded.bias_for(items, memory_budget=memory_budget * 2**20, progress=progress)
     bias.save(output)
     if as_json:
         print_json({**bias.to_dict(), "output": str(output)})

@@ -12,4 +12,4 @@
 
 from nnnorm.corrector.corrector import Corrector
 from nnnorm.corrector.method import check_method
-from nnnorm.corrector.moved import Moved
+from nnnorm.corrector.refit_report import RefitReport

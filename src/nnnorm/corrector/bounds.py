@@ -68,7 +68,7 @@ def check_weighted(weight: float) -> None:
     if weight == 0:
         raise NNNormError(
             "this corrector has the weight 0, so that its queries ignore all values and a "
-            "popularity would not count; store augment_gallery(items, corrector.bias_of(items) "
+            "popularity would not count; store augment_gallery(items, corrector.bias_for(items) "
             "+ popularity) and ask with augment_queries"
         )
 

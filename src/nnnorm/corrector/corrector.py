@@ -4,8 +4,8 @@ Bias values are comparable within one bank, k and normalisation only. A correcto
 these, so that items that arrive later get values that fit in with those that are indexed:
 
     Corrector.fit(gallery, references) ─► .bias        the values of its gallery
-                                          .bias_of     the values of any items
-                                          .items       rows to store in any engine
+                                          .bias_for     the values of any items
+                                          .transform_items  rows to store in any engine
                                           .queries     rows to ask it
 """
 
@@ -30,8 +30,7 @@ from nnnorm.corrector.bounds import (
     widen_augmentation,
 )
 from nnnorm.corrector.files import MAKER, load_fields
-from nnnorm.corrector.method import check_method, settle_method
-from nnnorm.corrector.moved import Moved, measure_moved
+from nnnorm.corrector.method import check_method, resolved_method
 from nnnorm.corrector.norms import check_norms, has_unit_norms, longest_norm
 from nnnorm.corrector.references import (
     Rows,
@@ -40,8 +39,9 @@ from nnnorm.corrector.references import (
     open_kept,
     round_to_half,
 )
+from nnnorm.corrector.refit_report import RefitReport, report_refit
 from nnnorm.dedup import Duplicates
-from nnnorm.embeddings import Embeddings, Sound, Source, open_embeddings, open_sound
+from nnnorm.embeddings import Embeddings, Source, ValidRows, open_embeddings, open_valid
 from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
 from nnnorm.files import Progress, save_record
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
@@ -94,7 +94,7 @@ class Corrector:
         The mean of the gallery, where the method takes it off.
     gallery_references : ndarray, shape (n_gallery_references, dim), or None
         For methods with a second bank.
-    moved : Moved or None
+    refit_report : RefitReport or None
         After a `refit`: how far the values moved. It is not saved.
 
     Examples
@@ -102,9 +102,9 @@ class Corrector:
     >>> rng = np.random.default_rng(0)
     >>> gallery, references, new, queries = (rng.normal(size=(n, 8)) for n in (40, 99, 5, 3))
     >>> corrector = Corrector.fit(gallery, references, normalize=True)
-    >>> corrector.bias_of(new).values.shape
+    >>> corrector.bias_for(new).values.shape
     (5,)
-    >>> corrector.items(new).shape, corrector.queries(queries).shape
+    >>> corrector.transform_items(new).shape, corrector.transform_queries(queries).shape
     ((5, 10), (3, 10))
     """
 
@@ -120,7 +120,7 @@ class Corrector:
     sample: Rows
     center: FloatArray | None = None
     gallery_references: Rows | None = None
-    moved: Moved | None = field(default=None, compare=False)
+    refit_report: RefitReport | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("references", "sample", "center", "gallery_references"):
@@ -228,7 +228,7 @@ class Corrector:
             progress=progress,
         )
         bias = replace(bias, n_references=chosen.n_given, params={**bias.params, **chosen.params})
-        settled = settle_method(bias)
+        settled = resolved_method(bias)
         center = items.mean() if getattr(settled, "center", False) is True else None
         unit = all(has_unit_norms(rows) for rows in (items, *banks))
         norms = items.norm_range
@@ -281,7 +281,7 @@ class Corrector:
         Returns
         -------
         Corrector
-            With `moved`.
+            With `refit_report`.
 
         Examples
         --------
@@ -289,7 +289,7 @@ class Corrector:
         >>> gallery, old, new = (rng.normal(size=(n, 8)) for n in (40, 99, 99))
         >>> first = Corrector.fit(gallery, old, NNN(4, 0.5), normalize=True)
         >>> second = first.refit(np.concatenate([old, new]), gallery=gallery)
-        >>> 0.5 < second.moved.correlation < 1, second.moved.n_items
+        >>> 0.5 < second.refit_report.correlation < 1, second.refit_report.n_items
         (True, 40)
         """
         items = self.open(gallery, "gallery")
@@ -317,7 +317,7 @@ class Corrector:
             progress=progress,
         )
         asked = new.bank if recent is None else new.open(recent, "recent")
-        return replace(new, moved=measure_moved(self.bias_of(items), new.bias, items, asked))
+        return replace(new, refit_report=report_refit(self.bias_for(items), new.bias, items, asked))
 
     # --- what it keeps -----------------------------------------------------------------------
 
@@ -370,7 +370,7 @@ class Corrector:
     # --- items and queries -------------------------------------------------------------------
 
     @explain_arguments
-    def bias_of(
+    def bias_for(
         self,
         items: Source,
         *,
@@ -397,7 +397,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
-        >>> parts = [corrector.bias_of(part).values for part in (gallery[:7], gallery[7:])]
+        >>> parts = [corrector.bias_for(part).values for part in (gallery[:7], gallery[7:])]
         >>> np.allclose(np.concatenate(parts), corrector.bias.values, atol=1e-6)
         True
         """
@@ -407,7 +407,7 @@ class Corrector:
         return bias
 
     @explain_arguments
-    def items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
+    def transform_items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
         """Extend items by their bias: the rows to store in an engine of any metric.
 
         All stored rows have the same norm, so that inner product, cosine and L2 give the same
@@ -440,7 +440,7 @@ class Corrector:
                 f"room for norms up to {self.longest:.4g}; fit it again with these items in the "
                 "gallery"
             )
-        bias = self.bias_of(opened)
+        bias = self.bias_for(opened)
         if popularity is not None:
             check_weighted(self.weight)
             bias = bias + popularity
@@ -483,11 +483,11 @@ class Corrector:
         augmentation = widen_augmentation(
             self.augmentation, popularity, growth, weight=self.weight, longest=self.longest
         )
-        wider = replace(self, augmentation=augmentation, moved=None)
+        wider = replace(self, augmentation=augmentation, refit_report=None)
         return replace(wider, bias=wider._sign(self.bias))
 
     @explain_arguments
-    def queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
+    def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
         """Extend queries by the weight: the rows to ask an engine that holds `items`.
 
         Parameters
@@ -505,7 +505,7 @@ class Corrector:
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
-        >>> corrector.queries(np.eye(8)[:1]).tolist()
+        >>> corrector.transform_queries(np.eye(8)[:1]).tolist()
         [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.0]]
         """
         opened = self.open(queries, "queries")
@@ -550,7 +550,7 @@ class Corrector:
             check_norms(rows, self.bank.norm_range, "references")
         return rows
 
-    def open_sound(self, source: Source, name: str) -> Sound:
+    def open_valid(self, source: Source, name: str) -> ValidRows:
         """Open the rows of items that can be used; norms are left to the caller.
 
         Parameters
@@ -560,21 +560,21 @@ class Corrector:
 
         Returns
         -------
-        Sound
+        ValidRows
 
         Examples
         --------
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, normalize=True)
-        >>> corrector.open_sound(gallery * (np.arange(40) > 0)[:, None], "items").faults
+        >>> corrector.open_valid(gallery * (np.arange(40) > 0)[:, None], "items").faults
         {0: 'it is all zeros'}
         """
         given = source.normalized if isinstance(source, Embeddings) else False
         with warnings.catch_warnings():  # odd norms are among the verdicts
             warnings.simplefilter("ignore", NNNormWarning)
             normalize = self.normalize or (given and self.unit)
-            found = open_sound(source, name=name, normalize=normalize)
+            found = open_valid(source, name=name, normalize=normalize)
         self._check_dim(found.embeddings)
         return found
 

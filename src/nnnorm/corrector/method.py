@@ -23,7 +23,7 @@ def check_method(method: Method) -> None:
         )
 
 
-def settle_method(bias: Bias) -> Method:
+def resolved_method(bias: Bias) -> Method:
     """The method with the numbers that a fit chose, from the parameters of its bias."""
     kind, variant = find_method(bias.method)
     names = {part.name for part in fields(kind)} - set(variant.fixed)

@@ -391,7 +391,7 @@ class _Study:
         statistics = trial.statistics
         if on.gallery.fingerprint != test.gallery.fingerprint:
             statistics = Statistics.of_embeddings(test.gallery, bank, gallery_bank, **self._options)
-            automatic = [NNN().settle(statistics)[0]] if with_automatic else []
+            automatic = [NNN().resolve(statistics)[0]] if with_automatic else []
             prepare(statistics, [*(setting.method for setting in chosen), *automatic])
         results = []
         for name, setting in zip(names, chosen, strict=True):

@@ -90,7 +90,7 @@ def measure_drift(
         items = corrector.open(gallery, "gallery")
     z = _measure_z(corrector, asked, seed)
     with quiet():
-        old = corrector.bias_of(items)
+        old = corrector.bias_for(items)
         agreement = _agreement(corrector, old, items, asked)
         halves = np.array_split(np.random.default_rng(seed).permutation(len(asked)), 2)
         refitted = None

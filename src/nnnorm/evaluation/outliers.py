@@ -21,11 +21,11 @@ from nnnorm.corrector import Corrector
 from nnnorm.dedup import used_rows
 from nnnorm.embeddings import (
     Embeddings,
-    Sound,
     Source,
+    ValidRows,
     check_same_norms,
     open_embeddings,
-    open_sound,
+    open_valid,
 )
 from nnnorm.errors import NNNormError, explain_arguments
 from nnnorm.evaluation.drift import open_corrector
@@ -186,13 +186,13 @@ def scan(
             + ("neither" if corrector is None else "both")
         )
     if corrector is None:
-        items = open_sound(gallery, name="gallery", normalize=normalize)
+        items = open_valid(gallery, name="gallery", normalize=normalize)
         past = open_references(references, normalize=normalize)
         check_same_norms(items.embeddings, past, normalize=normalize)
         bank = used_rows(use_references(references, past, "drop", progress))
     else:
         loaded = open_corrector(corrector)
-        items, bank = loaded.open_sound(gallery, "gallery"), loaded.bank
+        items, bank = loaded.open_valid(gallery, "gallery"), loaded.bank
     alerts = count_alerts(budget, items.n_rows)
     faults = _find_odd_norms(items.embeddings)
     # Rows with norms of their own would move what is usual.
@@ -215,7 +215,7 @@ def screen(
 ) -> Scan:
     """Judge new items before they are added, by a corrector's past queries and sample of items."""
     corrector = open_corrector(corrector)
-    rows = corrector.open_sound(items, "items")
+    rows = corrector.open_valid(items, "items")
     unit = True if corrector.unit and not rows.embeddings.normalized else None
     faults = _find_odd_norms(rows.embeddings, unit=unit, norms=corrector.item_norms)
     sample = corrector.sample.astype(np.float32)
@@ -268,7 +268,7 @@ def _find_odd_norms(
 
 def _judge(
     expected: Expected,
-    sound: Sound,
+    sound: ValidRows,
     faults: Mapping[int, str],
     ids: Sequence[Any] | None,
     *,

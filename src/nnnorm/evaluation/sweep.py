@@ -103,7 +103,7 @@ def make_settings(
 
 def automatic_nnn(statistics: Statistics) -> NNN:
     """NNN as the automatic rule sets it for this bank and gallery."""
-    found: NNN = statistics.keep("automatic nnn", lambda: NNN().settle(statistics)[0])
+    found: NNN = statistics.keep("automatic nnn", lambda: NNN().resolve(statistics)[0])
     return found
 
 

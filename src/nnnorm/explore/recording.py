@@ -236,7 +236,7 @@ def make_table(session: Session, method: Method) -> bytes:
         "text": [material.describe_item(int(item)) for item in items],
         "projection_x": places[:, 0],
         "projection_y": places[:, 1],
-        "bias": session.bias_of(method).correction[items],
+        "bias": session.bias_for(method).correction[items],
         "times_first_before": session.count_first(None)[items],
         "times_first_after": session.count_first(method)[items],
         "verdict": [verdicts[item] for item in items],

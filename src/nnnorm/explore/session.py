@@ -125,7 +125,7 @@ class Session:
 
     def _choose_ks(self) -> tuple[int, ...]:
         largest = min(len(self.used), _LARGEST_K_OF_MANY if self.is_many else max(_KS))
-        settled, _ = NNN(alpha=0.0).settle(self.statistics)
+        settled, _ = NNN(alpha=0.0).resolve(self.statistics)
         return tuple(sorted({k for k in _KS if k <= largest} | {int(settled.reference_k)}))
 
     def _prepare(self) -> None:
@@ -207,13 +207,13 @@ class Session:
         defaults = {knob.name: knob.default for knob in known.values()}
         return make_method(name, **{**defaults, **given})
 
-    def bias_of(self, method: Method) -> Bias:
+    def bias_for(self, method: Method) -> Bias:
         """Return the bias of a method, for the gallery as it is served here."""
         return self._biases.get(method, lambda: self._served(method.make_bias(self.statistics)))
 
     def settled(self, method: Method) -> dict[str, Any]:
         """Return the parameters of a method with numbers for what was automatic."""
-        bias, names = self.bias_of(method), [knob.name for knob in self.knobs(method.name)]
+        bias, names = self.bias_for(method), [knob.name for knob in self.knobs(method.name)]
         params = {name: bias.params[name] for name in names if name in bias.params}
         if method.name == "nnn":
             params.setdefault("center", False)
@@ -224,7 +224,7 @@ class Session:
     def rank(self, method: Method | None) -> Answer:
         """Return the first places of all queries of the sample; without a method uncorrected."""
         k = min(PLACES, len(self.gallery))
-        bias = None if method is None else self.bias_of(method)
+        bias = None if method is None else self.bias_for(method)
         return self._answers.get(method, lambda: self.candidates.rank(bias, k))
 
     def count_first(self, method: Method | None) -> IntArray:
@@ -254,7 +254,7 @@ class Session:
 
     def score(self, row: FloatArray, method: Method | None) -> FloatArray:
         """Return the scores of one query with all items, shape ``(n_gallery,)``."""
-        bias = None if method is None else self.bias_of(method)
+        bias = None if method is None else self.bias_for(method)
         key = (row.tobytes(), method)
         return self._rows.get(key, lambda: score_matrix(row, self.gallery, bias)[0])
 

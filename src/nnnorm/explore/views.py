@@ -175,7 +175,7 @@ class Views:
         counts = [session.count_first(some) for some in (None, method)]
         mask = session.mask(where or {})
         answer = session.rank(method)
-        bias = session.bias_of(method)
+        bias = session.bias_for(method)
         most = int(max(some.max() for some in counts))
         was_never, is_never = (some == 0 for some in counts)
         if mask is not None:
@@ -259,7 +259,7 @@ class Views:
         session = self.session
         _, wrong, groups = _taken(session, item)
         first = session.rank(method).ranking.indices[:, 0]
-        bias = session.bias_of(method)
+        bias = session.bias_for(method)
         rows = np.concatenate([wrong[:0], *groups])
         about = {
             "setting": _setting(session, method),
@@ -338,7 +338,7 @@ class Views:
             return {"ready": False}, {}
         items, _ = session.map.wait()
         mask = session.mask(where or {})
-        bias = session.bias_of(method)
+        bias = session.bias_for(method)
         about = {"ready": True, "setting": _setting(session, method)}
         return about, {
             "bias": bias.correction[items],

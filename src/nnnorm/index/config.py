@@ -193,7 +193,7 @@ def bias_values(
     """Return the bias of items; that of the corrector's own gallery is known already."""
     known = corrector.bias
     is_own = known.fingerprints.get("gallery") is not None and known.fits(rows)
-    bias = known if is_own else corrector.bias_of(rows)
+    bias = known if is_own else corrector.bias_for(rows)
     return (bias if popularity is None else bias + popularity).values
 
 

@@ -44,7 +44,7 @@ class CorrectedIndex:
                 given if isinstance(given, Corrector) else check_corrector(given(rows))
             )
         start = sum(map(len, self._parts))
-        self._parts.append(self._corrector.items(rows))
+        self._parts.append(self._corrector.transform_items(rows))
         self._rows |= {own: start + n for n, own in enumerate(idxs)}
 
     def search(
@@ -60,7 +60,7 @@ class CorrectedIndex:
             raise NNNormError("there are no documents yet; call add_documents first")
         if len(self._parts) > 1:
             self._parts = [np.concatenate(self._parts)]
-        stored, asked = self._parts[0], self._corrector.queries(_to_array(embeddings))
+        stored, asked = self._parts[0], self._corrector.transform_queries(_to_array(embeddings))
         if top_ranked is None:
             found = search(asked, stored, k=min(top_k, len(stored)), normalize=False)
             return found.scores.tolist(), found.indices.tolist()

@@ -34,7 +34,7 @@ def extend_items(corrector: Corrector, vectors: Sequence[Sequence[float]]) -> li
     """Extend item vectors by their bias, for the store."""
     if not len(vectors):
         return []
-    rows: list[Vector] = corrector.items(np.asarray(vectors, dtype=np.float32)).tolist()
+    rows: list[Vector] = corrector.transform_items(np.asarray(vectors, dtype=np.float32)).tolist()
     return rows
 
 
@@ -42,7 +42,7 @@ def extend_query(
     corrector: Corrector, vector: Sequence[float], weight: float | None = None
 ) -> Vector:
     """Extend one query vector by the weight, for a store of extended items."""
-    row: Vector = corrector.queries(np.asarray([vector], dtype=np.float32), weight=weight)[
-        0
-    ].tolist()
+    row: Vector = corrector.transform_queries(
+        np.asarray([vector], dtype=np.float32), weight=weight
+    )[0].tolist()
     return row

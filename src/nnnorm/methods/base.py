@@ -141,7 +141,7 @@ class Method(ABC):
         """
         return None
 
-    def settle(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
+    def resolve(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
         """Replace automatic parameters by numbers; also return what they were chosen by."""
         return self, {}
 
@@ -338,7 +338,7 @@ class Method(ABC):
         >>> CSLS(reference_k=2).make_bias(statistics).values.tolist()
         [0.375]
         """
-        settled, chosen = self.settle(statistics)
+        settled, chosen = self.resolve(statistics)
         values = np.asarray(settled.values(statistics), dtype=np.float32)
         facts = settled.facts(statistics, chosen, statistics.about if self.uses_means else {})
         return Bias(values=values, gates=settled.gates(statistics), **facts)
@@ -352,7 +352,7 @@ class Method(ABC):
         ----------
         statistics : Statistics
         chosen : mapping
-            What `settle` returned beside this method.
+            What `resolve` returned beside this method.
         about : mapping
             What the solver reports about m_k.
         """

@@ -115,7 +115,7 @@ class NNN(Method):
             return Needs()
         return Needs(self.reference_k, is_centred=self.center is True)
 
-    def settle(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
+    def resolve(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
         """Replace "auto" by numbers; also return what they were chosen by."""
         if not self.is_automatic:
             return self, {}

@@ -1,4 +1,4 @@
-"""`Moved`: how far the values of a gallery moved when a corrector was fitted again."""
+"""`RefitReport`: how far the values of a gallery moved when a corrector was fitted again."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _N_ASKED = 1024
 
 
 @dataclass(frozen=True)
-class Moved:
+class RefitReport:
     """How far the values of a gallery moved when a corrector was fitted again."""
 
     correlation: float
@@ -23,14 +23,14 @@ class Moved:
     n_queries: int
 
 
-def measure_moved(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> Moved:
+def report_refit(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> RefitReport:
     """Compare two biases of the same items, by their values and by the first places of queries."""
     rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_ASKED)).astype(np.int64)
     some = open_embeddings(asked.take(rows), name="queries", normalize=items.normalized)
     first = [search(some, items, bias, k=1).indices for bias in (old, new)]
     before, after = (bias.values.astype(np.float64) for bias in (old, new))
     is_flat = before.std() == 0 or after.std() == 0
-    return Moved(
+    return RefitReport(
         correlation=0.0 if is_flat else float(np.corrcoef(before, after)[0, 1]),
         mean_shift=new.weight * float(after.mean()) - old.weight * float(before.mean()),
         changed_first_places=float((first[0] != first[1]).mean()),
