@@ -54,7 +54,7 @@ def test_new_items_get_the_bias_of_a_fit_with_all_of_them(files):
 
 def test_fit_says_how_to_go_on_and_info_what_a_corrector_holds(files):
     result = run(*FIT)
-    assert "nnnorm extend --corrector corrector.safetensors --items NEW" in result.stderr
+    assert "nnnorm extend --corrector corrector.safetensors --items NEW" in result.stdout
     shown = run("info", "corrector.safetensors")
     assert "a corrector with 800 references (627 unique)" in shown.stdout
     assert "300 items" in shown.stdout
