@@ -29,7 +29,6 @@ BETAS = {"beta_query": 20.0, "beta_gallery": 5.0}
 
 
 @record
-@dataclasses.dataclass(frozen=True)
 class Shrunk(Method):
     """A method of this test's own: c times the mean of all scores, squared."""
 

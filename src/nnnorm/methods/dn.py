@@ -1,6 +1,5 @@
-"""Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
+"""Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from nnnorm.bias import check_weight
@@ -9,9 +8,8 @@ from nnnorm.methods.statistics import Statistics
 
 
 @record
-@dataclass(frozen=True)
 class DN(Method):
-    """Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
+    """Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
 
     Parameters
     ----------

@@ -1,7 +1,5 @@
 """No correction: ``b(r) = 0``, so that "none" is a method like any other."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from nnnorm.methods.base import FloatArray, Method, Variant, record
@@ -11,7 +9,6 @@ NO_CORRECTION = "none"
 
 
 @record
-@dataclass(frozen=True)
 class Uncorrected(Method):
     """No correction: a bias of zeros.
 
