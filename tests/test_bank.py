@@ -497,7 +497,6 @@ def unit(rng, n, dim=16):
         (lambda bank, rng: bank.add(unit(rng, 3) * np.nan, times=[1] * 3), "must be finite"),
         (lambda bank, rng: bank.add(5 * unit(rng, 3), times=[1] * 3),
          r"queries has norms 5 to 5, but all rows of the bank have about 1; normalise"),
-        (lambda bank, rng: bank.add(unit(rng, 3), time=[1] * 3), "did you mean 'times'"),
         (lambda bank, rng: bank.forget(before=99), "before 99 would leave none of the 30 unique"),
         (lambda bank, rng: bank.forget(before="2026-05-01"),
          "before has dates, but the bank has times that are numbers"),
@@ -524,7 +523,6 @@ def test_a_bad_change_is_refused_and_changes_nothing(rng, change, words):
         ({"half_life": timedelta(days=30), "times": [1, 1]}, "for numbers"),
         ({"max_references": 0}, "max_references must be a whole number of at least 1; got 0"),
         ({"seed": -1}, "seed must be a whole number of at least 0; got -1"),
-        ({"weights": [1, 1]}, "of has no argument 'weights'"),
     ],
 )  # fmt: skip
 def test_a_bank_with_bad_settings_is_refused(options, words):

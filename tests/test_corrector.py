@@ -253,8 +253,6 @@ def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector,
         ask(3 * made.new)
     with pytest.raises(NNNormError, match="must be finite; row 1 has NaN"):
         ask(np.where(np.arange(60)[:, None] == 1, np.nan, made.new))
-    with pytest.raises(NNNormError, match=f"{method} has no argument 'wieght'"):
-        ask(made.new, wieght=0.5)
 
 
 def test_raw_rows_on_another_scale_are_refused_where_all_norms_are_equal(made):
@@ -336,13 +334,6 @@ def test_items_of_another_model_of_the_same_width_are_warned_of():
 def test_methods_without_a_value_for_later_items_are_refused(made, method, words):
     with pytest.raises(NNNormError, match=words):
         Corrector.fit(made.gallery, made.references, method)
-
-
-def test_a_misspelt_argument_is_answered(made):
-    with pytest.raises(NNNormError, match="fit has no argument 'bank'; did you mean 'references'"):
-        Corrector.fit(made.gallery, bank=made.references)
-    with pytest.raises(NNNormError, match="fit needs references; give references"):
-        Corrector.fit(made.gallery)
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -326,10 +326,5 @@ def test_queries_and_gallery_in_the_wrong_order_are_named(small, bias):
         search(small.gallery, small.queries, bias)
 
 
-def test_a_misspelt_argument_is_answered_with_the_right_one(small):
-    with pytest.raises(TypeError, match="search has no argument 'top_k'; did you mean 'k'"):
-        search(small.queries, small.gallery, top_k=5)
-
-
 def test_a_ranking_prints_in_one_line(small):
     assert repr(search(small.queries, small.gallery, k=3)) == "Ranking(11 queries, k=3)"

@@ -34,7 +34,7 @@ from nnnorm.dedup import (
     warn_of_few_rows,
 )
 from nnnorm.embeddings import Embeddings, Metric, Source, measure_rows, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress, check_entries, damaged, load_record, save_record
 from nnnorm.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.version import __version__
@@ -102,7 +102,6 @@ class Bank:
         self._opened: Embeddings | None = None
 
     @classmethod
-    @explain_arguments
     def of(
         cls,
         references: Source,
@@ -157,7 +156,6 @@ class Bank:
         return bank
 
     @classmethod
-    @explain_arguments
     def from_log(
         cls,
         path: str | os.PathLike[str],
@@ -331,7 +329,6 @@ class Bank:
 
     # --- change ------------------------------------------------------------------------------
 
-    @explain_arguments
     def add(
         self,
         queries: Source,
@@ -362,7 +359,6 @@ class Bank:
         parts = _split_rows(opened, times, counts, self._about["clock"])
         self._absorb(parts, opened.name, len(opened), progress)
 
-    @explain_arguments
     def add_log(
         self,
         path: str | os.PathLike[str],
@@ -381,7 +377,6 @@ class Bank:
         parts = read_log(path, column=column, time=time, count=count)
         self._absorb(parts, str(path), None, progress)
 
-    @explain_arguments
     def forget(self, *, before: Any) -> None:
         """Drop the queries that were last asked before a time.
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.arrays import Found, read_source
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.parquet import Ids
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -367,7 +367,6 @@ class Embeddings(StoredMatrix):
         return Embeddings(parts, name=name, divisors=divisors, measured=measured)
 
 
-@explain_arguments
 def open_embeddings(
     source: Source,
     *,
@@ -559,7 +558,6 @@ class ScoreMatrix(StoredMatrix):
         return ScoreMatrix([*self._parts, *other._parts], role=role)
 
 
-@explain_arguments
 def open_matrix(source: Source, *, name: str) -> ScoreMatrix:
     """Open ready scores: an array or path as in `open_embeddings`, where zero rows are valid."""
     if isinstance(source, ScoreMatrix):
