@@ -22,13 +22,12 @@ from nnnorm.methods import (
     make_method,
     registry,
 )
-from nnnorm.methods.base import Method, Variant, record
+from nnnorm.methods.base import Method, Variant
 
 SOURCE = Path(nnnorm.__file__).parent
 BETAS = {"beta_query": 20.0, "beta_gallery": 5.0}
 
 
-@record
 @dataclasses.dataclass(frozen=True)
 class Shrunk(Method):
     """A method of this test's own: c times the mean of all scores, squared."""
