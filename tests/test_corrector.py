@@ -304,7 +304,7 @@ def test_rows_that_were_normalised_when_opened_suit_a_corrector_of_unit_rows(mad
 
 def test_a_gallery_that_is_normalised_refuses_a_bank_that_is_not(made):
     opened = nnnorm.open_embeddings(made.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery is normalised and references is not"):
+    with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
         Corrector.fit(opened, 3 * made.references)
 
 

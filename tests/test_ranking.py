@@ -208,9 +208,9 @@ def test_a_bias_of_normalised_rows_is_refused_for_raw_ones_and_says_why(small):
 
 def test_normalised_and_raw_rows_are_not_searched_together(small):
     unit = open_embeddings(small.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery is normalised and queries is not"):
+    with pytest.raises(NNNormError, match="gallery is normalized and queries is not"):
         search(5 * small.queries, unit)
-    with pytest.raises(NNNormError, match="gallery is normalised and references is not"):
+    with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
         NNN().fit(unit, 5 * small.references)
 
 

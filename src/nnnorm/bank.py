@@ -655,7 +655,7 @@ def _check_norms(low: float, high: float, norms: FloatArray, name: str) -> None:
     if max(high, own_high) - min(low, own_low) > _EQUAL_NORMS * max(high, own_high):
         raise NNNormError(
             f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
-            f"{own_high:.3g}; normalise the rows first, or build the bank with normalize=True "
+            f"{own_high:.3g}; normalize the rows first, or build the bank with normalize=True "
             "(--normalize)"
         )
 

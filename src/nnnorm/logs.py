@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.arrays import read_batches
 from nnnorm.errors import NNNormError
-from nnnorm.parquet import read_batches
 from nnnorm.tables import TABLE_SUFFIXES, read_rows
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]

@@ -93,7 +93,7 @@ class Ranking:
         if not os.path.isfile(path):
             raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
         try:
-            arrays = read_npz(path, lambda names: names)
+            arrays = read_npz(path)
             scores, indices, ids = arrays["scores"], arrays["indices"], arrays.get("ids")
             if scores.ndim != 2 or scores.shape != indices.shape:
                 raise ValueError(f"scores {scores.shape} and indices {indices.shape}")

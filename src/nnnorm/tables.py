@@ -17,8 +17,8 @@ from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 
+from nnnorm.arrays import Ids, read_cells
 from nnnorm.errors import NNNormError, first_line
-from nnnorm.parquet import Ids, read_cells
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLE_SUFFIXES = (*_SEPARATORS, ".jsonl", ".parquet")
