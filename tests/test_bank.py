@@ -399,7 +399,7 @@ def test_a_log_of_any_kind_gives_the_bank_of_its_rows(log, rng, tmp_path, suffix
 
 
 def test_a_log_is_read_in_parts(log, tmp_path, monkeypatch):
-    monkeypatch.setattr("nnnorm.logs._PART_ROWS", 7)
+    monkeypatch.setattr("nnnorm.tables._PART_ROWS", 7)
     path = tmp_path / "log.jsonl"
     write_log(path, log[:50], ["2026-05-01"] * 50, [1] * 50)
     calls = []

@@ -117,7 +117,6 @@ LAYERS = [
     "files threads",
     "arrays",
     "embeddings tables",
-    "logs",
     "reducers",
     "scoring",
     "approximate popularity",

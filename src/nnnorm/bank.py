@@ -36,7 +36,7 @@ from nnnorm.dedup import (
 from nnnorm.embeddings import Embeddings, Metric, Source, measure_rows, open_embeddings
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress, check_entries, damaged, load_record, save_record
-from nnnorm.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
+from nnnorm.tables import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
