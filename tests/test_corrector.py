@@ -244,7 +244,7 @@ def test_the_weight_is_on_the_side_of_the_queries(made, corrector):
 # --- rows that do not fit -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["bias_for", "items", "queries"])
+@pytest.mark.parametrize("method", ["bias_for", "transform_items", "transform_queries"])
 def test_rows_of_another_width_or_without_unit_norm_are_refused(made, corrector, method):
     ask = getattr(corrector, method)
     with pytest.raises(NNNormError, match=r"share dim; got 12 and 16. Were they encoded by diff"):
@@ -289,7 +289,7 @@ def test_recent_queries_on_another_scale_than_the_bank_are_refused(made, normali
 
 def test_a_corrector_that_normalises_takes_rows_of_any_norm(made):
     corrector = Corrector.fit(made.gallery, made.references, normalize=True)
-    for ask in (corrector.items, corrector.queries):
+    for ask in (corrector.transform_items, corrector.transform_queries):
         np.testing.assert_allclose(ask(5 * made.new), ask(made.new), atol=1e-6)
     opened = nnnorm.open_embeddings(5 * made.new, normalize=True)
     np.testing.assert_allclose(

@@ -428,7 +428,7 @@ class Corrector:
         --------
         >>> rng = np.random.default_rng(0)
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
-        >>> stored = Corrector.fit(gallery, references, normalize=True).items(gallery)
+        >>> stored = Corrector.fit(gallery, references, normalize=True).transform_items(gallery)
         >>> bool(np.ptp(np.linalg.norm(stored, axis=1)) < 1e-6)
         True
         """
@@ -476,7 +476,7 @@ class Corrector:
         >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
         >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
         >>> clicks = Popularity(np.arange(40), weight=0.5)
-        >>> corrector.with_room(clicks).items(gallery, popularity=clicks).shape
+        >>> corrector.with_room(clicks).transform_items(gallery, popularity=clicks).shape
         (40, 10)
         """
         check_weighted(self.weight)
