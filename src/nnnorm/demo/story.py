@@ -152,5 +152,5 @@ def _tell_example(demo: Demo, example: Example, hubs: frozenset[int]) -> str:
 
 def _name(demo: Demo, item: int) -> str:
     background, things = read_scene(demo.shapes.scenes[item])
-    names = [f"{thing.colour} {thing.shape}" for thing in things]
+    names = [f"{thing.color} {thing.shape}" for thing in things]
     return f"{', '.join(names)}; {background}"
