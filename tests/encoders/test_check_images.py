@@ -2,7 +2,7 @@ import pytest
 from PIL import Image
 
 from nnnorm import NNNormError
-from nnnorm.datasets import draw_scene
+from nnnorm.datasets.shapes import draw_scene
 from nnnorm.encoders import check_images
 
 

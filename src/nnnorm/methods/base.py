@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from nnnorm.bank import (
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates
 from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
 from nnnorm.methods.automatic import is_mismatched
@@ -37,7 +37,6 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 POWERS_OF_TWO = tuple(2**power for power in range(10))
-_T = TypeVar("_T", bound=type)
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,7 @@ class Variant:
     preset: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass_transform(frozen_default=True)
-def record(kind: _T) -> _T:
-    """Make a class a frozen dataclass whose errors about arguments name the right one."""
-    dataclass(frozen=True)(kind)
-    kind.__init__ = explain_arguments(kind.__init__)  # type: ignore[misc]
-    return kind
-
-
-@record
+@dataclass(frozen=True)
 class Method(ABC):
     """A correction method: references in, `Bias` out. Subclasses are records of parameters."""
 
@@ -69,6 +60,15 @@ class Method(ABC):
     gallery_bank: ClassVar[Literal["unused", "optional", "needed"]] = "unused"
     # Whether an item's value follows from the item and the banks alone, whatever else is searched.
     values_each_item: ClassVar[bool] = True
+
+    def __new__(cls, *_: Any, **params: Any) -> "Method":
+        """Make an empty record; its generated ``__init__`` would call `k` an unexpected keyword."""
+        names = [part.name for part in fields(cls)]
+        if unknown := [param for param in params if param not in names]:
+            meant = "reference_k" if unknown[0] in ("k", "n_neighbors") else ""
+            hint = f"did you mean {meant!r}?" if meant in names else f"it has {', '.join(names)}"
+            raise NNNormError(f"{cls.__name__} has no argument {unknown[0]!r}; {hint}")
+        return super().__new__(cls)
 
     # --- what a method may define ------------------------------------------------------------
 
@@ -156,7 +156,6 @@ class Method(ABC):
 
     # --- fitting -----------------------------------------------------------------------------
 
-    @explain_arguments
     def fit(
         self,
         gallery: Source,
@@ -264,7 +263,6 @@ class Method(ABC):
             return "drop" if self.is_automatic or is_bank(references) else "keep"
         return duplicates
 
-    @explain_arguments
     def fit_scores(
         self,
         scores: Source,

@@ -1,6 +1,7 @@
 """DBNorm, a softmax over two banks (Wang et al., EMNLP 2023): DualIS, and gated as DualDIS."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Grid, Method, Variant, record
+from nnnorm.methods.base import FloatArray, Grid, Method, Variant
 from nnnorm.methods.inverted_softmax import BETAS, check_beta
 from nnnorm.methods.statistics import BankName, Statistics
 
@@ -31,7 +32,7 @@ class Factor(NamedTuple):
     bank: BankName
 
 
-@record
+@dataclass(frozen=True)
 class DualSoftmax(Method):
     """DBNorm: a softmax over two banks (Wang et al., EMNLP 2023), as one bias.
 

@@ -1,12 +1,13 @@
 """Inverted softmax, ``b(r) = L_β(r)/β``, and gated as QBNorm (Bogolin et al., CVPR 2022)."""
 
 import math
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_number, record
+from nnnorm.methods.base import FloatArray, Method, Variant, check_number
 from nnnorm.methods.statistics import BankName, Statistics
 
 # The grid that the NNN paper uses for DBNorm.
@@ -15,7 +16,7 @@ BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
 _LARGEST_BETA = 1e9
 
 
-@record
+@dataclass(frozen=True)
 class InvertedSoftmax(Method):
     """Inverted softmax: ``b(r) = L_β(r)/β``; gated it is QBNorm (Bogolin et al., CVPR 2022).
 

@@ -1,16 +1,17 @@
 """Sinkhorn normalization, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number, record
+from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number
 from nnnorm.methods.statistics import Statistics
 
 # The marginals agree to float32 after some hundred iterations.
 _MOST_ITERATIONS = 10_000
 
 
-@record
+@dataclass(frozen=True)
 class Sinkhorn(Method):
     """Entropic transport between gallery and references (DBSN: Pan et al., ACM MM 2025).
 

@@ -1,14 +1,16 @@
 """No correction: ``b(r) = 0``, so that "none" is a method like any other."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from nnnorm.methods.base import FloatArray, Method, Variant, record
+from nnnorm.methods.base import FloatArray, Method, Variant
 from nnnorm.methods.statistics import Statistics
 
 NO_CORRECTION = "none"
 
 
-@record
+@dataclass(frozen=True)
 class Uncorrected(Method):
     """No correction: a bias of zeros.
 
