@@ -126,7 +126,7 @@ class Products:
 
     def centred(self, center: FloatArray) -> "Products":
         """Return the products of the rows less `center`; columns are not read again."""
-        return self._with_rows(self.rows.centred(center), self.offset)
+        return self._with_rows(self.rows.centered(center), self.offset)
 
 
 class Matrix:

@@ -16,9 +16,8 @@ from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
 from nnnorm.evaluation import read_truth
 from nnnorm.files import check_memory, load_record, save_record
-from nnnorm.logs import read_log
 from nnnorm.ranking import Ranking
-from nnnorm.tables import read_columns, read_json
+from nnnorm.tables import read_columns, read_json, read_log
 
 DEEP = "[" * 100_000
 

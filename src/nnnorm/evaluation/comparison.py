@@ -25,7 +25,7 @@ from nnnorm.dedup import (
     is_sample,
 )
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
@@ -127,7 +127,6 @@ class Ablation:
         return asdict(self)
 
 
-@explain_arguments
 def compare(
     gallery: Source,
     references: Source | Bank,
@@ -215,7 +214,6 @@ def compare(
     )
 
 
-@explain_arguments
 def ablate(
     gallery: Source,
     references: Source | Bank | Mapping[str, Source | Bank],

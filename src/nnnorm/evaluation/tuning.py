@@ -22,7 +22,7 @@ from nnnorm.bank import Bank, open_gallery_references, open_references, use_refe
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
 from nnnorm.evaluation.sweep import GateWatch, Setting, automatic_nnn, make_settings, sweep_hits
@@ -189,7 +189,6 @@ class Trial:
         return measure_gain(evaluation, self.evaluation(0), clusters=self.clusters, seed=seed)
 
 
-@explain_arguments
 def tune(
     gallery: Source,
     references: Source | Bank,

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from nnnorm.bank import (
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates
 from nnnorm.embeddings import Source, check_same_norms, open_embeddings, open_matrix
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
 from nnnorm.methods.automatic import is_mismatched
@@ -37,7 +37,6 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
 GalleryBank: TypeAlias = Literal["refused", "optional", "needed"]
 POWERS_OF_TWO = tuple(2**power for power in range(10))
-_T = TypeVar("_T", bound=type)
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,6 @@ class Factor(NamedTuple):
     bank: BankName
 
 
-def record(kind: _T) -> _T:
-    """Make the generated `__init__` of a dataclass answer a wrong argument with the right one."""
-    kind.__init__ = explain_arguments(kind.__init__)  # type: ignore[misc]
-    return kind
-
-
 @dataclass(frozen=True)
 class Method(ABC):
     """A correction method: references in, `Bias` out. Subclasses are records of parameters."""
@@ -76,6 +69,15 @@ class Method(ABC):
     values_each_item: ClassVar[bool] = True
     # Whether the formula is m_k, which solvers other than the exact one compute too.
     uses_means: ClassVar[bool] = False
+
+    def __new__(cls, *_: Any, **params: Any) -> "Method":
+        """Make an empty record; its generated ``__init__`` would call `k` an unexpected keyword."""
+        names = [part.name for part in fields(cls)]
+        if unknown := [param for param in params if param not in names]:
+            meant = "reference_k" if unknown[0] in ("k", "n_neighbors") else ""
+            hint = f"did you mean {meant!r}?" if meant in names else f"it has {', '.join(names)}"
+            raise NNNormError(f"{cls.__name__} has no argument {unknown[0]!r}; {hint}")
+        return super().__new__(cls)
 
     # --- facts of a method -------------------------------------------------------------------
 
@@ -159,7 +161,6 @@ class Method(ABC):
 
     # --- fitting -----------------------------------------------------------------------------
 
-    @explain_arguments
     def fit(
         self,
         gallery: Source,
@@ -284,7 +285,6 @@ class Method(ABC):
             return "drop" if self.is_automatic or is_bank(references) else "keep"
         return duplicates
 
-    @explain_arguments
     def fit_scores(
         self,
         scores: Source,

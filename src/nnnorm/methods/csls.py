@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
+from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
 from nnnorm.methods.statistics import Needs, Statistics
 
 
-@record
 @dataclass(frozen=True)
 class CSLS(Method):
     """Cross-domain Similarity Local Scaling: ``b(r) = ½·m_k(r)`` (Conneau et al., ICLR 2018).

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, Gate
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import Factor, FloatArray, Grid, Method, Variant, record
+from nnnorm.methods.base import Factor, FloatArray, Grid, Method, Variant
 from nnnorm.methods.inverted_softmax import BETAS, check_beta
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 
@@ -25,7 +25,6 @@ _GRID: Grid = (
 )
 
 
-@record
 @dataclass(frozen=True)
 class DualSoftmax(Method):
     """DBNorm: a softmax over two banks (Wang et al., EMNLP 2023), as one bias.

@@ -8,7 +8,7 @@ import numpy as np
 
 from nnnorm.bias import Gate
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_number, record
+from nnnorm.methods.base import FloatArray, Method, Variant, check_number
 from nnnorm.methods.statistics import BankName, Needs, Statistics
 
 # The grid that the NNN paper uses for DBNorm.
@@ -17,7 +17,6 @@ BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
 _LARGEST_BETA = 1e9
 
 
-@record
 @dataclass(frozen=True)
 class InvertedSoftmax(Method):
     """Inverted softmax: ``b(r) = L_β(r)/β``; gated it is QBNorm (Bogolin et al., CVPR 2022).

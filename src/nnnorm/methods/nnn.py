@@ -8,7 +8,7 @@ import numpy as np
 from nnnorm.bias import check_weight
 from nnnorm.errors import NNNormError
 from nnnorm.methods.automatic import Evidence, choose_alpha, choose_reference_k, measure
-from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count, record
+from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
 from nnnorm.methods.statistics import Needs, Statistics
 
 Auto: TypeAlias = Literal["auto"]
@@ -18,7 +18,6 @@ PAPER_GRID = {"reference_k": POWERS_OF_TWO, "alpha": _PAPER_ALPHAS}
 _GRID = {**PAPER_GRID, "alpha": (0.0625, 0.125, 0.1875, *_PAPER_ALPHAS), "center": (True,)}
 
 
-@record
 @dataclass(frozen=True)
 class NNN(Method):
     """Nearest Neighbor Normalization: ``b(r) = α·m_k(r)`` (Chowdhury et al., EMNLP 2024).

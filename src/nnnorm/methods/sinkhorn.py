@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number, record
+from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number
 from nnnorm.methods.statistics import Statistics
 from nnnorm.methods.transport import transport_biases
 
@@ -15,7 +15,6 @@ from nnnorm.methods.transport import transport_biases
 _MOST_ITERATIONS = 10_000
 
 
-@record
 @dataclass(frozen=True)
 class Sinkhorn(Method):
     """Entropic transport between gallery and references (DBSN: Pan et al., ACM MM 2025).
