@@ -29,10 +29,14 @@ Modality: TypeAlias = Literal["images", "texts", "audio"]
 Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _MOST_THREADS = 16  # more wait for each other's Python
-_CLASSES: dict[Library, tuple[str, str]] = {
-    "transformers": ("huggingface", "HuggingFace"),
-    "sentence-transformers": ("sentences", "SentenceEncoder"),
-    "open-clip": ("openclip", "OpenClip"),
+# Module and class of each library's encoder, the library's own module, and its extra.
+_CLASSES: dict[Library, tuple[str, str, str, str]] = {
+    "transformers": ("huggingface", "HuggingFace", "transformers", "encoders"),
+    "sentence-transformers": (
+        *("sentences", "SentenceEncoder"),
+        *("sentence_transformers", "sentence-transformers"),
+    ),
+    "open-clip": ("openclip", "OpenClip", "open_clip", "open-clip"),
 }
 
 
@@ -226,7 +230,8 @@ def load_encoder(
         if given is not None and given not in get_args(known):
             raise NNNormError(f"{what} must be one of {', '.join(get_args(known))}; got {given!r}")
     chosen = library or _recognize(Path(model))
-    module, name = _CLASSES[chosen]
+    module, name, *needed = _CLASSES[chosen]
+    require(*needed)
     kind = getattr(import_module(f"nnnorm.encoders.{module}"), name)
     options = {"revision": revision, "device": pick_device(device), "dtype": dtype}
     if Path(model).is_dir():
