@@ -55,6 +55,7 @@ OUTPUTS = {"output": "out.safetensors", "save_corrector": "out-corrector.safeten
            "report": "out-report", "export": "out"}  # fmt: skip
 # What a command takes instead; nothing if the option needs another, and has a line in `MORE`.
 OWN = {
+    ("check", "recent"): (),
     ("fit", "gallery_references"): (), ("tune", "gallery_references"): (),
     ("compare", "validation_gallery"): (), ("compare", "validation_queries"): (),
     ("compare", "validation_truth"): (),
@@ -82,6 +83,7 @@ MORE = {
             "--set beta_gallery=5 -o out.safetensors --json",
             "--gallery gallery.npy --references references.npy --recent others.npy "
             "--save-corrector out-corrector.safetensors -o out.safetensors --json"],
+    "check": [f"{_LEARN} --recent others.npy --ids ids.json --json"],
     "search": [f"{_TASK} --bias bias.safetensors -k 3 --ids ids.txt -o out.npz"],
     "demo": ["-o out --json"],
     "bank": ["log.parquet --time day --count times --max-references 20 --half-life 30d "
@@ -109,7 +111,7 @@ MORE = {
              "--gallery gallery.parquet --references bank.safetensors -o out.json",
              "--corrector corrector.safetensors --items new.npy --json"],
     "explore": [f"{_LEARN} --truth truth.npy --ids ids.npy --metadata metadata.jsonl --export out",
-                f"{_TASK} --corrector corrector.safetensors --export out",
+                f"{_TASK} --corrector corrector.safetensors --recent others.npy --export out",
                 "--index faiss:index-faiss --queries queries.npz --references bank.safetensors "
                 "--export out",
                 f"{_LEARN} --captions items.txt --query-captions asked.txt --reference-captions "

@@ -13,6 +13,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
@@ -270,8 +271,5 @@ def command(
 
 def _line_of(name: str, lines: dict[str, str | Line]) -> Line:
     """The line of an option, with the command's own words if it has any."""
-    own = lines.get(name, LINES.get(name))
-    if isinstance(own, str):
-        return Line(**{**vars(LINES[name]), "help": own})
-    assert own is not None, f"options.LINES has no {name}"
-    return own
+    own = lines.get(name) or LINES[name]
+    return replace(LINES[name], help=own) if isinstance(own, str) else own

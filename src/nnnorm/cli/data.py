@@ -16,7 +16,7 @@ from nnnorm.encoders import (
     Encoder,
     Library,
     Modality,
-    check_images,
+    check_inputs,
     encode_to_folder,
     list_inputs,
     load_encoder,
@@ -153,7 +153,7 @@ def dataset(
         read = datasets.read_karpathy if kind == "karpathy" else datasets.read_table
         found = read(files[0], root)
     with show_progress("Checking images") as progress:
-        problems = check_images(found.images, skip=skip_broken, decode=decode, progress=progress)
+        problems = check_inputs(found.images, skip=skip_broken, decode=decode, progress=progress)
     broken = [f"{found.images[problem.row]}\t{problem.reason}\n" for problem in problems]
     if broken:
         found = found.without_images([problem.row for problem in problems])

@@ -242,7 +242,7 @@ def tune(
         )
         best, bias = tuning.best, tuning.bias
         files: dict[str, Any] = {"gallery": gallery, "references": references}
-        if find_method(best.method)[0].gallery_bank == "refused":
+        if find_method(best.method)[0].gallery_bank == "unused":
             options["gallery_references"] = None
         else:
             files["gallery_references"] = gallery_references

@@ -23,15 +23,15 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
     """Run the main job on data that ships with the package: hubs, before and after."""
     if not as_json:  # at once: the imports take a moment
-        typer.echo("Hubs in a search for pictures, and what becomes of them.\n")
+        typer.echo("Hubs in a search for pictures, and what nnnorm does about them.\n")
         sys.stdout.flush()
-    from nnnorm.demo import introduce_demo, run_demo, tell_demo
+    from nnnorm.demo import describe_demo, introduce_demo, run_demo
 
     if not as_json:
         print_parts([introduce_demo()])
     with show_steps() as step:
         done = run_demo(output, step=step)
-    return Answer(done.to_dict(), [] if as_json else list(tell_demo(done)))
+    return Answer(done.to_dict(), [] if as_json else list(describe_demo(done)))
 
 
 @command(
@@ -39,6 +39,7 @@ def demo(output: Path = Path("demo-output"), as_json: bool = False) -> Answer:
     images="Folder of pictures, in the order of the items.",
     metadata="A row per item, to filter by: a table or .json.",
     corrector="A corrector, whose drift is shown.",
+    recent="Queries for the drift; default: --queries.",
 )
 def explore(
     gallery: Path | None = None,
@@ -47,6 +48,7 @@ def explore(
     truth: Path | None = None,
     index: str | None = None,
     corrector: Path | None = None,
+    recent: Path | None = None,
     ids: Path | None = None,
     images: Path | None = None,
     captions: Path | None = None,
@@ -74,6 +76,7 @@ def explore(
         "truth": truth,
         "index": index,
         "corrector": corrector,
+        "recent": recent,
         "images": images,
         "captions": captions,
         "query_captions": query_captions,

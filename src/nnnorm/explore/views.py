@@ -393,11 +393,12 @@ def _commands(session: Session, method: Method) -> list[str]:
         return [f"nnnorm index search {url} --queries {queries}{changed}"]
     chosen = f"--method {method.name}"
     for name, value in method.params.items():
-        flag = name.replace("_", "-")
-        if value is True or value is False:
-            chosen += f" --{'' if value else 'no-'}{flag}"
+        is_switch = isinstance(value, bool)
+        shown = str(value).lower() if is_switch or isinstance(value, str) else f"{value:g}"
+        if name in ("reference_k", "alpha"):
+            chosen += f" --{name.replace('_', '-')} {shown}" if value != "auto" else ""
         elif value != "auto":
-            chosen += f" --{flag} {value:g}"
+            chosen += f" --set {name}={shown}"
     if not method.is_automatic:
         chosen += " --duplicates drop"  # as the explorer itself does
     ending = {"yes": " --normalize", "no": " --no-normalize"}.get(options.get("normalize", ""), "")
