@@ -72,6 +72,7 @@ OWN = {
     ("index verify", "url"): tuple(map(url_of, ENGINES[:4])),
     ("index verify", "corrector"): ("former.safetensors",), ("index verify", "gallery"): (),
     ("index verify", "ids"): (),
+    ("index copy", "corrector"): (), ("index copy", "references"): (),
     ("scan", "gallery"): (), ("scan", "references"): (), ("scan", "corrector"): (),
     ("scan", "items"): (), ("scan", "ids"): (),
 }  # fmt: skip
@@ -127,6 +128,7 @@ MORE = {
 _ONLY_MORE = ("demo", "encode", "scan", "explore", "dataset")
 # Words that every line of a command needs on this little data.
 _ALWAYS = {"search": "-k 3", "audit": "-k 3", "index search": "-k 3", "index verify": "-k 3",
+           "index add": "--ids later-ids.npy",
            "index copy": "--references references.npy"}  # fmt: skip
 # They change the index, so what it answers afterwards is a part of their answer.
 CHANGING = ("index add", "index delete", "index refresh", "index rollback")

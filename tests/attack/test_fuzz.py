@@ -79,7 +79,7 @@ def faulty(tmp_path_factory):
 def test_the_fuzzer_finds_a_fault_of_every_class(faulty, tmp_path, fault):
     faulty.planted = fault
     faulty.limit(2 if fault == "hang" else 300)
-    runs = {"hang": 2, "memory": 4, "silent": 150, "refused": 150}.get(fault, 40)
+    runs = {"hang": 2, "memory": 4, "silent": 300, "refused": 300}.get(fault, 40)
     results = attack_all(faulty, runs, keep=tmp_path / "kept", until=fault)
     found = [one for one in results if one.kind == fault]
     assert found

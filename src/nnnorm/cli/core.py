@@ -16,7 +16,6 @@ from nnnorm.cli.output import (
     Facts,
     answer_ranking,
     check_output,
-    number_or_auto,
     open_bank,
     read_ids,
     read_settings,
@@ -60,12 +59,8 @@ def fit(
     save_corrector: Path | None = None,
 ) -> Answer:
     """Compute the bias of every item from past queries."""
-    given = read_settings(settings)
+    given = read_settings(settings, reference_k=reference_k, alpha=alpha)
     options: dict[str, Any] = {name: given.pop(name) for name in _FIT_SETTINGS if name in given}
-    if reference_k is not None:
-        given["reference_k"] = number_or_auto("--reference-k", reference_k, int)
-    if alpha is not None:
-        given["alpha"] = number_or_auto("--alpha", alpha, float)
     chosen = make_method(method, **given)
     read = [gallery, references, gallery_references, recent]
     check_output(output, read, ".safetensors")

@@ -18,21 +18,16 @@ from nnnorm.cli.output import (
     show_progress,
     write_command,
 )
-from nnnorm.corrector import Corrector, check_method
 from nnnorm.dedup import Duplicates
 from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.methods import (
-    METHOD_NAMES,
     NNN,
     NO_CORRECTION,
-    Method,
     MethodName,
     find_method,
     label_method,
-    make_method,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.report import (
     tabulate_audit,
     tabulate_check,
@@ -216,55 +211,36 @@ def tune(
     select: evaluation.Select = "one-standard-error",
     normalize: bool | None = None,
     output: Path | None = None,
-    save_corrector: Path | None = None,
 ) -> Answer:
     """Try a grid of settings on queries with known answers, and choose one."""
-    names = _check_names(methods) or ["nnn"]
     read = [gallery, references, queries, truth, gallery_references, clicks]
     check_output(output, read, ".safetensors")
-    check_output(save_corrector, [*read, output], ".safetensors")
-    if save_corrector is not None:
-        for name in names:
-            check_method(_first_of_grid(name))
-    counted, past = read_ids(clicks, "clicks"), open_bank(references)
     with show_progress("Trying every setting") as progress:
-        options: dict[str, Any] = {"normalize": normalize, "progress": progress}
-        options |= {"gallery_references": gallery_references, "duplicates": duplicates}
         tuning = evaluation.tune(
             gallery,
-            past,
+            open_bank(references),
             queries=queries,
             truth=_read_truth(truth),
-            methods=names,
-            clicks=counted,
+            methods=methods or ["nnn"],
+            gallery_references=gallery_references,
+            duplicates=duplicates,
+            clicks=read_ids(clicks, "clicks"),
             select=select,
-            **options,
+            normalize=normalize,
+            progress=progress,
         )
-        best, bias = tuning.best, tuning.bias
-        files: dict[str, Any] = {"gallery": gallery, "references": references}
-        if find_method(best.method)[0].gallery_bank == "unused":
-            options["gallery_references"] = None
-        else:
-            files["gallery_references"] = gallery_references
-        if save_corrector is not None:
-            options["allow_gallery_rows"] = True  # which was warned of
-            chosen = make_method(best.method, **best.params)
-            corrector = Corrector.fit(gallery, past, chosen, **options)
-            corrector.save(save_corrector)
-            bias = corrector.bias
-            if tuning.popularity is not None and tuning.popularity.weight:
-                bias = bias + Popularity(counted, tuning.popularity.weight)
     if output is not None:
-        bias.save(output)
+        tuning.bias.save(output)
         typer.echo(f"The chosen bias is in {output}", err=True)
-    if save_corrector is not None:
-        typer.echo(f"A corrector of that setting is in {save_corrector}", err=True)
-    written = {"output": output, "corrector": save_corrector}
-    about = tuning.to_dict() | {name: path and str(path) for name, path in written.items()}
+    best = tuning.best
     commands = []
     if best.method != NO_CORRECTION:
+        files: dict[str, Any] = {"gallery": gallery, "references": references}
+        if find_method(best.method)[0].gallery_bank != "unused":
+            files["gallery_references"] = gallery_references
         given = {**best.params, "duplicates": duplicates}
         commands = [_fit_command(files, best.method, given, normalize)]
+    about = tuning.to_dict() | {"output": None if output is None else str(output)}
     about["fit"] = " ".join(commands[0]) if commands else None
     return Answer(about, [tabulate_tuning(tuning)], commands, _plots_of(tuning))
 
@@ -298,7 +274,6 @@ def compare(
     normalize: bool | None = None,
 ) -> Answer:
     """Tune every method on validation queries and report all on test queries."""
-    names = _check_names(methods) or "all"
     task = None
     if validation_queries is not None and validation_truth is not None:
         task = evaluation.Task(
@@ -315,7 +290,7 @@ def compare(
             validation=task,
             gallery_references=gallery_references,
             duplicates=duplicates,
-            methods=names,
+            methods=methods or "all",
             select=select,
             normalize=normalize,
             progress=progress,
@@ -361,20 +336,6 @@ def audit(
 
 def _read_truth(path: Path | None) -> Any:
     return None if path is None else evaluation.read_truth(path)
-
-
-def _first_of_grid(name: MethodName) -> Method:
-    grid = find_method(name)[1].grid
-    first = grid if isinstance(grid, Mapping) else grid[0]
-    return make_method(name, **{param: values[0] for param, values in first.items()})
-
-
-def _check_names(names: list[str] | None) -> list[MethodName]:
-    if unknown := [name for name in names or [] if name not in METHOD_NAMES]:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is not one of {', '.join(METHOD_NAMES)}", param_hint="--method"
-        )
-    return names or []
 
 
 def _read_groups(

@@ -5,7 +5,6 @@ import math
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from nnnorm.ranking import Ranking
 
 _COLUMNS = 80  # of the narrowest terminal that is written for
-_EVERY = 30.0  # seconds between two steps in a file or a pipe
 
 
 class Facts(NamedTuple):
@@ -196,9 +194,9 @@ def read_ids(path: Path | None, what: str = "ids") -> Any:
         ) from error
 
 
-def read_settings(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Read NAME=VALUE pairs: whole numbers, numbers, true and false, or words."""
-    found: dict[str, Any] = {}
+def read_settings(pairs: Sequence[str] | None, **others: str | None) -> dict[str, Any]:
+    """Read NAME=VALUE pairs, and options of such values: numbers, true and false, or words."""
+    found = {name: _read_value(text) for name, text in others.items() if text is not None}
     for pair in pairs or ():
         name, equals, text = pair.partition("=")
         if not (name and equals and text):
@@ -220,19 +218,6 @@ def _read_value(text: str) -> Any:
         except ValueError:
             pass
     return text
-
-
-def number_or_auto(option: str, text: str | None, kind: type) -> Any:
-    """Read a number, or the word auto."""
-    if text is None or text == "auto":
-        return text
-    try:
-        return kind(text)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number"
-        raise typer.BadParameter(
-            f"{text!r} is neither {what} nor 'auto'", param_hint=option
-        ) from None
 
 
 # --- progress ------------------------------------------------------------------------------------
@@ -257,64 +242,17 @@ def show_progress(label: str, interrupted: str = "") -> Iterator["Progress | Non
 
 @contextmanager
 def show_steps() -> Iterator[Callable[[str], None]]:
-    """What is being done, on stderr: one line that changes, or a line in a file now and then."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status("Starting") as status:
-            yield lambda text: status.update(f"{text} …")
+    """One line on stderr that tells what is being done, while that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
         return
-    last = time.monotonic()
+    from rich.console import Console
 
-    def show(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _EVERY:
-            last = time.monotonic()
-            typer.echo(f"{text} …", err=True)
-
-    yield show
+    with Console(stderr=True).status("Starting") as status:
+        yield lambda text: status.update(f"{text} …")
 
 
 # --- rankings ------------------------------------------------------------------------------------
-
-
-class Places(NamedTuple):
-    """The first places of the first queries."""
-
-    ranking: "Ranking"
-    output: Path | None
-    corrected: bool
-
-    def print(self) -> None:
-        """Print to the terminal, with what is left out."""
-        from rich import box
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-
-        ranking = self.ranking
-        names = ranking.indices if ranking.ids is None else ranking.ids
-        (n_queries, k), shown = names.shape, min(10, len(names))
-        columns = min(5, k)
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for heading in ("query", *range(1, columns + 1)):
-            table.add_column(str(heading), justify="right")
-        for query in range(shown):
-            pairs = zip(names[query], ranking.scores[query], strict=True)
-            cells = [f"{escape(str(name))} [dim]{score:.3f}[/dim]" for name, score in pairs]
-            table.add_row(str(query), *cells[:columns])
-        what = "index" if ranking.ids is None else "id"
-        score = "corrected score" if self.corrected else "score"
-        _console().print(f"Best items ({what}, {score})", style="bold")
-        Console(highlight=False, emoji=False).print(table)
-        if self.output is not None:
-            typer.echo(f"All {n_queries:,} x {k} are in {self.output}", err=True)
-        elif n_queries > shown or k > columns:
-            typer.echo(
-                f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
-                "-o FILE or --json gives all",
-                err=True,
-            )
 
 
 def answer_ranking(
@@ -333,4 +271,24 @@ def answer_ranking(
             [float(f"{score:.7g}") if score > -math.inf else None for score in row]
             for row in ranking.scores
         ]
-    return Answer(about, [Places(ranking, output, corrected)])
+    return Answer(about, [_tabulate(ranking, output, corrected)])
+
+
+def _tabulate(ranking: "Ranking", output: Path | None, corrected: bool) -> Any:
+    """The first places of the first queries."""
+    from nnnorm.report import Table
+
+    names = ranking.indices if ranking.ids is None else ranking.ids
+    (n_queries, k), shown = names.shape, min(10, len(names))
+    columns = min(5, k)
+    rows = [
+        (str(query), *(f"{names[query, n]} {ranking.scores[query, n]:.3f}" for n in range(columns)))
+        for query in range(shown)
+    ]
+    what = "index" if ranking.ids is None else "id"
+    score = "corrected score" if corrected else "score"
+    note = f"Shown: {shown} of {n_queries:,} queries, {columns} of {k} places; "
+    note += f"all are in {output}" if output else "-o FILE or --json gives all"
+    title = f"Best items ({what}, {score})"
+    headings = ("query", *(str(place + 1) for place in range(columns)))
+    return Table(title, headings, tuple(rows), (note,))
