@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import nnnorm
 from nnnorm.cli import app, load_commands
-from nnnorm.cli.app import COMMANDS, show_option
+from nnnorm.cli.app import show_option
 from nnnorm.cli.options import GROUPS
 
 # Public names by what they are for; names that are in no line come last.
@@ -73,7 +73,6 @@ def fold(line, width=90):
 def walk(command, name):
     """Yield a command and all below it, the common ones first, with their full names."""
     yield name, command
-    order = list(COMMANDS)
-    found = getattr(command, "commands", {}).items()
-    for below, sub in sorted(found, key=lambda one: order.index(one[0]) if one[0] in order else 0):
-        yield from walk(sub, f"{name} {below}")
+    if hasattr(command, "commands"):
+        for below in command.list_commands(None):
+            yield from walk(command.commands[below], f"{name} {below}")

@@ -67,6 +67,8 @@ def test_without_a_correction_it_only_counts_and_writes_what_was_asked_for(made,
         (["--groups", "groups.tsv"], "there is no file groups.tsv"),
         (["--groups", "groups.csv", "--group-column", "who", "--label-column", "job"],
          "--label-column needs --query-table"),
+        (["--groups", "groups.csv", "--group-column", "who", "--difference", "masculine"],
+         "difference must name two of the groups"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, arguments, words):
@@ -75,9 +77,7 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, argume
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--target", "half"], ["--difference", "masculine"], ["--bogus"]]
-)
+@pytest.mark.parametrize("arguments", [["--target", "half"], ["--bogus"]])
 def test_wrong_usage_is_exit_code_2(made, arguments):
     result = run(*FILES, "--groups", "groups.csv", "--group-column", "who", *arguments)
     assert result.exit_code == 2

@@ -320,7 +320,7 @@ def audit(
     """Count how often each group is retrieved, before and after a correction."""
     given = _read_groups(groups, group_column, label_column, query_table)
     given |= {"ks": ks or [10], "target": _read_target(target_shares)}
-    given["difference"] = _read_pair(difference)
+    given["difference"] = difference and tuple(difference.split(","))
     loaded = Bias.load(bias) if bias else None
     with show_progress("Counting groups") as progress:
         found = evaluation.audit(
@@ -364,14 +364,3 @@ def _read_target(text: str) -> Any:
             f"{text!r} is neither gallery nor equal nor shares such as A=0.5,B=0.5",
             param_hint="--target",
         ) from None
-
-
-def _read_pair(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    first, comma, second = text.partition(",")
-    if not (first and comma and second):
-        raise typer.BadParameter(
-            f"expected two groups as A,B; got {text!r}", param_hint="--difference"
-        )
-    return first.strip(), second.strip()
