@@ -126,8 +126,6 @@ class Shapes:
     reference_scenes: Scenes = field(repr=False)
     other_scenes: Scenes = field(repr=False)
     text_tower: TextTower = field(repr=False)
-    check_texts: tuple[str, ...] = field(repr=False)
-    check_vectors: FloatArray = field(repr=False)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -182,12 +180,7 @@ def load_shapes() -> Shapes:
         pairs=_lines(arrays["tower_pairs"]),
         **{name: _freeze(arrays[f"tower_{name}"].astype(np.float32)) for name in layers},
     )
-    return Shapes(
-        **found,
-        text_tower=tower,
-        check_texts=_lines(arrays["check_texts"]),
-        check_vectors=_freeze(arrays["check_vectors"]),
-    )
+    return Shapes(**found, text_tower=tower)
 
 
 def _lines(stored: npt.NDArray[np.uint8]) -> tuple[str, ...]:
