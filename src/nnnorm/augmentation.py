@@ -65,6 +65,15 @@ class Augmentation:
         extra[:, 0] = -weight / self.scale
         return np.hstack([queries, extra])
 
+    def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""
+        if self.target == "cosine":
+            stored = stored * (self.radius / np.linalg.norm(stored, axis=1, keepdims=True))
+        dim = stored.shape[1] - self.n_extra
+        values = stored[:, dim] / np.float32(self.scale) + np.float32(self.shift)
+        rows = np.ascontiguousarray(stored[:, :dim], dtype=np.float32)
+        return rows, values.astype(np.float32)
+
     def widened(self, longest: float, extra: float) -> "Augmentation":
         """The same with a radius that has room for values that are larger by `extra`."""
         far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
