@@ -279,7 +279,7 @@ class Statistics:
         all_logs = np.empty((len(logs), self.n_gallery))
         largest = max((int(request.reference_k) for request in means), default=0)
         betas = [request.beta for request in logs]
-        for start, stop, best, found in scan(scores, k=largest, betas=betas, **self.options):
+        for start, stop, (best, found) in scan(scores, k=largest, betas=betas, **self.options):
             for request, values in zip(means, all_means, strict=True):
                 prefix = best[:, : request.reference_k]
                 values[start:stop] = prefix.mean(axis=1, dtype=np.float64)
