@@ -6,27 +6,16 @@ from typing import Any
 from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.files import check_entries, damaged, load_record
+from nnnorm.files import damaged, load_record
 from nnnorm.methods import make_method
 
 MAKER = "nnnorm fit --save-corrector"
-_KINDS = {
-    "method": dict,
-    "asked": dict,
-    "normalize": bool,
-    "unit": bool,
-    "augmentation": dict,
-    "longest": float,
-    "fingerprint": str,
-    "bias": dict,
-}
 
 
 def load_fields(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
     """Read a file that `Corrector.save` wrote."""
     arrays, about = load_record(path, "corrector", MAKER)
     try:
-        check_entries(about, _KINDS)
         fields = {
             "method": make_method(about["method"]["name"], **about["method"]["params"]),
             "asked": make_method(about["asked"]["name"], **about["asked"]["params"]),
