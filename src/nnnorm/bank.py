@@ -540,7 +540,7 @@ def open_references(
 ) -> Embeddings:
     """Open a bank, or the file of one, or what `open_embeddings` opens."""
     bank = _read_bank(references)
-    source = bank.embeddings() if isinstance(bank, Bank) else references
+    source = references if bank is None else bank.embeddings()
     return open_embeddings(source, name=name, normalize=normalize)
 
 
@@ -560,7 +560,8 @@ def use_references(
     progress: Progress | None = None,
 ) -> References:
     """What a method is fitted on: the rows of a bank, or what `drop_copies` leaves."""
-    if not isinstance(bank := _read_bank(references), Bank):
+    bank = _read_bank(references)
+    if bank is None:
         return drop_copies(opened, duplicates, progress)
     check_duplicates(duplicates)
     if duplicates == "keep":
@@ -582,11 +583,11 @@ def is_bank(references: Any) -> bool:
     return isinstance(references, Bank)
 
 
-def _read_bank(references: Any) -> Any:
-    """The bank in a file of one; anything else as it is."""
-    if is_bank(references) and not isinstance(references, Bank):
+def _read_bank(references: Any) -> Bank | None:
+    """A bank, or the bank in a file of one; None for anything else."""
+    if isinstance(references, (str, os.PathLike)) and is_bank(references):
         return Bank.load(references)
-    return references
+    return references if isinstance(references, Bank) else None
 
 
 # --- input -------------------------------------------------------------------------------------
