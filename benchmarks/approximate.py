@@ -38,6 +38,7 @@ from real_sets import (
     Pairs,
     machine,
     points,
+    residual,
     table,
     to_json,
     what_is_missing,
@@ -50,7 +51,6 @@ from nnnorm.approximate import (
     ListModel,
     choose_quality,
     learn_lists,
-    residual,
     sample_means,
 )
 from nnnorm.embeddings import Embeddings
