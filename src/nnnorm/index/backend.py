@@ -291,6 +291,34 @@ class Backend(ABC):
             yield
 
 
+class ClientBackend(Backend):
+    """An engine with a client that is opened when it is needed first, and that threads share."""
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        self._client: Any = None if isinstance(self.place, str) else self.place
+        self._turn = threading.RLock()
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Open the client."""
+
+    @property
+    def client(self) -> Any:
+        """The engine's own client or connection."""
+        with self._turn:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def close(self) -> None:
+        with self._turn:
+            if self._client is not None and isinstance(self.place, str):
+                client, self._client = self._client, None
+                if hasattr(client, "close"):
+                    client.close()
+
+
 def _lock(file: Any) -> None:
     with contextlib.suppress(ImportError):  # Windows
         import fcntl

@@ -26,7 +26,7 @@ class FaissOptions(Options):
     """`factory` of a new index; `ef` and `probes` of every search; `ef_construction` of HNSW."""
 
     factory: str = "Flat"
-    ef: int = whole(128)
+    ef: int = whole(128, at_most=2**20)  # Faiss allocates a heap of this size per search
     ef_construction: int = whole(200)
     probes: int = whole(0, at_least=0)
 
