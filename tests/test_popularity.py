@@ -111,8 +111,8 @@ def test_a_corrector_that_corrects_nothing_takes_no_clicks(shop):
     _, gallery, _ = shop
     known = {"allow_gallery_rows": True, "normalize": True}
     flat = Corrector.fit(gallery[:50], gallery[50:], NNN(4, 0.0), **known)
-    for call in (flat.items, flat.with_room):
-        arguments = (gallery,) if call == flat.items else ()
+    for call in (flat.transform_items, flat.with_room):
+        arguments = (gallery,) if call == flat.transform_items else ()
         with pytest.raises(NNNormError, match="has the weight 0"):
             call(*arguments, popularity=Popularity(np.ones(60)))
 
@@ -165,8 +165,6 @@ def test_what_can_t_be_added_is_refused(hubs, small):
     gated = InvertedSoftmax(gated=True).fit(small.gallery, small.references)
     with pytest.raises(NNNormError, match=r"a gated bias \(qbnorm\) decides per query"):
         gated + Popularity(np.ones(23))
-    with pytest.raises(NNNormError, match="Popularity has no argument 'click'"):
-        Popularity(click=[1])
 
 
 # --- choosing the weight --------------------------------------------------------------------------

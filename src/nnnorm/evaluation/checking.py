@@ -20,7 +20,7 @@ from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates, References
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.diagnosis import open_ids
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, places_to_count
@@ -120,7 +120,6 @@ class Check:
         return found
 
 
-@explain_arguments
 def check(
     gallery: Source,
     references: Source | Bank | None = None,

@@ -15,7 +15,7 @@ from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation import hubness
 from nnnorm.evaluation.hubness import Hub, Hubness, Hubs, count_occurrences
 from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
@@ -72,7 +72,6 @@ class Diagnosis:
         return found
 
 
-@explain_arguments
 def diagnose(
     queries: Source,
     gallery: Source,
