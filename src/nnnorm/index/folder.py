@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -180,19 +180,17 @@ class FolderBackend(Backend):
     def read_config(self, version: str) -> dict[str, Any] | None:
         if self.folder is None:
             return self._loaded[version].config if version in self._loaded else None
-        stored = self._read_signed(version)
+        stored = self._read_signed(self.folder / version / "config.json")
         return None if stored is None else dict(stored["config"])
 
-    def _read_signed(self, version: str) -> dict[str, Any] | None:
+    def _read_signed(self, path: Path) -> dict[str, Any] | None:
         """Config and digests of a version, if it was finished."""
-        path = Path(self.address, version, "config.json")
         check_regular(path)
-        try:
-            digest, _, text = path.read_bytes().partition(b"\n")
-        except FileNotFoundError:
+        if not path.exists():
             return None
+        digest, _, text = path.read_bytes().partition(b"\n")
         if hashlib.blake2b(text).hexdigest().encode() != digest:
-            raise self._damaged(version)
+            raise self._damaged(path.parent.name)
         stored: dict[str, Any] = json.loads(text)
         return stored
 
@@ -263,9 +261,10 @@ class FolderBackend(Backend):
     ) -> Hits:
         loaded = self._open(version)
         n_alive = loaded.n_alive
-        if filter is not None:
-            labels, scores = self._compare(loaded, self._allowed(loaded, filter), vectors, k)
-        elif loaded.rows is None or n_alive == 0:
+        if filter is not None or not n_alive:
+            allowed = [] if filter is None else filter
+            labels, scores = self._compare(loaded, self._allowed(loaded, allowed), vectors, k)
+        elif loaded.rows is None:
             labels, scores = self._find(loaded, vectors, min(k, n_alive))
         else:
             labels, scores = self._refine(loaded, vectors, k, min(_REFINED * k, n_alive))
@@ -313,17 +312,18 @@ class FolderBackend(Backend):
         if isinstance(given, str):  # of the command line
             with contextlib.suppress(ValueError):
                 given = json.loads(given)
-        if callable(given) or isinstance(given, Mapping):
-            wanted: Callable[[dict[str, Any]], Any] = given if callable(given) else _equals(given)
-            labels = np.flatnonzero(loaded.alive)
-            kept = [bool(wanted(dict(loaded.metadata[label]))) for label in labels]
-            return labels[np.array(kept, dtype=bool)]
-        if isinstance(given, str) or not hasattr(given, "__iter__"):
+        labels = np.flatnonzero(loaded.alive)
+        if isinstance(given, Mapping):
+            wanted = dict(given).items()
+            kept = [wanted <= loaded.metadata[label].items() for label in labels]
+        elif callable(given):
+            kept = [bool(given(dict(loaded.metadata[label]))) for label in labels]
+        elif isinstance(given, str) or not hasattr(given, "__iter__"):
             raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
-        known = [
-            loaded.label_of[own] for own in np.unique(given).tolist() if own in loaded.label_of
-        ]
-        return np.array(known, dtype=np.int64)
+        else:
+            known = loaded.label_of.keys() & set(given)
+            return np.array(sorted(loaded.label_of[own] for own in known), dtype=np.int64)
+        return labels[np.array(kept, dtype=bool)]
 
     def _compare(
         self, loaded: Loaded, labels: Labels, queries: FloatArray, k: int
@@ -352,10 +352,11 @@ class FolderBackend(Backend):
         return loaded
 
     def _read(self, version: str) -> Loaded:
-        stored = None if self.folder is None else self._read_signed(version)
+        folder = Path(self.address, version)
+        stored = self._read_signed(folder / "config.json") if self.address else None
         if stored is None:
             raise NNNormError(f"{self.name} has no version {version}; open it again")
-        folder, config = Path(self.address, version), stored["config"]
+        config = stored["config"]
         try:
             for name, digest in stored["digests"].items():
                 check_regular(folder / name)
@@ -385,9 +386,3 @@ def _digest(path: Path, *, sync: bool = False) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _equals(wanted: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    return lambda entry: all(
-        name in entry and entry[name] == value for name, value in wanted.items()
-    )

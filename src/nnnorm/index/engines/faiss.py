@@ -92,8 +92,6 @@ class FaissBackend(FolderBackend):
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         faiss, index = require("faiss", "faiss"), loaded.index
-        if k == 0:
-            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
         chosen: dict[str, Any] = {}
         if loaded.n_alive < len(loaded.alive):
             bits = np.packbits(loaded.alive, bitorder="little")
