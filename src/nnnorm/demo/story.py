@@ -72,9 +72,9 @@ def tell_demo(demo: Demo) -> Iterator[Table | str]:
     yield _title("4. Compare")
     yield tabulate_comparison(demo.comparison)
     yield (
-        "max N₁: how often the most retrieved picture comes first. is: inverted softmax; qbnorm: "
-        "the same, but only for captions whose first picture is the first of some reference too: "
-        "with a bank this large, nearly all. nnnorm compare has all methods and whole grids."
+        "is: inverted softmax; qbnorm: the same, but only for captions whose first picture is the "
+        "first of some reference too: with a bank this large, nearly all. nnnorm compare has all "
+        "methods and whole grids."
     )
     yield _title("5. Look")
     hubs = frozenset(map(int, find_hubs(diagnosis.occurrences)))
