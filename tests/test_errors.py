@@ -6,14 +6,7 @@ import sys
 import pytest
 
 import nnnorm
-from nnnorm.errors import (
-    ArgumentError,
-    MissingExtraError,
-    NNNormError,
-    explain_arguments,
-    first_line,
-    require,
-)
+from nnnorm.errors import MissingExtraError, NNNormError, first_line, require
 
 
 @pytest.fixture
@@ -110,42 +103,3 @@ def test_an_error_is_quoted_by_its_first_line():
 def test_an_error_that_says_nothing_is_quoted_by_its_kind():
     assert first_line(EOFError()) == "EOFError"
     assert first_line(OSError("\nsecond line")) == "OSError"
-
-
-@explain_arguments
-def rank(queries, gallery, bias=None, *, k=10, weight=None): ...
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named", "message"),
-    [
-        ((1, 2), {"top_k": 3}, "rank has no argument 'top_k'; did you mean 'k'?"),
-        ((1, 2), {"wieght": 3}, "rank has no argument 'wieght'; did you mean 'weight'?"),
-        ((1,), {"corpus": 3}, "rank has no argument 'corpus'; did you mean 'gallery'?"),
-        ((1, 2), {"x": 3}, "rank has no argument 'x'; it has queries, gallery, bias, k, weight"),
-        ((1,), {}, "rank needs gallery; give gallery=…"),
-        ((1, 2), {"queries": 3}, "rank got 'queries' twice, by position and by name; give it once"),
-        (
-            (1, 2, 3, 4),
-            {},
-            "rank takes queries and gallery and bias by position; got 4 arguments. "
-            "Give the others by name, such as k=…",
-        ),
-    ],
-)
-def test_a_wrong_argument_is_answered_with_the_right_one(arguments, named, message):
-    with pytest.raises(ArgumentError) as raised:
-        rank(*arguments, **named)
-    assert str(raised.value) == message
-    assert isinstance(raised.value, NNNormError)
-    assert isinstance(raised.value, TypeError)
-
-
-def test_a_right_call_is_left_alone():
-    @explain_arguments
-    def double(value):
-        return 2 * value
-
-    assert double(2) == double(value=2) == 4
-    with pytest.raises(TypeError, match="unsupported"):
-        double(None)

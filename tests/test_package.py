@@ -115,9 +115,8 @@ def test_every_command_is_in_the_table_with_its_module_and_a_line_that_fits():
 LAYERS = [
     "version errors",
     "files threads",
-    "parquet",
-    "arrays tables",
-    "embeddings logs",
+    "arrays",
+    "embeddings tables",
     "reducers",
     "scoring",
     "approximate popularity",

@@ -165,8 +165,6 @@ def test_what_can_t_be_added_is_refused(hubs, small):
     gated = InvertedSoftmax(gated=True).fit(small.gallery, small.references)
     with pytest.raises(NNNormError, match=r"a gated bias \(qbnorm\) decides per query"):
         gated + Popularity(np.ones(23))
-    with pytest.raises(NNNormError, match="Popularity has no argument 'click'"):
-        Popularity(click=[1])
 
 
 # --- choosing the weight --------------------------------------------------------------------------

@@ -208,9 +208,9 @@ def test_a_bias_of_normalised_rows_is_refused_for_raw_ones_and_says_why(small):
 
 def test_normalised_and_raw_rows_are_not_searched_together(small):
     unit = open_embeddings(small.gallery, name="gallery", normalize=True)
-    with pytest.raises(NNNormError, match="gallery is normalised and queries is not"):
+    with pytest.raises(NNNormError, match="gallery is normalized and queries is not"):
         search(5 * small.queries, unit)
-    with pytest.raises(NNNormError, match="gallery is normalised and references is not"):
+    with pytest.raises(NNNormError, match="gallery is normalized and references is not"):
         NNN().fit(unit, 5 * small.references)
 
 
@@ -324,11 +324,6 @@ def test_normalize_makes_it_a_cosine_search(small, bias):
 def test_queries_and_gallery_in_the_wrong_order_are_named(small, bias):
     with pytest.raises(NNNormError, match="queries and gallery look swapped"):
         search(small.gallery, small.queries, bias)
-
-
-def test_a_misspelt_argument_is_answered_with_the_right_one(small):
-    with pytest.raises(TypeError, match="search has no argument 'top_k'; did you mean 'k'"):
-        search(small.queries, small.gallery, top_k=5)
 
 
 def test_a_ranking_prints_in_one_line(small):

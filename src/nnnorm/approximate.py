@@ -217,7 +217,7 @@ def _cluster(
 ) -> FloatArray:
     """Run five rounds of k-means, which is enough for lists."""
     centroids = sample[rng.choice(len(sample), n_lists, replace=False)]
-    rows = Embeddings([sample], name="references")
+    rows = Embeddings([sample], "references")
     for _ in range(5):
         nearest = _nearest(rows, centroids, memory_budget)
         order = np.argsort(nearest, kind="stable")
@@ -232,7 +232,7 @@ def _cluster(
 def _nearest(rows: Embeddings, centroids: FloatArray, memory_budget: int) -> IntArray:
     """Find the centroid at the least distance from every row."""
     offset = (centroids**2).sum(axis=1) / 2
-    products = Products(rows, Embeddings([centroids], name="centroids"), offset=offset)
+    products = Products(rows, Embeddings([centroids], "centroids"), offset=offset)
     return top_k(products, 1, memory_budget=memory_budget).indices[:, 0]
 
 

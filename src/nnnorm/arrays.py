@@ -1,26 +1,31 @@
-"""Arrays of any library, files, folders of shards and URLs, read as numpy arrays.
+"""Files of arrays: `.npy` (memory-mapped), `.npz`, parquet, folders of shards, and URLs.
 
-Only readability is checked here; form and values are checked in `embeddings.py`. `.npy` files
-are memory-mapped, and nothing is ever unpickled. Files behind a URL (``s3://``, ``gs://``) are
-copied by fsspec to a temporary folder, because a fit reads its rows several times.
+Only readability is checked here; form and values are checked in `embeddings.py`. Nothing is ever
+unpickled. Files behind a URL (``s3://``, ``gs://``) are copied by fsspec to a temporary folder,
+because a fit reads its rows several times. Parquet needs pyarrow (`pip install 'nnnorm[parquet]'`):
+embeddings are a list of floats per row, and keep the float type of the file.
 """
 
+import glob
 import os
 import re
-import stat
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require, warn
 from nnnorm.files import available_memory, check_memory, check_regular, hide_secrets, show_url
-from nnnorm.parquet import Ids, ParquetRows, read_embedding_column, read_id_column
+
+Array: TypeAlias = npt.NDArray[Any]
+Ids: TypeAlias = npt.NDArray[Any]
 
 # A Path has lost the second slash of a URL. One letter is a drive of Windows.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
@@ -30,25 +35,46 @@ _SUFFIXES = (".npy", ".npz", ".parquet")
 _TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
+# Folders of `nnnorm encode` that are not finished.
+_UNFINISHED = (".partial", ".starting")
 # Several parquet files of more than one part in this many of the memory are read in pieces. Packed
 # embeddings take most of the bytes of unpacked ones.
 _LARGE_SHARE = 4
-_PATTERN = re.compile(r"[*?\[]")
-# Folders of `nnnorm encode` that are not finished.
-_UNFINISHED = (".partial", ".starting")
+_COLUMN, _IDS = "embedding", "id"
+_BATCH_ROWS = 8192
+_LEAST_BYTES = 2  # of a value: float16
 
 
-def find_place(path: str | os.PathLike[str]) -> Path | str:
-    """A path of this machine, or a URL as text."""
-    text = os.fspath(path)
-    match = _URL.match(text) if isinstance(text, str) else None
-    if match is None:
-        return Path(text)
-    scheme, rest = match.groups()
-    return Path(f"/{rest}") if scheme == "file" else f"{scheme}://{rest}"
+class Found(NamedTuple):
+    """Arrays as they were found in files, not yet checked, and the ids of their rows."""
+
+    parts: list[Array]
+    path: str
+    ids: Ids | None
 
 
-def fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
+def read_files(source: str | os.PathLike[str], name: str) -> Found:
+    """Read a file, the shards of a folder by their numbers, or the files of a pattern or URL."""
+    text = os.fspath(source)
+    url = _URL.match(text)
+    if url is None or url[1] == "file":
+        path = text if url is None else f"/{url[2]}"
+        full = f"{name} ({path})"
+        files = list_files(Path(path), full)
+    else:
+        address = f"{url[1]}://{url[2]}"
+        path = show_url(address)
+        full = f"{name} ({path})"
+        files = _fetch(address, lambda copy: list_files(copy, full))
+    there = available_memory()
+    is_large = there is not None and sum(file.stat().st_size for file in files) > (
+        there // _LARGE_SHARE
+    )
+    read = [_read_file(file, full, in_pieces=is_large and len(files) > 1) for file in files]
+    return Found([part for part, _ in read], path, _join_ids([ids for _, ids in read], full))
+
+
+def _fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
     """Copy those files that `choose` finds in a folder of empty files with the same names."""
     fsspec = require("fsspec", "remote")
     _COPIES.append(tempfile.TemporaryDirectory(prefix="nnnorm-", ignore_cleanup_errors=True))
@@ -75,108 +101,21 @@ def fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
     return chosen
 
 
-class Found(NamedTuple):
-    """Arrays as they were found, not yet checked."""
-
-    parts: list[npt.NDArray[Any]]
-    name: str
-    path: str | None = None
-    ids: Ids | None = None
-    hint: str = ""
-
-
-def read_source(source: Any, name: str) -> Found:
-    """Read an array of any library, a file, or the shards of a folder by their numbers."""
-    if not isinstance(source, (str, os.PathLike)):
-        array = _read_array(source, name)
-        return Found([array], name, hint=_advise(source, array))
-    place = find_place(source)
-    path = show_url(place)
-    full = f"{name} ({path})"
-    files = (
-        list_files(place, full)
-        if isinstance(place, Path)
-        else fetch(place, lambda copy: list_files(copy, full))
-    )
-    in_memory = _fits(files)
-    read = [_read_file(file, full, in_memory) for file in files]
-    ids = _join_ids([ids for _, ids in read], full)
-    return Found([part for part, _ in read], full, path, ids)
-
-
-def _fits(files: Sequence[Path]) -> bool:
-    """Whether parquet files may be held in memory; those that are too large are read in pieces."""
-    there = available_memory()
-    sizes = [path.stat().st_size for path in files]
-    return len(files) < 2 or there is None or sum(sizes) < there // _LARGE_SHARE
-
-
-def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
-    if isinstance(source, np.ma.MaskedArray):
-        raise NNNormError(f"{name} is a masked array; fill it or drop the masked rows first")
-    try:
-        if not hasattr(source, "__array__") and hasattr(source, "__dlpack__"):
-            return np.from_dlpack(source)
-        array = np.asarray(source)
-    except Exception as error:  # each array library raises its own kind here
-        raise NNNormError(
-            f"{name} can't be read as a numpy array ({type(source).__name__}: "
-            f"{first_line(error)}); pass a float array on the CPU "
-            "(torch: tensor.detach().cpu().float())"
-        ) from error
-    if array.ndim == 0 and array.dtype.kind == "O":
-        kind = type(source).__name__
-        order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
-        raise NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
-    return array
-
-
-def _advise(source: Any, array: npt.NDArray[Any]) -> str:
-    if array.dtype.kind != "O":
-        return ""
-    if hasattr(source, "columns"):
-        return (
-            "the table has columns that are not numbers; pass those of the embedding alone, such "
-            "as frame[columns].to_numpy(), or numpy.stack(frame['embedding']) for lists"
-        )
-    if array.ndim == 1 and len(array) and np.ndim(array[0]) == 1:
-        return "a column of lists or arrays; pass numpy.stack(column)"
-    return f"a {type(source).__name__} of Python objects; pass an array of floats"
-
-
-def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
-    """Join the ids of all shards; where that can't be done, warn with the reason."""
-    ids = [one for one in found if isinstance(one, np.ndarray)]
-    reasons = [one for one in found if isinstance(one, str)]
-    if not reasons and ids and len(ids) < len(found):
-        reasons = ["it is missing from some of the shards"]
-    elif not reasons and len({one.dtype.kind for one in ids}) > 1:
-        reasons = ["it has whole numbers in some of the shards and strings in others"]
-    if reasons:
-        warn(
-            f"the column 'id' of {name} is left out: {reasons[0]}; rows go by their numbers unless "
-            "you pass ids"
-        )
-        return None
-    return np.concatenate(ids) if ids else None
-
-
 def list_files(path: Path, name: str) -> list[Path]:
     """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
     check_regular(path, name)
-    try:
-        is_folder = stat.S_ISDIR(path.stat().st_mode)
-        files = find_shards(path, name) if is_folder else [path]
-    except FileNotFoundError:
-        if _PATTERN.search(path.name):
-            return _match_files(path, name)
-        raise NNNormError(f"{name}: there is no such file; check the path") from None
-    except NNNormError:
-        raise
-    except (OSError, ValueError) as error:  # no permission, too long, not a path at all
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise NNNormError(f"{name}: can't be opened ({reason}); check the path") from error
-    if not is_folder and path.suffix not in _SUFFIXES:
+    if path.is_dir():
+        return find_shards(path, name)
+    if not path.exists():
+        if not re.search(r"[*?\[]", path.name):
+            raise NNNormError(f"{name}: there is no such file; check the path")
+        found = [path.parent / file for file in glob.glob(path.name, root_dir=path.parent)]
+        files = sorted(file for file in found if file.suffix in _SUFFIXES)
+        if not files:
+            raise NNNormError(f"{name}: no file matches the pattern; check the path")
+        numbered = _numbered(files)
+        return [file for _, file in numbered] if len(numbered) == len(files) else files
+    if path.suffix not in _SUFFIXES:
         hint = (
             ". Read a text file yourself, for instance with numpy.loadtxt or pandas.read_csv, and "
             "pass its float columns as an array"
@@ -187,101 +126,7 @@ def list_files(path: Path, name: str) -> list[Path]:
             f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
             f"got the suffix {path.suffix!r}{hint}"
         )
-    return files
-
-
-def _match_files(path: Path, name: str) -> list[Path]:
-    """The files that match a pattern, by their numbers if all have one, else by their names."""
-    try:
-        found = path.parent.glob(path.name)
-        files = sorted((one for one in found if one.suffix in _SUFFIXES), key=lambda one: one.name)
-    except (OSError, ValueError) as error:
-        raise NNNormError(f"{name}: can't be opened ({first_line(error)}); check the path") from (
-            error
-        )
-    if not files:
-        raise NNNormError(f"{name}: no file matches the pattern; check the path")
-    numbers = [re.search(r"(\d+)$", one.stem) for one in files]
-    if all(numbers):
-        files.sort(key=lambda one: int(re.search(r"(\d+)$", one.stem)[1]))  # type: ignore[index]
-    return files
-
-
-def _read_file(path: Path, name: str, in_memory: bool) -> tuple[npt.NDArray[Any], Ids | str | None]:
-    check_regular(path, f"{name}: {path}")
-    if path.is_dir():
-        raise NNNormError(f"{name}: {path} is a folder; expected a file")
-    try:
-        if path.suffix == ".npy":
-            return np.lib.format.open_memmap(path, mode="r"), None  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
-        if path.suffix == ".npz":
-            return _read_npz(path, name), None
-    except (NNNormError, MemoryError):
-        raise
-    except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
-        if isinstance(error, ValueError) and "object" in str(error).lower():
-            raise NNNormError(
-                f"{name} holds Python objects, which are never unpickled; "
-                "save a float array with numpy.save"
-            ) from error
-        raise NNNormError(
-            f"{name} can't be read as {path.suffix} ({first_line(error)}); "
-            "is it cut short, or another kind of file?"
-        ) from error
-    if in_memory:
-        return read_embedding_column(path, name)
-    return cast(Any, ParquetRows(path, name)), read_id_column(path, name)
-
-
-def _read_npz(path: Path, name: str) -> npt.NDArray[Any]:
-    def choose(names: list[str]) -> list[str]:
-        wanted = [one for one in names if one in ("embedding", "embeddings")] or names
-        if len(wanted) != 1:
-            raise NNNormError(
-                f"{name} must hold one array, or one named 'embedding'; "
-                f"got {len(names)}: {', '.join(names) or 'none'}"
-            )
-        return wanted
-
-    (array,) = read_npz(path, choose, name).values()
-    return array
-
-
-def read_npz(
-    path: str | os.PathLike[str],
-    choose: Callable[[list[str]], Sequence[str]],
-    name: str | None = None,
-) -> dict[str, npt.NDArray[Any]]:
-    """Read arrays of a `.npz` file; `choose` names them, given all names."""
-    check_regular(path, name)
-    with zipfile.ZipFile(path) as archive:
-        entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
-        arrays = {}
-        for key in choose(list(entries)):
-            check_memory(entries[key].file_size, str(name or path))
-            with archive.open(entries[key]) as file:
-                arrays[key] = _read_stream(file)
-        return arrays
-
-
-def _read_stream(file: IO[bytes]) -> npt.NDArray[Any]:
-    """Read an array without objects; its header may announce anything."""
-    try:
-        return np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
-    except MemoryError as error:
-        raise ValueError(f"it announces more than it holds: {first_line(error)}") from None
-
-
-def read_npy(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
-    """Read a `.npy` file whole; a `ValueError` or `OSError` says why it can't be read."""
-    check_regular(path)
-    try:
-        mapped = np.lib.format.open_memmap(path, mode="r")  # type: ignore[no-untyped-call,unused-ignore]
-        return np.array(mapped)
-    except (OSError, ValueError):
-        raise
-    except Exception as error:  # numpy parses the header with ast and tokenize
-        raise ValueError(first_line(error)) from error
+    return [path]
 
 
 def find_shards(folder: Path, name: str) -> list[Path]:
@@ -291,7 +136,10 @@ def find_shards(folder: Path, name: str) -> list[Path]:
             f"{name} is a folder of unfinished embeddings; run the same nnnorm encode command "
             f"again, which finishes it and names it {folder.stem}"
         )
-    shards = _numbered_files(folder, (".npy",)) or _numbered_files(folder, (".parquet",))
+    files = sorted(folder.iterdir())
+    shards = _numbered(file for file in files if file.suffix == ".npy") or _numbered(
+        file for file in files if file.suffix == ".parquet"
+    )
     if not shards:
         found = [sub for sub in _SHARD_FOLDERS if (folder / sub).is_dir()]
         if len(found) == 1:
@@ -299,7 +147,7 @@ def find_shards(folder: Path, name: str) -> list[Path]:
         if found:
             choices = " or ".join(str(folder / sub) for sub in found)
             raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")
-        unnumbered = sorted(path.name for path in folder.iterdir() if path.suffix in _SUFFIXES)
+        unnumbered = [file.name for file in files if file.suffix in _SUFFIXES]
         what = (
             f"whose files have no numbers (such as {unnumbered[0]})"
             if unnumbered
@@ -321,10 +169,273 @@ def find_shards(folder: Path, name: str) -> list[Path]:
     return [path for _, path in shards]
 
 
-def _numbered_files(folder: Path, suffixes: tuple[str, ...]) -> list[tuple[int, Path]]:
-    files = []
-    for path in folder.iterdir():
-        match = re.search(r"(\d+)$", path.stem)
-        if path.suffix in suffixes and match:
-            files.append((int(match.group(1)), path))
-    return sorted(files, key=lambda found: (found[0], found[1].name))
+def _numbered(files: Iterable[Path]) -> list[tuple[int, Path]]:
+    """The files whose names end in a number, by their numbers."""
+    found = ((re.search(r"(\d+)$", file.stem), file) for file in files)
+    return sorted((int(match[1]), file) for match, file in found if match)
+
+
+def _read_file(path: Path, name: str, in_pieces: bool) -> tuple[Array, Ids | str | None]:
+    check_regular(path, f"{name}: {path}")
+    try:
+        if path.suffix == ".npy":
+            return np.lib.format.open_memmap(path, mode="r"), None  # type: ignore[no-untyped-call,no-any-return,unused-ignore]
+        if path.suffix == ".npz":
+            return _read_npz_embedding(path, name), None
+    except NNNormError:
+        raise
+    except Exception as error:  # numpy, zipfile, zlib and tokenize each raise their own kind here
+        if isinstance(error, ValueError) and "object" in str(error).lower():
+            raise NNNormError(
+                f"{name} holds Python objects, which are never unpickled; "
+                "save a float array with numpy.save"
+            ) from error
+        raise unreadable(name, path.suffix, error) from error
+    with _open_parquet(path, name) as file:
+        groups = range(file.metadata.num_row_groups)
+        rows = ParquetRows(path, name) if in_pieces else _read_rows(file, name, groups)
+        return cast(Array, rows), _read_ids(file, name)
+
+
+def unreadable(name: str, kind: str, error: BaseException) -> NNNormError:
+    """The error for a file that another library can't read."""
+    return NNNormError(
+        f"{name} can't be read as {kind} ({first_line(error)}); "
+        "is it cut short, or another kind of file?"
+    )
+
+
+def _read_npz_embedding(path: Path, name: str) -> Array:
+    def choose(names: list[str]) -> list[str]:
+        wanted = [one for one in names if one in ("embedding", "embeddings")] or names
+        if len(wanted) != 1:
+            raise NNNormError(
+                f"{name} must hold one array, or one named 'embedding'; "
+                f"got {len(names)}: {', '.join(names) or 'none'}"
+            )
+        return wanted
+
+    (array,) = read_npz(path, choose, name).values()
+    return array
+
+
+def read_npz(
+    path: str | os.PathLike[str],
+    choose: Callable[[list[str]], Sequence[str]] = lambda names: names,
+    name: str | None = None,
+) -> dict[str, Array]:
+    """Read arrays of a `.npz` file; `choose` names them, given all names."""
+    check_regular(path, name)
+    with zipfile.ZipFile(path) as archive:
+        entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+        arrays = {}
+        for key in choose(list(entries)):
+            check_memory(entries[key].file_size, str(name or path))
+            with archive.open(entries[key]) as file:
+                arrays[key] = np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-untyped-call,unused-ignore]
+        return arrays
+
+
+def read_npy(path: str | os.PathLike[str]) -> Array:
+    """Read a `.npy` file whole; a `ValueError` or `OSError` says why it can't be read."""
+    check_regular(path)
+    try:
+        return np.array(np.lib.format.open_memmap(path, mode="r"))  # type: ignore[no-untyped-call,unused-ignore]
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # numpy parses the header with ast and tokenize
+        raise ValueError(first_line(error)) from error
+
+
+# --- parquet -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _open_parquet(path: Path, name: str) -> Iterator[Any]:
+    pyarrow = require("pyarrow", "parquet")
+    parquet = require("pyarrow.parquet", "parquet")
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:  # not all of it at once
+            yield file
+    except NNNormError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise unreadable(name, "parquet", error) from error
+
+
+def read_cells(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> dict[str, list[Any]]:
+    """Read columns of a parquet file as Python values; `choose` names them, given the header."""
+    with _open_parquet(path, str(path)) as file:
+        header = file.schema_arrow.names
+        chosen = list(choose(header))
+        if twice := [name for name in chosen if header.count(name) > 1]:
+            raise NNNormError(f"{path} has the column {twice[0]} twice; rename one of them")
+        check_memory(sum(_announced(file, chosen)), str(path))
+        table = file.read(columns=chosen)
+        return {column: table.column(column).to_pylist() for column in chosen}
+
+
+def read_batches(
+    path: Path, column: str, others: Sequence[str]
+) -> Iterator[tuple[Array, dict[str, Any]]]:
+    """Read embeddings and other columns of a parquet file in batches."""
+    with _open_parquet(path, str(path)) as file:
+        sizes = _announced(file, (column, *others))
+        check_memory(max(sizes, default=0), f"a row group of {path}")
+        for batch, rows in _embedding_batches(file, str(path), column, others):
+            yield rows, {name: _as_values(batch.column(name)) for name in others}
+
+
+class ParquetRows:
+    """Rows of the column `embedding` of a parquet file, read by row groups when asked for."""
+
+    ndim = 2
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        with _open_parquet(path, name) as file:
+            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
+            self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
+            no_rows = np.empty((0, 0), dtype=np.float32)
+            _, some = next(_embedding_batches(file, name), (None, no_rows))
+        self.dtype, self.shape = some.dtype, (int(self.starts[-1]), some.shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        wanted = np.arange(len(self))[rows]
+        found = np.empty((len(wanted), self.shape[1]), dtype=self.dtype)
+        groups = np.searchsorted(self.starts, wanted, "right") - 1
+        for group in np.unique(groups):
+            here = np.flatnonzero(groups == group)
+            found[here] = _read_group(self, int(group))[wanted[here] - self.starts[group]]
+        return found
+
+
+@lru_cache(maxsize=1)  # of all files: rows are read in order
+def _read_group(rows: ParquetRows, number: int) -> Array:
+    with _open_parquet(rows.path, rows.name) as file:
+        return _read_rows(file, rows.name, [number], rows.shape[1])
+
+
+def _read_rows(file: Any, name: str, groups: Sequence[int], dim: int | None = None) -> Array:
+    """Read the embeddings of row groups into one array."""
+    sizes = _announced(file, (_COLUMN, _IDS))
+    check_memory(sum(sizes[group] for group in groups), name)
+    n_rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+    whole, start = np.empty((0, 0), dtype=np.float32), 0
+    for _, rows in _embedding_batches(file, name, groups=groups, dim=dim):
+        if start == 0:
+            whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
+        whole[start : start + len(rows)] = rows
+        start += len(rows)
+    if start != n_rows:  # rows that were never read must not pass for embeddings
+        raise ValueError(f"{n_rows} rows announced, {start} found")
+    return whole
+
+
+def _embedding_batches(
+    file: Any,
+    name: str,
+    column: str = _COLUMN,
+    others: Sequence[str] = (),
+    *,
+    groups: Sequence[int] | None = None,
+    dim: int | None = None,
+) -> Iterator[tuple[Any, Array]]:
+    """Batches with a column of embeddings and some others, and the embeddings of each."""
+    from pyarrow import types
+
+    schema = file.schema_arrow
+    for needed in (column, *others):
+        if schema.names.count(needed) != 1:
+            raise NNNormError(
+                f"{name} needs one column named {needed!r}; it has "
+                f"{', '.join(schema.names) or 'none'}"
+            )
+    kind = schema.field(column).type
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not is_list or not types.is_floating(kind.value_type):
+        raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
+    start = 0
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=[column, *others]):
+        found = batch.column(column)
+        if not len(found):
+            continue
+        if found.null_count:
+            row = start + found.is_valid().to_pylist().index(False)
+            raise NNNormError(f"{name}: column {column!r} is empty in row {row}; remove that row")
+        lengths = np.asarray(found.value_lengths())
+        dim = int(lengths[0]) if dim is None else dim
+        if len(wrong := np.flatnonzero(lengths != dim)):
+            raise NNNormError(
+                f"{name}: all rows of {column!r} must share dim; row {start + wrong[0]} has "
+                f"{lengths[wrong[0]]} numbers, row 0 has {dim}"
+            )
+        yield batch, found.flatten().to_numpy(zero_copy_only=False).reshape(len(found), -1)
+        start += len(found)
+
+
+def _announced(file: Any, columns: Sequence[str]) -> list[int]:
+    """Bytes of some columns of every row group, packed or not, whichever is more."""
+    sizes = []
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        parts = map(group.column, range(group.num_columns))
+        found = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
+        unpacked = _LEAST_BYTES * sum(part.num_values for part in found)
+        sizes.append(max(unpacked, sum(part.total_uncompressed_size for part in found)))
+    return sizes
+
+
+def _as_values(column: Any) -> Any:
+    """A column without gaps as an array, if it holds numbers or times; else a list."""
+    import pyarrow
+    from pyarrow import types
+
+    kind = column.type
+    if column.null_count:
+        return column.to_pylist()
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return np.asarray(column.cast(pyarrow.timestamp("us")))
+    if types.is_integer(kind) or types.is_floating(kind):
+        return column.to_numpy(zero_copy_only=False)
+    return column.to_pylist()
+
+
+def _read_ids(file: Any, name: str) -> Ids | str | None:
+    """Read the column `id` of a parquet file, or the reason why it can't be used."""
+    import pyarrow
+    from pyarrow import types
+
+    n_columns = file.schema_arrow.names.count(_IDS)
+    if n_columns == 0 or file.metadata.num_rows == 0:
+        return None
+    if n_columns > 1:
+        return f"there are {n_columns} columns of that name"
+    kind = file.schema_arrow.field(_IDS).type
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    if not (is_text or types.is_integer(kind)) or kind == pyarrow.uint64():
+        return f"it is of type {kind}, and ids are int64 or strings"
+    check_memory(sum(_announced(file, (_IDS,))), name)
+    column = file.read(columns=[_IDS]).column(_IDS)
+    if column.null_count:
+        return f"it is empty in {column.null_count} of {len(column)} rows"
+    return np.array(column.to_pylist(), str if is_text else np.int64)
+
+
+def _join_ids(found: list[Ids | str | None], name: str) -> Ids | None:
+    """Join the ids of all shards; if that can't be done, warn with the reason."""
+    ids = [one for one in found if isinstance(one, np.ndarray)]
+    reasons = [one for one in found if isinstance(one, str)]
+    if not reasons and ids and len(ids) < len(found):
+        reasons = ["it is missing from some of the shards"]
+    elif not reasons and len({one.dtype.kind for one in ids}) > 1:
+        reasons = ["it has whole numbers in some of the shards and strings in others"]
+    if reasons:
+        warn(
+            f"the column 'id' of {name} is left out: {reasons[0]}; rows go by their numbers unless "
+            "you pass ids"
+        )
+        return None
+    return np.concatenate(ids) if ids else None

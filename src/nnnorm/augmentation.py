@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias, check_correction, check_weight
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
@@ -98,7 +98,6 @@ def fit_augmentation(
     return Augmentation(target, shift, scale, radius=math.sqrt(max(squares)))
 
 
-@explain_arguments
 def augment_gallery(
     gallery: Source,
     bias: Bias,
@@ -146,7 +145,6 @@ def augment_gallery(
     return augmented
 
 
-@explain_arguments
 def augment_queries(
     queries: Source,
     bias: Bias,

@@ -34,9 +34,9 @@ from nnnorm.dedup import (
     warn_of_few_rows,
 )
 from nnnorm.embeddings import Embeddings, Metric, Source, measure_rows, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress, check_entries, damaged, load_record, save_record
-from nnnorm.logs import Clock, LogPart, read_counts, read_log, read_time, read_times
+from nnnorm.tables import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.version import __version__
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -102,7 +102,6 @@ class Bank:
         self._opened: Embeddings | None = None
 
     @classmethod
-    @explain_arguments
     def of(
         cls,
         references: Source,
@@ -157,7 +156,6 @@ class Bank:
         return bank
 
     @classmethod
-    @explain_arguments
     def from_log(
         cls,
         path: str | os.PathLike[str],
@@ -331,7 +329,6 @@ class Bank:
 
     # --- change ------------------------------------------------------------------------------
 
-    @explain_arguments
     def add(
         self,
         queries: Source,
@@ -362,7 +359,6 @@ class Bank:
         parts = _split_rows(opened, times, counts, self._about["clock"])
         self._absorb(parts, opened.name, len(opened), progress)
 
-    @explain_arguments
     def add_log(
         self,
         path: str | os.PathLike[str],
@@ -381,7 +377,6 @@ class Bank:
         parts = read_log(path, column=column, time=time, count=count)
         self._absorb(parts, str(path), None, progress)
 
-    @explain_arguments
     def forget(self, *, before: Any) -> None:
         """Drop the queries that were last asked before a time.
 
@@ -660,7 +655,7 @@ def _check_norms(low: float, high: float, norms: FloatArray, name: str) -> None:
     if max(high, own_high) - min(low, own_low) > _EQUAL_NORMS * max(high, own_high):
         raise NNNormError(
             f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
-            f"{own_high:.3g}; normalise the rows first, or build the bank with normalize=True "
+            f"{own_high:.3g}; normalize the rows first, or build the bank with normalize=True "
             "(--normalize)"
         )
 

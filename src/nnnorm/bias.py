@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
-from nnnorm.errors import NNNormError, explain_arguments, first_line
+from nnnorm.errors import NNNormError, first_line
 from nnnorm.files import check_entries, damaged, load_record, save_record
 from nnnorm.popularity import Popularity
 from nnnorm.version import __version__
@@ -336,9 +336,6 @@ class Bias:
             check_entries({"low": low, "high": high}, {"low": float, "high": float})
         kept["reference_norms"] = norms and tuple(norms)
         return cls(values=arrays["values"], gates=gates, **kept)
-
-
-Bias.__init__ = explain_arguments(Bias.__init__)  # type: ignore[method-assign]
 
 
 def check_weight(weight: float, name: str = "weight") -> float:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.errors import NNNormError, explain_arguments, first_line
+from nnnorm.errors import NNNormError, first_line
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -85,6 +85,3 @@ class Popularity:
     def n_clicks(self) -> int:
         """Sum of all clicks."""
         return round(float(np.sum(self.clicks)))
-
-
-Popularity.__init__ = explain_arguments(Popularity.__init__)  # type: ignore[method-assign]

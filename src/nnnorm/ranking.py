@@ -22,7 +22,7 @@ from nnnorm.embeddings import (
     check_same_norms,
     open_embeddings,
 )
-from nnnorm.errors import NNNormError, explain_arguments, first_line, warn
+from nnnorm.errors import NNNormError, first_line, warn
 from nnnorm.files import Progress, write_whole
 from nnnorm.methods import published_product
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, top_k
@@ -93,7 +93,7 @@ class Ranking:
         if not os.path.isfile(path):
             raise NNNormError(f"there is no ranking file {path}; make one with: nnnorm search -o")
         try:
-            arrays = read_npz(path, lambda names: names)
+            arrays = read_npz(path)
             scores, indices, ids = arrays["scores"], arrays["indices"], arrays.get("ids")
             if scores.ndim != 2 or scores.shape != indices.shape:
                 raise ValueError(f"scores {scores.shape} and indices {indices.shape}")
@@ -109,7 +109,6 @@ class Ranking:
             ) from error
 
 
-@explain_arguments
 def search(
     queries: Source,
     gallery: Source,
@@ -179,7 +178,6 @@ def search(
     return Ranking(*best, ids=None if names is None else names[best.indices])
 
 
-@explain_arguments
 def score_matrix(
     queries: Source,
     gallery: Source,

@@ -16,9 +16,8 @@ from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
 from nnnorm.evaluation import read_truth
 from nnnorm.files import check_memory, load_record, save_record
-from nnnorm.logs import read_log
 from nnnorm.ranking import Ranking
-from nnnorm.tables import read_columns, read_json
+from nnnorm.tables import read_columns, read_json, read_log
 
 DEEP = "[" * 100_000
 
@@ -371,7 +370,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 
 def test_pairs_with_half_a_character_are_not_half_written(tmp_path):
     pairs = Pairs("one", ("a.jpg",), ("a \ud800 cat",), np.array([0]))
-    with pytest.raises(NNNormError, match="no text"):
+    with pytest.raises(NNNormError, match="not text"):
         save_pairs(pairs, tmp_path)
     assert not list(tmp_path.iterdir())
 

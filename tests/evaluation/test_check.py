@@ -217,11 +217,6 @@ def test_a_check_is_ready_for_json_and_names_its_hub(hubs):
     assert "ids" not in printed
 
 
-def test_wrong_arguments_are_answered():
-    with pytest.raises(NNNormError, match="check has no argument 'labels'; did you mean 'truth'"):
-        check(np.eye(3), queries=np.eye(3), labels=[0, 1, 2])
-
-
 @pytest.mark.parametrize("n_better", [0, 3, 8])
 def test_a_handful_of_changes_is_no_gain_yet(hubs, change, n_better):
     truth = hubs.known["truth"]

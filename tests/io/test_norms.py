@@ -94,7 +94,7 @@ def test_the_warning_of_norms_points_at_the_line_of_the_caller():
 def test_rows_that_are_normalised_already_can_t_be_opened_raw():
     opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
     assert refusal(opened, normalize=False) == (
-        "the rows of gallery are normalised already, but normalize is False; leave out normalize, "
+        "the rows of gallery are normalized already, but normalize is False; leave out normalize, "
         "or open the original array or path again"
     )
 
@@ -141,7 +141,7 @@ def test_cosine_refuses_other_norms_and_names_them():
     rows = np.array([[3.0, 4.0], [1.0, 0.0], [0.5, 0.0]])
     expected = (
         "cosine was asked for, but the rows of gallery do not have unit norm (norms 0.5 to 5); "
-        "normalise them, or pass normalize=True (--normalize)"
+        "normalize them, or pass normalize=True (--normalize)"
     )
     assert refusal(rows, metric="cosine") == expected
     assert refusal(open_embeddings(rows, name="gallery"), metric="cosine") == expected

@@ -15,9 +15,9 @@ from tests.io.matrices import VALUES, nonzero_rows, patient
 def reads(monkeypatch):
     """Rows read, by the name of the matrix: every value of a row comes from one of two places."""
     counts = Counter()
-    slices, takes = StoredMatrix._widened, StoredMatrix.take
+    slices, takes = StoredMatrix.rows, StoredMatrix.take
 
-    def widened(self, start, stop):
+    def rows(self, start, stop):
         counts[self.name] += stop - start
         return slices(self, start, stop)
 
@@ -25,7 +25,7 @@ def reads(monkeypatch):
         counts[self.name] += len(indices)
         return takes(self, indices, **options)
 
-    monkeypatch.setattr(StoredMatrix, "_widened", widened)
+    monkeypatch.setattr(StoredMatrix, "rows", rows)
     monkeypatch.setattr(StoredMatrix, "take", take)
     return counts
 

@@ -8,7 +8,6 @@ import pytest
 
 from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import MissingExtraError, NNNormError, NNNormWarning
-from nnnorm.parquet import read_embedding_column
 from tests.io.matrices import VALUES, refusal
 
 
@@ -57,7 +56,7 @@ def test_every_list_type_of_every_float_type_is_read(pa, save, path, lists, floa
 @pytest.mark.parametrize("floats", ["float16", "float32", "float64"])
 def test_numbers_keep_the_float_type_of_the_file(pa, save, path, floats):
     save(VALUES.astype(floats), pa.list_(getattr(pa, floats)()))
-    assert read_embedding_column(path, "gallery")[0].dtype == floats
+    assert open_embeddings(path).parts[0].dtype == floats
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 3, 7, 100])

@@ -155,7 +155,7 @@ def test_whole_objects_keep_their_types(write):
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [("[1]", "got a list"), ('"a"', "got a text"), ("null", "got null"), ("3", "got 3")],
+    [("[1]", "got the type list"), ('"a"', "got the type str"), ("3", "got the type int")],
 )
 def test_lines_that_are_not_objects_are_refused(write, line, reason):
     assert refusal(read_jsonl, write("t.jsonl", f"{{}}\n\n{line}\n")) == (
@@ -178,9 +178,9 @@ def test_a_line_too_long_to_be_one_object_is_refused(write):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ('["a"]', "FILE: line 1 has a list in the column a; expected a text or a number"),
-        ('{"b": 1}', "FILE: line 1 has an object in the column a; expected a text or a number"),
-        ("NaN", "FILE: line 1 has nan in the column a; expected a text or a number"),
+        ('["a"]', "FILE: line 1 has the type list in the column a; expected a text or a number"),
+        ('{"b": 1}', "FILE: line 1 has the type dict in the column a; expected a text or a number"),
+        ("NaN", "FILE: line 1 has NaN in the column a; expected a text or a number"),
         ("null", "FILE: line 1 has nothing in the column a"),
         ('" "', "FILE: line 1 has nothing in the column a"),
     ],

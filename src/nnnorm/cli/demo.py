@@ -1,4 +1,4 @@
-"""`nnnorm demo`, which begins to talk before it imports what it computes with."""
+"""`nnnorm demo`, which prints a first line before the slow imports."""
 
 import sys
 from pathlib import Path
@@ -20,9 +20,9 @@ def demo(
 ) -> None:
     """Run the main job on data that ships with the package: hubs, before and after."""
     if not as_json:  # at once: the imports take a moment
-        typer.echo("Hubs in a search for pictures, and what becomes of them.\n")
+        typer.echo("Hubs in a search for pictures, and what nnnorm does about them.\n")
         sys.stdout.flush()
-    from nnnorm.demo import introduce_demo, run_demo, tell_demo
+    from nnnorm.demo import describe_demo, introduce_demo, run_demo
 
     if not as_json:
         print_story([introduce_demo()])
@@ -32,4 +32,4 @@ def demo(
         print_json(done.to_dict())
         return
 
-    print_story(tell_demo(done))
+    print_story(describe_demo(done))

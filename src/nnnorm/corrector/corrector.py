@@ -42,7 +42,7 @@ from nnnorm.corrector.references import (
 from nnnorm.corrector.refit_report import RefitReport, report_refit
 from nnnorm.dedup import Duplicates
 from nnnorm.embeddings import Embeddings, Source, ValidRows, open_embeddings, open_valid
-from nnnorm.errors import NNNormError, NNNormWarning, explain_arguments, warn
+from nnnorm.errors import NNNormError, NNNormWarning, warn
 from nnnorm.files import Progress, save_record
 from nnnorm.methods import NNN, Method, Statistics, describe_setting
 from nnnorm.popularity import Popularity
@@ -139,7 +139,6 @@ class Corrector:
     # --- making one --------------------------------------------------------------------------
 
     @classmethod
-    @explain_arguments
     def fit(
         cls,
         gallery: Source,
@@ -249,7 +248,6 @@ class Corrector:
         )
         return replace(corrector, bias=corrector._sign(bias))
 
-    @explain_arguments
     def refit(
         self,
         references: Source | Bank,
@@ -369,7 +367,6 @@ class Corrector:
 
     # --- items and queries -------------------------------------------------------------------
 
-    @explain_arguments
     def bias_for(
         self,
         items: Source,
@@ -406,7 +403,6 @@ class Corrector:
         self._warn_of_other_values(bias, opened)
         return bias
 
-    @explain_arguments
     def transform_items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
         """Extend items by their bias: the rows to store in an engine of any metric.
 
@@ -452,7 +448,6 @@ class Corrector:
             stored[rows] = self.augmentation.extend_items(block, values[rows])
         return stored
 
-    @explain_arguments
     def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
         """Return a corrector whose rows have room for items with clicks, before any are stored.
 
@@ -486,7 +481,6 @@ class Corrector:
         wider = replace(self, augmentation=augmentation, refit_report=None)
         return replace(wider, bias=wider._sign(self.bias))
 
-    @explain_arguments
     def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
         """Extend queries by the weight: the rows to ask an engine that holds `items`.
 
@@ -587,8 +581,7 @@ class Corrector:
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
         options["solver"] = "exact"  # the value of an item must not depend on the others
-        if self.center is not None:
-            options["known"] = {"center": self.center}
+        options["center"] = self.center
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 

@@ -20,7 +20,7 @@ from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import Duplicates
 from nnnorm.embeddings import Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
@@ -231,7 +231,6 @@ def _tell_gain(gain: Interval) -> str:
     return f"{gain.show()[:-1]}{', includes 0' if gain.includes_zero else ''}]"
 
 
-@explain_arguments
 def check(
     gallery: Source,
     references: Source | Bank | None = None,

@@ -19,7 +19,7 @@ from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.dedup import NEAR_COPY, drop_copies, used_rows
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, quiet, warn
+from nnnorm.errors import NNNormError, quiet, warn
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness, places_to_count
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
 from nnnorm.methods import NNN
@@ -70,7 +70,6 @@ class Drift:
         return {**asdict(self), "exit_code": self.exit_code}
 
 
-@explain_arguments
 def measure_drift(
     corrector: Corrector | str | os.PathLike[str],
     queries: Source,
@@ -190,9 +189,10 @@ def _refit(corrector: Corrector, queries: Embeddings, items: Embeddings) -> Bias
     if not mismatch_z(corrector.bank, queries) > MISMATCH_Z:
         bank = queries.joined(corrector.bank)
     method, used = corrector.asked, drop_copies(bank, corrector.duplicates)
-    if (method.needs.reference_k or 0) > len(used):
+    reference_k = getattr(method, "reference_k", 0)
+    if reference_k != "auto" and reference_k > len(used):
         method = NNN()
-    second = corrector.bank_of_items if method.gallery_bank != "refused" else None
+    second = corrector.bank_of_items if method.gallery_bank != "unused" else None
     return method.fit(
         items,
         used_rows(used),

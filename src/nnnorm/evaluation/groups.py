@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, interval_of_mean
 from nnnorm.files import Progress
 from nnnorm.ranking import Ranking, search
@@ -75,7 +75,6 @@ class Audit:
         }
 
 
-@explain_arguments
 def audit(
     queries: Source,
     gallery: Source,

@@ -23,7 +23,7 @@ from nnnorm.bank import Bank, open_references
 from nnnorm.bias import Bias
 from nnnorm.dedup import NEAR_COPY, Duplicates, as_units
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, quiet
+from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.truth import (
     Truth,
     clusters_of,
@@ -387,7 +387,6 @@ class Diagnosis:
         return found
 
 
-@explain_arguments
 def diagnose(
     queries: Source,
     gallery: Source,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from nnnorm.bias import Bias
 from nnnorm.embeddings import Source, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference
 from nnnorm.evaluation.truth import Truth, clusters_of, open_truth
 from nnnorm.files import Progress
@@ -141,7 +141,6 @@ class Counter:
         return Evaluation(self._truth, self._above, self._tied, self._top1, *sizes)
 
 
-@explain_arguments
 def evaluate(
     queries: Source,
     gallery: Source,
@@ -193,7 +192,6 @@ def evaluate(
     return counter.evaluation()
 
 
-@explain_arguments
 def evaluate_ranking(ranking: Ranking, truth: Any, *, n_gallery: int) -> Evaluation:
     """Evaluate a ready ranking in the order it has, up to its k places."""
     n_queries, depth = ranking.indices.shape

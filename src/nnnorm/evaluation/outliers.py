@@ -27,7 +27,7 @@ from nnnorm.embeddings import (
     open_embeddings,
     open_valid,
 )
-from nnnorm.errors import NNNormError, explain_arguments
+from nnnorm.errors import NNNormError
 from nnnorm.evaluation.drift import open_corrector
 from nnnorm.evaluation.signals import SIGNALS, DoubleArray, Expected, IntArray, Numbers
 from nnnorm.files import Progress, write_whole
@@ -129,7 +129,6 @@ class Scan:
         write_whole(path, lambda file: file.write(text.encode()))
 
 
-@explain_arguments
 def scan(
     gallery: Source,
     references: Source | Bank | None = None,
@@ -205,7 +204,6 @@ def scan(
     return _judge(expected, items, faults, ids, own=own, budget=alerts, progress=progress)
 
 
-@explain_arguments
 def screen(
     corrector: Corrector | str | os.PathLike[str],
     items: Source,

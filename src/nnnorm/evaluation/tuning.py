@@ -11,7 +11,7 @@ others choose.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from nnnorm.bank import Bank, open_gallery_references, open_references, use_refe
 from nnnorm.bias import Bias
 from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
-from nnnorm.errors import NNNormError, explain_arguments, warn
+from nnnorm.errors import NNNormError, warn
 from nnnorm.evaluation.bootstrap import Interval, interval_of_difference, is_near, split_folds
 from nnnorm.evaluation.metrics import Counter, Evaluation, evaluate, join_folds, measure_gain
 from nnnorm.evaluation.sweep import GateWatch, Setting, automatic_nnn, make_settings, sweep_hits
@@ -40,6 +40,7 @@ from nnnorm.methods import (
     NNN,
     NO_CORRECTION,
     Grid,
+    Method,
     MethodName,
     Statistics,
     describe_setting,
@@ -189,7 +190,6 @@ class Trial:
         return measure_gain(evaluation, self.evaluation(0), clusters=self.clusters, seed=seed)
 
 
-@explain_arguments
 def tune(
     gallery: Source,
     references: Source | Bank,
@@ -381,13 +381,20 @@ def _sweep(
         watch.look(start, scores)
 
     # A gated setting shares the sweep of its ungated form.
-    unique = {setting.method.ungated: setting for setting in settings}
+    unique = {_ungated(setting.method): setting for setting in settings}
     places = {method: place for place, method in enumerate(unique)}
     corrections = [setting.correction for setting in unique.values()]
     swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
     raw = swept[places[methods[0]]]
-    hits = np.stack([watch.hits(method, swept[places[method.ungated]], raw) for method in methods])
+    ungated = [swept[places[_ungated(method)]] for method in methods]
+    pairs = zip(methods, ungated, strict=True)
+    hits = np.stack([watch.hits(method, open_hits, raw) for method, open_hits in pairs])
     return hits, counter.evaluation()
+
+
+def _ungated(method: Method) -> Method:
+    """The method that is applied to a query whose gates are all open."""
+    return replace(method, **method.variants[0].fixed)
 
 
 # --- choosing ------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from nnnorm.bank import Bank, open_references
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.embeddings import Embeddings, open_embeddings
-from nnnorm.encoders import list_files, list_texts, load_encoder
+from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.evaluation import (
     Truth,
@@ -290,7 +290,8 @@ def _read_captions(
     if path is None:
         return None
     is_table = path.suffix.lower() in TABLE_SUFFIXES
-    texts = list_texts(path, "caption" if is_table and _has_caption(path) else None)
+    column = "caption" if is_table and _has_caption(path) else None
+    texts = list(list_inputs(path, "texts", column))
     if len(texts) != n_rows:
         other = "--query-captions" if option == "--captions" else "--captions"
         hint = f"; {other} takes texts of the other side" if len(texts) == n_others else ""
@@ -314,7 +315,7 @@ def _open_pictures(
     for name in _PICTURE_COLUMNS:
         if name in columns:
             return FolderPictures(folder, columns[name])
-    found = list_files(folder)
+    found = list_inputs(folder)
     if len(found) != n_items:
         raise NNNormError(
             f"{folder} has {len(found):,} pictures, but the gallery has {n_items:,} items; name "

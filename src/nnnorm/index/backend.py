@@ -3,7 +3,7 @@
 A backend stores vectors and finds the nearest ones. Every collection has versions: a new one is
 filled next to the one that is served, and `swap` makes it the served one in a single atomic step.
 A version's name is never used twice. A new engine is one file in `engines/` and one line in
-`urls.py`.
+`urls.py`; `folder.py`, `sql.py` and `server.py` have what engines of one kind share.
 """
 
 import contextlib
@@ -13,17 +13,16 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, keep_interrupts
 from nnnorm.files import hide_secrets, show_url
-from nnnorm.index.options import Options, make_options
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[Any]  # int64, or str
@@ -31,6 +30,8 @@ Metadata: TypeAlias = Mapping[str, Any]
 Mode = Literal["augmented", "column"]
 Metric = Literal["ip", "cosine"]
 Kind = Literal["integer", "float", "boolean", "text"]
+_MOST = 2**31 - 1
+_O = TypeVar("_O", bound="Options")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +46,9 @@ class Items:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def parts(self, size: int) -> Iterator["Items"]:
-        """Split into parts of at most `size` items."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            bias = None if self.bias is None else self.bias[part]
-            yield Items(self.ids[part], self.vectors[part], bias, self.metadata[part])
+    def __getitem__(self, part: slice) -> "Items":
+        bias = None if self.bias is None else self.bias[part]
+        return Items(self.ids[part], self.vectors[part], bias, self.metadata[part])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,49 +75,72 @@ class Layout:
     sample: FloatArray
 
 
-CONFIGURED = ("dim", "version", "corrector", "method", "weight", "mode")
+def whole(default: int, at_least: int = 1, at_most: int = _MOST) -> Any:
+    """Declare an option that is a whole number within bounds."""
+    return field(default=default, metadata={"bounds": (at_least, at_most)})
 
 
-@dataclass(frozen=True)
-class CollectionInfo:
-    """What `nnnorm index info` prints."""
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of an engine, given by keyword or in a URL; `int`, `bool`, `str` or `Literal`."""
 
-    name: str
-    n_items: int
-    dim: int
-    version: int
-    corrector: str
-    method: str
-    weight: float
-    mode: Mode
-    can_roll_back: bool
-    is_rolled_back: bool
+    @classmethod
+    def read(cls: type[_O], engine: str, given: Mapping[str, Any]) -> _O:
+        """Make options, or raise one sentence about the first that is wrong."""
+        types, known = get_type_hints(cls), {one.name: one.metadata for one in fields(cls)}
+        read = {}
+        for name, value in given.items():
+            if name not in known:
+                has = ", ".join(known) or "no options"
+                raise NNNormError(f"{engine} has no option {name!r}; it has {has}")
+            read[name] = _read_option(engine, name, value, types[name], known[name].get("bounds"))
+        return cls(**read)
+
+
+def _read_option(engine: str, name: str, value: Any, kind: Any, bounds: Any) -> Any:
+    if get_origin(kind) is Literal:
+        is_right = value in get_args(kind)
+        expected = f"one of {', '.join(get_args(kind))}"
+    elif kind is int:
+        expected = "a whole number from {} to {}".format(*bounds)
+        if isinstance(value, str) and re.fullmatch("[0-9]{1,12}", value):
+            value = int(value)
+        is_number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        is_right = is_number and bounds[0] <= value <= bounds[1]
+    elif kind is bool:
+        expected = "true or false"
+        value = value == "true" if value in ("true", "false") else value
+        is_right = isinstance(value, bool)
+    else:
+        is_right, expected = isinstance(value, str), "text"
+    if not is_right:
+        raise NNNormError(f"the option {name} of {engine} must be {expected}; got {value!r:.60}")
+    return value
 
 
 class Backend(ABC):
     """One collection in one engine. Nothing is opened before it is needed."""
 
-    engine: ClassVar[str]
+    engine: ClassVar[str]  # in messages
     options_type: ClassVar[type[Options]] = Options
-    modes: ClassVar[tuple[Mode, ...]] = ("augmented",)
-    metric: Metric = "ip"
-    filters: ClassVar[str] = ""
-    is_exact: bool = False
-    has_one_range: bool = False
-    atomic_writes: ClassVar[bool] = True
-    shares_files: ClassVar[bool] = True
+    created_by: ClassVar[tuple[str, ...]] = ()  # the options that only a new index takes
+    modes: ClassVar[tuple[Mode, ...]] = ("augmented",)  # the first one is the default
+    metric: Metric = "ip"  # of the scores that `search` returns
+    filters: ClassVar[str] = ""  # what a filter is, for messages; empty if there is none
+    is_exact: bool = False  # whether a search compares every item
+    has_one_range: bool = False  # whether all coordinates are rounded on one scale
+    atomic_writes: ClassVar[bool] = True  # whether `write` is all or nothing
     largest_k: ClassVar[int | None] = None
-    created_by: ClassVar[tuple[str, ...]] = ()
     options: Any
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         self.place = os.fspath(place) if isinstance(place, os.PathLike) else place
-        self.options = make_options(self.options_type, self.engine, options)
+        self.options = self.options_type.read(self.engine, options)
         self.lock = threading.RLock()
         self.configure()
 
     def configure(self) -> None:
-        """Set the abilities that depend on the options."""
+        """Set the class attributes that depend on the options."""
         return None
 
     def creation_options(self) -> dict[str, Any]:
@@ -128,9 +149,8 @@ class Backend(ABC):
 
     def restore_options(self, stored: Mapping[str, Any]) -> None:
         """Take over the options of an existing index."""
-        known = {name: stored[name] for name in self.created_by if name in stored}
-        if known and known != self.creation_options():
-            self.options = replace(self.options, **known)
+        if stored != self.creation_options():
+            self.options = replace(self.options, **stored)
             self.configure()
 
     def __repr__(self) -> str:

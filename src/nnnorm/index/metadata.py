@@ -1,16 +1,17 @@
-"""Metadata of items: checked once, and split into the columns or fields that an engine has."""
+"""What engines share: metadata as columns or fields, and what is read as ids, hits and parts."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import Kind, Metadata
+from nnnorm.index.backend import Hits, Ids, Kind, Metadata
 
+BATCH = 1000  # items read from an engine at once
 RESERVED = {"id", "embedding", "bias", "metadata", "key", "rowid", "vector", "distance", "score"}
 _MOST_COLUMNS = 50
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,49}")
@@ -128,3 +129,31 @@ def make_plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+# --- reading ---
+
+
+def chunks(values: Any, size: int) -> Iterator[Any]:
+    """Split something that can be sliced into parts of at most `size`."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def gather(rows: Sequence[Sequence[tuple[Any, float]]]) -> Hits:
+    """Make hits of ``(id, score)`` pairs per query."""
+    widest = max(map(len, rows), default=0)
+    is_text = any(isinstance(own, str) for row in rows for own, _ in row[:1])
+    ids = np.full((len(rows), widest), "" if is_text else -1, dtype=object)
+    scores = np.full((len(rows), widest), -np.inf, dtype=np.float32)
+    for row, found in enumerate(rows):
+        for place, (own, score) in enumerate(found):
+            ids[row, place], scores[row, place] = own, score
+    return Hits(ids.astype(str if is_text else np.int64), scores)
+
+
+def to_ids(ids: Sequence[Any]) -> Ids:
+    """Return ids read from an engine as an array of int64 or str."""
+    if all(isinstance(own, int) and not isinstance(own, bool) for own in ids):
+        return np.array(ids, dtype=np.int64)
+    return np.array([str(own) for own in ids], dtype=str).reshape(len(ids))

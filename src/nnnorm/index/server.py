@@ -11,11 +11,11 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import Backend
-from nnnorm.index.options import Options
-from nnnorm.index.urls import is_server, split_server
+from nnnorm.files import show_url
+from nnnorm.index.backend import Backend, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class ServerBackend(Backend):
 
     key_variable: ClassVar[str] = ""  # the environment variable with the key of a server
     atomic_writes = False
-    shares_files = False
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
-        if isinstance(place, str):
-            place, name = split_server(place, bool(options.get("https")))
-            if name and "collection" in self.options_type.__dataclass_fields__:
+        if isinstance(place, str) and place.startswith("//"):
+            host, _, name = place[2:].partition("/")
+            place = f"http{'s' if options.get('https') in (True, 'true') else ''}://{host}"
+            if name:
                 options.setdefault("collection", name)
         super().__init__(place, **options)
         if place == "":
@@ -44,17 +44,39 @@ class ServerBackend(Backend):
                 f"the place of {self.engine} must be a folder, the address of a server or a "
                 f"client; got none: expected {self.engine}:folder?collection=photos"
             )
+        self.is_server = self.address.startswith(("http://", "https://"))
+        if self.is_server:
+            _check_server(self.address)
         self._client: Any = None if isinstance(self.place, str) else self.place
         self._turn = threading.RLock()
+
+    # --- what an engine adds; `name` is that of one of its own collections ---
 
     @abstractmethod
     def _connect(self) -> Any:
         """Open the client."""
 
-    @property
-    def is_server(self) -> bool:
-        """Whether an address of a server was given."""
-        return is_server(self.address)
+    @abstractmethod
+    def _list_names(self) -> list[str]:
+        """Return the names of all collections."""
+
+    @abstractmethod
+    def _served_name(self) -> str | None:
+        """Return the name of the collection that the name of the index stands for."""
+
+    @abstractmethod
+    def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
+        """Store the config of a version; None takes it away."""
+
+    @abstractmethod
+    def _read_config(self, name: str) -> dict[str, Any] | None:
+        """Return what `_write_config` stored."""
+
+    @abstractmethod
+    def _delete(self, name: str) -> None:
+        """Delete a collection."""
+
+    # --- the client ---
 
     @property
     def client(self) -> Any:
@@ -67,17 +89,14 @@ class ServerBackend(Backend):
     def close(self) -> None:
         if self._client is not None and isinstance(self.place, str):
             client, self._client = self._client, None
-            client.close()
+            if hasattr(client, "close"):
+                client.close()
 
     def secrets(self) -> list[str]:
         key = os.environ.get(self.key_variable) if self.key_variable else None
         return [key] if key else []
 
-    def _is_absent(self) -> bool:
-        """Whether there is no folder yet, which a client would create."""
-        if self._client is not None or self.is_server or "://" in self.address:
-            return False
-        return not Path(self.address).exists()
+    # --- versions ---
 
     @property
     def collection(self) -> str:
@@ -85,8 +104,42 @@ class ServerBackend(Backend):
         return str(self.options.collection)
 
     def _name(self, version: str | None) -> str:
-        """Name of the engine's own collection."""
         return self.collection if version is None else f"{self.collection}_{version}"
+
+    def _is_absent(self) -> bool:
+        """Whether there is no folder yet, which a client would create."""
+        if self._client is not None or "://" in self.address:
+            return False
+        return not Path(self.address).exists()
+
+    def _names(self) -> list[str]:
+        return [] if self._is_absent() else self._list_names()
+
+    def is_taken(self) -> bool:
+        return self.collection in self._names()
+
+    def served(self) -> str | None:
+        name = None if self._is_absent() else self._served_name()
+        return None if name is None else name.removeprefix(f"{self.collection}_")
+
+    def versions(self) -> list[str]:
+        pattern = re.compile(re.escape(self.collection) + r"_(v\d+_[0-9a-f]{6})")
+        found = (pattern.fullmatch(name) for name in self._names())
+        return sorted(one[1] for one in found if one is not None)
+
+    def finish(self, version: str, config: dict[str, Any]) -> None:
+        self._write_config(self._name(version), config)
+
+    def read_config(self, version: str) -> dict[str, Any] | None:
+        name = self._name(version)
+        return self._read_config(name) if name in self._names() else None
+
+    def drop(self, version: str) -> None:
+        name = self._name(version)
+        if name in self._names():
+            # A kill may leave a part of a collection, which must not be served as a whole one.
+            self._write_config(name, None)
+            self._delete(name)
 
     def choose_vector(self, names: list[str]) -> str:
         """Return the vector that the option names, or the only one, of a copied collection."""
@@ -95,7 +148,17 @@ class ServerBackend(Backend):
             raise NNNormError(f"choose one of the vectors of {self.name} with vector=: {names}")
         return asked or names[0]
 
-    def _list_versions(self, names: list[str]) -> list[str]:
-        pattern = re.compile(re.escape(self.collection) + r"_(v\d+_[0-9a-f]{6})")
-        found = (pattern.fullmatch(name) for name in names)
-        return sorted(one[1] for one in found if one is not None)
+
+def _check_server(address: str) -> None:
+    """Raise unless an address has a host, and a port that is a number."""
+    try:
+        parts = urlsplit(address)
+        if parts.hostname and (parts.port is None or parts.port > 0):
+            return
+        reason = "it has no host" if not parts.hostname else "its port is 0"
+    except ValueError:  # it quotes the port, which may be a part of a password
+        reason = "its host or port can't be read"
+    raise NNNormError(
+        f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port, "
+        "with a port from 1 to 65535"
+    )

@@ -16,10 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Kind, Layout, Mode
-from nnnorm.index.metadata import join_columns, split_columns
-from nnnorm.index.options import Options
-from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Kind, Layout, Mode, Options
+from nnnorm.index.metadata import BATCH, chunks, gather, join_columns, split_columns, to_ids
 
 _LISTED = 500  # ids in one statement
 
@@ -262,7 +260,7 @@ class SqlBackend(Backend):
                 )
             where = f"WHERE ({filter})"
         rows = [self._select(version, vector, k, where, weight) for vector in vectors]
-        return gather(rows, string_ids=self._config(version)["string_ids"])
+        return gather(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         if version is None:

@@ -4,12 +4,11 @@ A URL may hold a password: messages show it through `show_url` only.
 """
 
 import importlib
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import show_url
 from nnnorm.index.backend import Backend
-from nnnorm.index.options import parse_options
 
 # Scheme of the URL: module and class.
 ENGINES = {
@@ -56,39 +55,7 @@ def open_backend(url: "str | Backend") -> Backend:
     if place.startswith("///"):  # scheme:///absolute/path
         place = place[2:]
     _check_user(scheme, place, query)
-    kind = load_engine(scheme)
-    return kind(place, **parse_options(kind.options_type, _read_query(scheme, query)))
-
-
-def split_server(place: str, https: bool) -> tuple[str, str]:
-    """Split ``//host:port/name`` into an HTTP address and a name; other places have no name."""
-    name = ""
-    if place.startswith("//"):
-        host, _, name = place[2:].partition("/")
-        place = f"http{'s' if https else ''}://{host}"
-    if is_server(place):
-        check_server(place)
-    return place, name
-
-
-def is_server(place: str) -> bool:
-    """Whether this is the address of an HTTP server."""
-    return place.startswith(("http://", "https://"))
-
-
-def check_server(address: str) -> None:
-    """Raise unless an address has a host, and a port that is a number."""
-    try:
-        parts = urlsplit(address)
-        if parts.hostname and (parts.port is None or parts.port > 0):
-            return
-        reason = "it has no host" if not parts.hostname else "its port is 0"
-    except ValueError:  # it quotes the port, which may be a part of a password
-        reason = "its host or port can't be read"
-    raise NNNormError(
-        f"{show_url(address)} isn't the address of a server ({reason}); expected //host:port, "
-        "with a port from 1 to 65535"
-    )
+    return load_engine(scheme)(place, **_read_query(scheme, query))
 
 
 def _check_user(engine: str, address: str, query: str) -> None:

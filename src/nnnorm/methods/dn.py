@@ -1,17 +1,16 @@
-"""Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
+"""Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from nnnorm.bias import check_weight
-from nnnorm.methods.base import FloatArray, Method, Variant, record
+from nnnorm.methods.base import FloatArray, Method, Variant
 from nnnorm.methods.statistics import Statistics
 
 
-@record
 @dataclass(frozen=True)
 class DN(Method):
-    """Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
+    """Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
 
     Parameters
     ----------

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nnnorm.methods.base import FloatArray, Method, Variant, record
+from nnnorm.methods.base import FloatArray, Method, Variant
 from nnnorm.methods.statistics import Statistics
 
 NO_CORRECTION = "none"
 
 
-@record
 @dataclass(frozen=True)
 class Uncorrected(Method):
     """No correction: a bias of zeros.

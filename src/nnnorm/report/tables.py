@@ -183,7 +183,9 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
         if result.gain is not None and not result.params and result.method != NO_CORRECTION:
             setting = _NOT_CHOSEN
         recalls = map(_percent, (result.recall_at_1, result.recall_at_5, result.recall_at_10))
-        rows.append((result.method, setting, *recalls, _gain(result.gain), str(result.hubness.max)))
+        rows.append(
+            (result.method, setting, *recalls, show_gain(result.gain), str(result.hubness.max))
+        )
     notes = [*notes, "most: how often the most retrieved item comes first."]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
@@ -221,8 +223,8 @@ def tabulate_ablation(ablation: Ablation) -> Table:
                 f"{row.n_references if row.n_unique is None else row.n_unique:,}",
                 describe_setting(row.tuned.method, row.tuned.params) or row.tuned.method,
                 _percent(row.tuned.recall_at_1),
-                _gain(row.tuned.gain),
-                _gain(row.automatic.gain),
+                show_gain(row.tuned.gain),
+                show_gain(row.automatic.gain),
             )
         )
     title = f"NNN by bank, {ablation.n_queries:,} test queries, {ablation.n_gallery:,} items"
@@ -269,12 +271,12 @@ def tabulate_tuning(tuning: Tuning) -> Table:
     if tuning.best.method != NO_CORRECTION or tuning.popularity is not None:
         notes.append(
             "In-sample, on the queries it was chosen on: "
-            f"{_gain(tuning.gain)} points of R@1{_doubt(tuning.gain)}."
+            f"{show_gain(tuning.gain)} points of R@1{_doubt(tuning.gain)}."
         )
     if tuning.cross_fitted is not None:
         notes.append(
             "Cross-fitted, each fifth of the queries with the setting that the others choose: "
-            f"{_gain(tuning.cross_fitted)}{_doubt(tuning.cross_fitted)}."
+            f"{show_gain(tuning.cross_fitted)}{_doubt(tuning.cross_fitted)}."
         )
     highest = tuning.best_by_maximum.recall_at_1
     if n_equal := sum(cell.recall_at_1 == highest for cell in tuning.grid) - 1:
@@ -419,7 +421,7 @@ def tabulate_check(check: Check) -> Table:
     for name, one in searches.items():
         if one is not None:
             recall = "" if one.recall_at_1 is None else _percent(one.recall_at_1)
-            gain = _gain(None if isinstance(one, Check) else one.gain)
+            gain = show_gain(None if isinstance(one, Check) else one.gain)
             beyond = f"{100 * one.hubs.beyond_chance:.0f} %"
             rows.append((name, recall, gain, f"{one.hubs.most:,}", f"{one.hubs.n_never:,}", beyond))
     chance = f"{check.hubs.most_by_chance:.0f}", f"{check.hubs.n_never_by_chance:,.0f}"
@@ -494,5 +496,6 @@ def _signed(value: float) -> str:
     return f"{value:+.1f}".replace("-", "−")
 
 
-def _gain(gain: Interval | None) -> str:
+def show_gain(gain: Interval | None) -> str:
+    """Write a gain in points, with its interval."""
     return "" if gain is None else gain.show()

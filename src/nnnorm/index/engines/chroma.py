@@ -15,10 +15,8 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
-from nnnorm.index.metadata import join_fields, split_fields
-from nnnorm.index.options import whole
-from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
+from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, split_fields, to_ids
 from nnnorm.index.server import ServerBackend, ServerOptions
 
 _MOST = 5000  # items in one request: its SQLite takes about 32,000 values
@@ -55,46 +53,42 @@ class ChromaBackend(ServerBackend):
             parts.hostname, port=parts.port or 8000, ssl=parts.scheme == "https", headers=headers
         )
 
-    def close(self) -> None:
-        self._client = None if isinstance(self.place, str) else self._client
-
     def errors(self) -> tuple[type[Exception], ...]:
         if self._client is None:
             return (Exception,)  # opening raises whatever its parts raise
         return (require("chromadb.errors", "chroma").ChromaError, ValueError, TypeError, OSError)
 
-    def _get(self, version: str | None) -> Any:
+    def _found(self, version: str | None) -> Any:
         missing = require("chromadb.errors", "chroma").NotFoundError
-        if self._is_absent():
-            return None
         try:
             return self.client.get_collection(self._name(version), embedding_function=None)
         except missing:
-            return None
-
-    def _found(self, version: str | None) -> Any:
-        found = self._get(version)
-        if found is None:
-            raise NNNormError(f"there is no {self.name}; check the name, or open it again")
-        return found
+            raise NNNormError(
+                f"there is no {self.name}; check the name, or open it again"
+            ) from None
 
     # --- versions ---
 
-    def is_taken(self) -> bool:
-        found = self._get(None)
-        return found is not None and _SERVED not in (found.metadata or {})
+    def _list_names(self) -> list[str]:
+        return [one.name for one in self.client.list_collections()]
 
-    def served(self) -> str | None:
-        found = self._get(None)
-        return None if found is None else (found.metadata or {}).get(_SERVED)
+    def _served_name(self) -> str | None:
+        if self.collection not in self._list_names():
+            return None
+        found: str | None = (self._found(None).metadata or {}).get(_SERVED)
+        return found
 
-    def versions(self) -> list[str]:
-        if self._is_absent():
-            return []
-        names = [
-            one if isinstance(one, str) else one.name for one in self.client.list_collections()
-        ]
-        return self._list_versions(names)
+    def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
+        found = self.client.get_collection(name, embedding_function=None)
+        found.modify(metadata={**found.metadata, "nnnorm": json.dumps(config)})
+
+    def _read_config(self, name: str) -> dict[str, Any] | None:
+        found = self.client.get_collection(name, embedding_function=None)
+        stored: dict[str, Any] | None = json.loads(found.metadata.get("nnnorm") or "null")
+        return stored
+
+    def _delete(self, name: str) -> None:
+        self.client.delete_collection(name)
 
     def create(self, version: str, layout: Layout) -> None:
         graph = {
@@ -110,27 +104,12 @@ class ChromaBackend(ServerBackend):
             embedding_function=None,
         )
 
-    def finish(self, version: str, config: dict[str, Any]) -> None:
-        found = self._found(version)
-        found.modify(metadata={**(found.metadata or {}), "nnnorm": json.dumps(config)})
-
-    def read_config(self, version: str) -> dict[str, Any] | None:
-        found = self._get(version)
-        stored = None if found is None else (found.metadata or {}).get("nnnorm")
-        return None if stored is None else json.loads(stored)
-
     def swap(self, version: str) -> None:
-        found = self._get(None)
-        if found is None:
-            self.client.create_collection(
-                self.collection, metadata={_SERVED: version}, embedding_function=None
-            )
+        served = {_SERVED: self._name(version)}
+        if self.collection in self._list_names():
+            self._found(None).modify(metadata=served)
         else:
-            found.modify(metadata={_SERVED: version})
-
-    def drop(self, version: str) -> None:
-        if self._get(version) is not None:
-            self.client.delete_collection(self._name(version))
+            self.client.create_collection(self.collection, metadata=served, embedding_function=None)
 
     # --- items ---
 
@@ -139,7 +118,7 @@ class ChromaBackend(ServerBackend):
 
     def add(self, version: str, items: Items) -> None:
         found = self._found(version)
-        for part in items.parts(_MOST):
+        for part in chunks(items, _MOST):
             kept = [split_fields(entry, _is_field) or None for entry in part.metadata]
             found.add(
                 ids=list(map(str, part.ids.tolist())),
@@ -178,7 +157,7 @@ class ChromaBackend(ServerBackend):
             )
             for ids, distances in zip(hits["ids"], hits["distances"], strict=True):
                 rows.append([(own(i), 1 - d) for i, d in zip(ids, distances, strict=True)])
-        return gather(rows, string_ids=own is str)
+        return gather(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         found = self._found(version)

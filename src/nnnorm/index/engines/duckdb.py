@@ -27,7 +27,6 @@ class DuckdbBackend(SqlBackend):
         "boolean": "BOOLEAN",
         "text": "VARCHAR",
     }
-    shares_files = False
     _depth = 0
 
     def _connect(self) -> Any:

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Ids, Layout
+from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
-from nnnorm.index.options import Options, whole
 
 _LEAST_TRAINED = 256  # product quantization learns 256 centers
 _MARGIN = 0.1  # of the range of the codes, for later items

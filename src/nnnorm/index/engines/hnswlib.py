@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Ids, Layout
+from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
-from nnnorm.index.options import Options, whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,18 +10,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Kind, Layout
-from nnnorm.index.metadata import join_columns, make_plain, split_columns
-from nnnorm.index.options import Options, whole
-from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Kind, Layout, Options, whole
+from nnnorm.index.metadata import BATCH, chunks, gather, join_columns, split_columns, to_ids
 from nnnorm.index.server import ServerBackend
 
-_SERVED, _CONFIG = "nnnorm_served", "nnnorm"
+_SERVED = "nnnorm_served"
+_KINDS: dict[str, Kind] = {  # of the types of Arrow
+    "int64": "integer",
+    "double": "float",
+    "bool": "boolean",
+    "string": "text",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,7 @@ class LancedbBackend(ServerBackend):
 
     engine, options_type = "lancedb", LancedbOptions
     filters = 'a condition in SQL, such as "year > 1999"'
-    atomic_writes = shares_files = True
+    atomic_writes = True
     options: LancedbOptions
     created_by = ("kind", "cells")
 
@@ -65,26 +69,15 @@ class LancedbBackend(ServerBackend):
         return connect(self.address, read_consistency_interval=timedelta(0))
 
     def close(self) -> None:
-        self._client = None if isinstance(self.place, str) else self._client
+        super().close()
         self._tables.clear()
 
     def errors(self) -> tuple[type[Exception], ...]:
         return (RuntimeError, ValueError, OSError)
 
-    def _names(self) -> list[str]:
-        if self._is_absent():
-            return []
-        page = self.client.list_tables()
-        names: list[str] = page.tables
-        while page.page_token:
-            page = self.client.list_tables(page_token=page.page_token)
-            names += page.tables
-        return names
-
-    def _table(self, version: str | None) -> Any:
-        name = self._name(version)
+    def _table(self, name: str) -> Any:
         try:
-            if version is None or name not in self._tables:
+            if name == self.collection or name not in self._tables:
                 self._tables[name] = self.client.open_table(name)
             return self._tables[name]
         except (ValueError, FileNotFoundError) as error:
@@ -96,107 +89,93 @@ class LancedbBackend(ServerBackend):
 
     # --- versions ---
 
-    def is_taken(self) -> bool:
-        return self.collection in self._names() and self.served() is None
+    def _list_names(self) -> list[str]:
+        return list(self.client.list_tables(limit=2**31 - 1).tables)
 
-    def served(self) -> str | None:
-        if self.collection not in self._names():
+    def _served_name(self) -> str | None:
+        if self.collection not in self._list_names():
             return None
-        table = self._table(None)
+        table = self._table(self.collection)
         is_ours = _SERVED in table.schema.names
         return str(table.to_arrow()[_SERVED].to_pylist()[0]) if is_ours else None
 
-    def versions(self) -> list[str]:
-        return self._list_versions(self._names())
+    def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
+        stored = {"path": "metadata", "metadata": {"nnnorm": json.dumps(config)}}
+        self._table(name).update_field_metadata(stored)
+
+    def _read_config(self, name: str) -> dict[str, Any] | None:
+        about = self._table(name).schema.field("metadata").metadata or {}
+        found: dict[str, Any] | None = json.loads(about.get(b"nnnorm", b"null"))
+        return found
+
+    def _delete(self, name: str) -> None:
+        self.client.drop_table(name)
+        self._tables.pop(name, None)
 
     def create(self, version: str, layout: Layout) -> None:
         arrow = require("pyarrow", "lancedb")
-        types = arrow.int64(), arrow.float64(), arrow.bool_(), arrow.string()
-        kinds = dict(zip(get_args(Kind), types, strict=True))
+        types = {kind: arrow.type_for_alias(alias) for alias, kind in _KINDS.items()}
         fields = [
-            arrow.field("id", kinds["text" if layout.string_ids else "integer"], nullable=False),
+            arrow.field("id", types["text" if layout.string_ids else "integer"], nullable=False),
             arrow.field("vector", arrow.list_(arrow.float32(), layout.width)),
-            *(arrow.field(name, kinds[kind]) for name, kind in layout.columns.items()),
-            arrow.field("metadata", arrow.string(), metadata=_note(columns=dict(layout.columns))),
+            *(arrow.field(name, types[kind]) for name, kind in layout.columns.items()),
+            arrow.field("metadata", arrow.string()),
         ]
         self.client.create_table(self._name(version), schema=arrow.schema(fields))
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
-        table = self._table(version)
         if self.options.kind == "ivf":
-            kind = require("lancedb.index", "lancedb").IvfFlat
+            table, kind = self._table(self._name(version)), require("lancedb.index", "lancedb")
             cells = min(self.options.cells, table.count_rows()) or None
-            table.create_index("vector", config=kind(distance_type="dot", num_partitions=cells))
-        stored = _note(config=config, columns=config["columns"])
-        table.update_field_metadata({"path": "metadata", "metadata": stored})
-
-    def _stored(self, table: Any) -> dict[str, Any]:
-        found = table.schema.field("metadata").metadata or {}
-        stored: dict[str, Any] = json.loads(found.get(_CONFIG.encode(), b"{}"))
-        return stored
-
-    def read_config(self, version: str) -> dict[str, Any] | None:
-        if self._name(version) not in self._names():
-            return None
-        return self._stored(self._table(version)).get("config")
+            made = kind.IvfFlat(distance_type="dot", num_partitions=cells)
+            table.create_index("vector", config=made)
+        super().finish(version, config)
 
     def swap(self, version: str) -> None:
-        arrow = require("pyarrow", "lancedb")
-        row = arrow.table({_SERVED: [version]})
+        row = require("pyarrow", "lancedb").table({_SERVED: [self._name(version)]})
         mode = "create" if self.served() is None else "overwrite"
         self.client.create_table(self.collection, row, mode=mode)
-
-    def drop(self, version: str) -> None:
-        if self._name(version) in self._names():
-            # A kill may leave some files of a table, which must not be served as a whole one.
-            nothing = {"path": "metadata", "metadata": _note()}
-            self._table(version).update_field_metadata(nothing)
-            self.client.drop_table(self._name(version))
-            self._tables.pop(self._name(version), None)
 
     # --- items ---
 
     def _to_arrow(self, table: Any, items: Items) -> Any:
         arrow, schema = require("pyarrow", "lancedb"), table.schema
-        columns = self._stored(table)["columns"]
+        columns = _columns(schema)
         rows = zip(*(split_columns(entry, columns) for entry in items.metadata), strict=True)
         flat = arrow.array(np.ascontiguousarray(items.vectors).ravel())
         vectors = arrow.FixedSizeListArray.from_arrays(flat, items.vectors.shape[1])
-        made = [arrow.array(items.ids.tolist()), vectors]
-        made += [
-            arrow.array(list(values), field.type)
-            for field, values in zip(list(schema)[2:], rows, strict=True)
-        ]
-        return arrow.Table.from_arrays(made, schema=schema)
+        types = schema.types[2:]
+        made = [arrow.array(list(one), kind) for one, kind in zip(rows, types, strict=True)]
+        ids = arrow.array(items.ids.tolist())
+        return arrow.Table.from_arrays([ids, vectors, *made], schema=schema)
 
     def add(self, version: str, items: Items) -> None:
-        table = self._table(version)
+        table = self._table(self._name(version))
         table.add(self._to_arrow(table, items))
 
     def upsert(self, version: str, items: Items) -> None:
-        table = self._table(version)
+        table = self._table(self._name(version))
         merge = table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
         merge.execute(self._to_arrow(table, items))
 
     def delete(self, version: str, ids: Ids) -> None:
-        self._table(version).delete(_chosen(ids))
+        self._table(self._name(version)).delete(_chosen(ids))
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        table, rows = self._table(version), []
-        columns = self._stored(table)["columns"]
+        table, rows = self._table(self._name(version)), []
+        columns = _columns(table.schema)
         for some in chunks(ids, BATCH):
             asked = table.search().where(_chosen(some)).limit(BATCH)
             rows += asked.select(["id", *columns, "metadata"]).to_arrow().to_pylist()
-        return {row["id"]: _join(columns, row) for row in rows}
+        return {own: join_columns(columns, values) for own, *values in map(dict.values, rows)}
 
     def count(self, version: str) -> int:
-        return int(self._table(version).count_rows())
+        return int(self._table(self._name(version)).count_rows())
 
     def search(
         self, version: str, vectors: FloatArray, k: int, filter: Any, weight: float | None
     ) -> Hits:
-        table, rows = self._table(version), []
-        is_text = str(table.schema.field("id").type) == "string"
+        table, rows = self._table(self._name(version)), []
         for vector in vectors:
             asked = table.search(vector, vector_column_name="vector").distance_type("dot")
             asked = asked.select(["id", "_distance"]).limit(k).nprobes(self.options.probes)
@@ -207,35 +186,30 @@ class LancedbBackend(ServerBackend):
                 found = asked.bypass_vector_index().to_arrow()
             scores = [1 - distance for distance in found["_distance"].to_pylist()]
             rows.append(list(zip(found["id"].to_pylist(), scores, strict=True)))
-        return gather(rows, string_ids=is_text)
+        return gather(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
-        table = self._table(version)
-        own, vector, columns = "id", "vector", None
-        if version is None:
-            own, vector = self.options.id, self.options.embedding
-            if missing := {own, vector} - set(table.schema.names):
-                raise NNNormError(
-                    f"{self.name} has no column {', '.join(missing)}; name them with id= and "
-                    f"embedding=: {', '.join(table.schema.names)}"
-                )
-        else:
-            columns = self._stored(table)["columns"]
+        table = self._table(self._name(version))
+        own, vector = ("id", "vector") if version else (self.options.id, self.options.embedding)
+        if missing := {own, vector} - set(table.schema.names):
+            raise NNNormError(
+                f"{self.name} has no column {', '.join(missing)}; name them with id= and "
+                f"embedding=: {', '.join(table.schema.names)}"
+            )
         for batch in table.search().to_batches(batch_size=BATCH):
             rows = batch.to_pylist()
             ids = to_ids([row.pop(own) for row in rows])
             vectors = np.array([row.pop(vector) for row in rows], dtype=np.float32)
-            entries = [make_plain(row) if columns is None else _join(columns, row) for row in rows]
+            if version:
+                columns = _columns(table.schema)
+                rows = [join_columns(columns, list(row.values())) for row in rows]
             if len(ids):
-                yield Items(ids, vectors, None, entries)
+                yield Items(ids, vectors, None, rows)
 
 
-def _note(**about: Any) -> dict[str, str]:
-    return {_CONFIG: json.dumps(about)}
-
-
-def _join(columns: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    return join_columns(columns, [*(row[name] for name in columns), row["metadata"]])
+def _columns(schema: Any) -> dict[str, Kind]:
+    """The columns with metadata; the other fields are id, vector and the rest of the metadata."""
+    return {field.name: _KINDS[str(field.type)] for field in list(schema)[2:-1]}
 
 
 def _chosen(ids: Ids) -> str:

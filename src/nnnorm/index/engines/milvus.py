@@ -9,7 +9,6 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -17,10 +16,8 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
-from nnnorm.index.metadata import join_fields, split_fields
-from nnnorm.index.options import whole
-from nnnorm.index.reading import BATCH, chunks, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
+from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, split_fields, to_ids
 from nnnorm.index.server import ServerBackend, ServerOptions
 
 _NUMBERS = 4_000_000  # in one request: a server takes 64 MB at most
@@ -57,12 +54,19 @@ class MilvusBackend(ServerBackend):
                 "the place of milvus must be a file that ends in .db, or the address of a server "
                 "(http://localhost:19530)"
             )
+        if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
+            raise NNNormError(
+                "the option collection of milvus must have letters, digits and underscores; got "
+                f"{self.collection!r:.60}"
+            )
 
     def configure(self) -> None:
         self.is_exact = self.options.kind == "flat"
 
     def _connect(self) -> Any:
         client = require("pymilvus", "milvus").MilvusClient
+        # It logs tracebacks of what it raises, and that Milvus Lite has no timestamps.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         if not self.is_server:
             # Milvus Lite hangs up on the pings of an idle client, and gRPC reports that on stderr.
             return client(self.address, grpc_options={"grpc.keepalive_permit_without_calls": False})
@@ -75,36 +79,27 @@ class MilvusBackend(ServerBackend):
     def errors(self) -> tuple[type[Exception], ...]:
         return (require("pymilvus", "milvus").MilvusException, OSError)
 
-    @contextmanager
-    def translating(self) -> Iterator[None]:
-        logging.getLogger("pymilvus.decorators").setLevel(logging.CRITICAL)  # tracebacks
-        with super().translating():
-            yield
-
     # --- versions ---
 
-    def _names(self) -> list[str]:
-        return [] if self._is_absent() else list(self.client.list_collections())
+    def _list_names(self) -> list[str]:
+        return list(self.client.list_collections())
 
-    def is_taken(self) -> bool:
-        if not re.fullmatch(r"[A-Za-z_]\w*", self.collection, re.ASCII):
-            raise NNNormError(
-                "the option collection of milvus must have letters, digits and underscores; got "
-                f"{self.collection!r:.60}"
-            )
-        return self.collection in self._names()
-
-    def served(self) -> str | None:
-        if self._is_absent():
-            return None
+    def _served_name(self) -> str | None:
         if self.collection not in self.client.list_aliases("")["aliases"]:
             return None
-        name = str(self.client.describe_alias(self.collection)["collection_name"])
-        known = self._list_versions([name])
-        return known[0] if known else None
+        return str(self.client.describe_alias(self.collection)["collection_name"])
 
-    def versions(self) -> list[str]:
-        return self._list_versions(self._names())
+    def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
+        stored = {"nnnorm": json.dumps(config)}
+        self.client.alter_collection_properties(name, properties=stored)
+
+    def _read_config(self, name: str) -> dict[str, Any] | None:
+        about = self.client.describe_collection(name).get("properties") or {}
+        found: dict[str, Any] | None = json.loads(about.get("nnnorm") or "null")
+        return found
+
+    def _delete(self, name: str) -> None:
+        self.client.drop_collection(name)
 
     def create(self, version: str, layout: Layout) -> None:
         kinds = require("pymilvus", "milvus").DataType
@@ -125,29 +120,9 @@ class MilvusBackend(ServerBackend):
             self._name(version), schema=schema, index_params=index, **_STRONG
         )
 
-    def finish(self, version: str, config: dict[str, Any]) -> None:
-        self._note(self._name(version), json.dumps(config))
-
-    def _note(self, name: str, text: str) -> None:
-        self.client.alter_collection_properties(name, properties={"nnnorm": text})
-
-    def read_config(self, version: str) -> dict[str, Any] | None:
-        if self._name(version) not in self._names():
-            return None
-        about = self.client.describe_collection(self._name(version)).get("properties") or {}
-        stored = json.loads(about.get("nnnorm") or "null")
-        return stored if isinstance(stored, dict) else None
-
     def swap(self, version: str) -> None:
         point = self.client.create_alias if self.served() is None else self.client.alter_alias
         point(self._name(version), self.collection)
-
-    def drop(self, version: str) -> None:
-        name = self._name(version)
-        if name in self._names():
-            # Milvus Lite removes one file after the other.
-            self._note(name, "null")
-            self.client.drop_collection(name)
 
     # --- items ---
 
@@ -160,7 +135,7 @@ class MilvusBackend(ServerBackend):
         return name
 
     def add(self, version: str, items: Items) -> None:
-        for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
+        for part in chunks(items, max(1, _NUMBERS // items.vectors.shape[1])):
             rows = [
                 {**split_fields(entry, _is_field), "id": own, "embedding": vector}
                 for own, vector, entry in zip(
@@ -201,8 +176,7 @@ class MilvusBackend(ServerBackend):
                 **_STRONG,
             )
             rows += [list(zip(row.ids, row.distances, strict=True)) for row in found]
-        is_text = any(isinstance(own, str) for row in rows for own, _ in row)
-        return gather(rows, string_ids=is_text)
+        return gather(rows)
 
     def scan(self, version: str | None) -> Iterator[Items]:
         name = self._loaded(version)
@@ -210,7 +184,6 @@ class MilvusBackend(ServerBackend):
         key = next(field["name"] for field in fields if field.get("is_primary"))
         vectors = [field["name"] for field in fields if field["type"].name == "FLOAT_VECTOR"]
         wanted = self.choose_vector(vectors)
-        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it has no timestamp in Lite
         pages = self.client.query_iterator(name, batch_size=BATCH, output_fields=["*"], **_STRONG)
         try:
             while rows := pages.next():

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from nnnorm.errors import NNNormError, require
 from nnnorm.files import show_url
-from nnnorm.index.backend import FloatArray, Kind
-from nnnorm.index.options import whole
+from nnnorm.index.backend import FloatArray, Kind, whole
 from nnnorm.index.sql import SqlBackend, TableOptions, quote_name
 
 _WIDEST = 1000  # of a search in a graph: a limit of pgvector

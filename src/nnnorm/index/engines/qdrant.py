@@ -17,10 +17,8 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 import numpy as np
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout
-from nnnorm.index.metadata import join_fields
-from nnnorm.index.options import whole
-from nnnorm.index.reading import BATCH, gather, to_ids
+from nnnorm.index.backend import FloatArray, Hits, Ids, Items, Layout, whole
+from nnnorm.index.metadata import BATCH, chunks, gather, join_fields, to_ids
 from nnnorm.index.server import ServerBackend, ServerOptions
 
 _NUMBERS = 1_000_000  # in one request: a server takes 32 MB at most
@@ -73,24 +71,24 @@ class QdrantBackend(ServerBackend):
 
     # --- versions ---
 
-    def _names(self) -> list[str]:
-        if self._is_absent():
-            return []
+    def _list_names(self) -> list[str]:
         return [one.name for one in self.client.get_collections().collections]
 
-    def is_taken(self) -> bool:
-        return self.collection in self._names()
-
-    def served(self) -> str | None:
-        if self._is_absent():
-            return None
+    def _served_name(self) -> str | None:
         aliases = self.client.get_aliases().aliases
-        found = [one.collection_name for one in aliases if one.alias_name == self.collection]
-        known = self._list_versions(found)
-        return known[0] if known else None
+        named = {one.alias_name: one.collection_name for one in aliases}
+        return named.get(self.collection)
 
-    def versions(self) -> list[str]:
-        return self._list_versions(self._names())
+    def _write_config(self, name: str, config: dict[str, Any] | None) -> None:
+        self.client.update_collection(name, metadata={"nnnorm": config})
+
+    def _read_config(self, name: str) -> dict[str, Any] | None:
+        about = self.client.get_collection(name).config.metadata
+        found: dict[str, Any] | None = (about or {}).get("nnnorm")
+        return found
+
+    def _delete(self, name: str) -> None:
+        self.client.delete_collection(name)
 
     def create(self, version: str, layout: Layout) -> None:
         models, codes = self._models, None
@@ -106,16 +104,6 @@ class QdrantBackend(ServerBackend):
             quantization_config=codes,
         )
 
-    def finish(self, version: str, config: dict[str, Any]) -> None:
-        self.client.update_collection(self._name(version), metadata={"nnnorm": config})
-
-    def read_config(self, version: str) -> dict[str, Any] | None:
-        if self._name(version) not in self._names():
-            return None
-        about = self.client.get_collection(self._name(version)).config.metadata
-        found: dict[str, Any] | None = (about or {}).get("nnnorm")
-        return found
-
     def swap(self, version: str) -> None:
         models = self._models
         removed = models.DeleteAlias(alias_name=self.collection)
@@ -125,17 +113,11 @@ class QdrantBackend(ServerBackend):
             steps.insert(0, models.DeleteAliasOperation(delete_alias=removed))
         self.client.update_collection_aliases(steps)
 
-    def drop(self, version: str) -> None:
-        if self._name(version) in self._names():
-            # A folder loses its points before its list of collections is written.
-            self.client.update_collection(self._name(version), metadata={"nnnorm": None})
-            self.client.delete_collection(self._name(version))
-
     # --- items ---
 
     def add(self, version: str, items: Items) -> None:
         struct = self._models.PointStruct
-        for part in items.parts(max(1, _NUMBERS // items.vectors.shape[1])):
+        for part in chunks(items, max(1, _NUMBERS // items.vectors.shape[1])):
             points = []
             for own, vector, entry in zip(
                 part.ids.tolist(), part.vectors.tolist(), part.metadata, strict=True
@@ -179,8 +161,7 @@ class QdrantBackend(ServerBackend):
         ]
         answers = self.client.query_batch_points(self._name(version), requests)
         rows = [[(_own_id(hit), hit.score) for hit in answer.points] for answer in answers]
-        is_text = any(isinstance(own, str) for row in rows for own, _ in row)
-        return gather(rows, string_ids=is_text)
+        return gather(rows)
 
     def _filter(self, filter: Any) -> Any:
         try:

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.index.backend import FloatArray, Ids, Layout
+from nnnorm.index.backend import FloatArray, Ids, Layout, Options, whole
 from nnnorm.index.folder import FolderBackend, Labels, Loaded
-from nnnorm.index.options import Options, whole
 
 
 @dataclass(frozen=True, kw_only=True)
