@@ -17,7 +17,7 @@ import torch
 from generate import make_scenes, write_captions, write_searches
 
 import nnnorm
-from nnnorm.datasets import draw_scene
+from nnnorm.datasets.shapes import draw_scene
 from nnnorm.evaluation.hubness import count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import evaluate
 from nnnorm.files import check_writable, write_whole
@@ -26,7 +26,7 @@ SHIPPED = Path(nnnorm.__file__).parent / "datasets" / "shapes.npz"
 # Scenes of few kinds, for the bank that is out of distribution.
 OTHER = {
     "shapes": ("circle", "square", "triangle", "hexagon", "arrow", "moon"),
-    "colours": ("red", "orange", "yellow", "pink", "brown"),
+    "colors": ("red", "orange", "yellow", "pink", "brown"),
 }
 
 

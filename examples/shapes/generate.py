@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.datasets import BACKGROUNDS, COLOURS, SHAPES, SIZES, Thing, read_scene
+from nnnorm.datasets.shapes import BACKGROUNDS, COLORS, SHAPES, SIZES, Thing, read_scene
 
 _REPEATS = 1000  # repeated scenes in a row, after which generation gives up
 
@@ -53,21 +53,21 @@ def make_scenes(
     *,
     seed: int = 0,
     shapes: Sequence[str] | None = None,
-    colours: Sequence[str] | None = None,
+    colors: Sequence[str] | None = None,
     counts: Sequence[int] = (2, 3, 4),
 ) -> npt.NDArray[np.uint8]:
     """Generate random scenes, all different, shape ``(n_scenes, 10)``."""
     rng = np.random.default_rng(seed)
-    kinds = _numbers(shapes, SHAPES, "shape"), _numbers(colours, COLOURS, "colour")
+    kinds = _numbers(shapes, SHAPES, "shape"), _numbers(colors, COLORS, "color")
     made: dict[bytes, npt.NDArray[np.uint8]] = {}
     repeats = 0
     while len(made) < n_scenes:
         scene = np.zeros(10, dtype=np.uint8)
         scene[0] = rng.integers(len(BACKGROUNDS))
         cells = rng.choice(9, size=rng.choice(counts), replace=False)
-        shape, colour = (rng.choice(allowed, size=len(cells)) for allowed in kinds)
+        shape, color = (rng.choice(allowed, size=len(cells)) for allowed in kinds)
         size = rng.integers(len(SIZES), size=len(cells))
-        scene[1 + cells] = 1 + (shape * len(COLOURS) + colour) * len(SIZES) + size
+        scene[1 + cells] = 1 + (shape * len(COLORS) + color) * len(SIZES) + size
         is_new = made.setdefault(scene.tobytes(), scene) is scene
         repeats = 0 if is_new else repeats + 1
         if repeats == _REPEATS:
@@ -148,7 +148,7 @@ def _caption(background: str, things: Sequence[Thing], rng: Random) -> str:
 
 
 def _one(thing: Thing, rng: Random) -> str:
-    name, place = _name(thing, rng, colour=0.95, size=0.6), _place(thing, rng)
+    name, place = _name(thing, rng, color=0.95, size=0.6), _place(thing, rng)
     forms = (
         f"{name} {place}",
         f"{name} {place}",
@@ -161,7 +161,7 @@ def _one(thing: Thing, rng: Random) -> str:
 
 
 def _two(first: Thing, second: Thing, rng: Random) -> str:
-    one, other = (_name(thing, rng, colour=0.9, size=0.35) for thing in (first, second))
+    one, other = (_name(thing, rng, color=0.9, size=0.35) for thing in (first, second))
     relation, back = _relation(first, second, rng), _relation(second, first, rng)
     forms = (
         f"{one} {relation} {other}",
@@ -180,9 +180,9 @@ def _three(named: Sequence[Thing], rng: Random) -> str:
     if between and rng.random() < 0.6:
         middle = between[0]
         named = [middle, *(thing for thing in named if thing != middle)]
-        one, two, three = (_name(thing, rng, colour=0.8, size=0.2) for thing in named)
+        one, two, three = (_name(thing, rng, color=0.8, size=0.2) for thing in named)
         return f"{one} between {two} and {three}"
-    one, two, three = (_name(thing, rng, colour=0.8, size=0.2) for thing in named)
+    one, two, three = (_name(thing, rng, color=0.8, size=0.2) for thing in named)
     forms = (
         f"{one}, {two} and {three}",
         f"a picture of {one}, {two} and {three}",
@@ -196,12 +196,12 @@ def _also(thing: Thing, name: str, rng: Random) -> str:
     return rng.choice((f"and {name}", f"and {name} {_place(thing, rng)}"))
 
 
-def _name(thing: Thing, rng: Random, *, colour: float, size: float) -> str:
+def _name(thing: Thing, rng: Random, *, color: float, size: float) -> str:
     words = []
     if rng.random() < size:
         words.append(rng.choice(_SIZES[thing.size]))
-    if rng.random() < colour:
-        words.append(thing.colour)
+    if rng.random() < color:
+        words.append(thing.color)
     words.append(rng.choice(_NOUNS.get(thing.shape, (thing.shape,))))
     if rng.random() < 0.1:
         return " ".join(["the", *words])
@@ -242,7 +242,7 @@ def _is_between(thing: Thing, named: Iterable[Thing]) -> bool:
 def _search(background: str, things: Sequence[Thing], rng: Random) -> str:
     parts = []
     for thing in rng.sample(list(things), rng.choice((1, 2, 2))):
-        words = [rng.choice(_NOUNS.get(thing.shape, (thing.shape,))), thing.colour]
+        words = [rng.choice(_NOUNS.get(thing.shape, (thing.shape,))), thing.color]
         if rng.random() < 0.5:
             words.insert(rng.choice((1, 2)), rng.choice(_SIZES[thing.size]))
         parts.append(" ".join(words))

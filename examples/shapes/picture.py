@@ -51,18 +51,18 @@ def find_rows(shapes):
 
 
 def draw(shapes, theme, hub, n_first, rows):
-    """Draw the picture in the colours of a theme; see `find_rows`."""
+    """Draw the picture in the colors of a theme; see `find_rows`."""
     figure = plt.figure(figsize=(WIDTH / 100, HEIGHT / 100), dpi=200)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     axes.axis("off")
 
-    def write(x, y, text, colour=None, **more):
-        axes.text(x, y, text, color=colour or INK[theme], va="center", **more)
+    def write(x, y, text, color=None, **more):
+        axes.text(x, y, text, color=color or INK[theme], va="center", **more)
 
-    def frame(x, y, side, colour):
+    def frame(x, y, side, color):
         box = {"boxstyle": "round,pad=0,rounding_size=6", "linewidth": 0}
-        axes.add_patch(FancyBboxPatch((x, y), side, side, facecolor=colour, **box))
+        axes.add_patch(FancyBboxPatch((x, y), side, side, facecolor=color, **box))
 
     fair = len(shapes.queries) // len(shapes.gallery)
     frame(2, 4, 16, ORANGE)
@@ -78,12 +78,12 @@ def draw(shapes, theme, hub, n_first, rows):
         for start, items in ((LEFT, before), (RIGHT, after)):
             for place, item in enumerate(items):
                 x = start + place * STEP
-                colour = ORANGE if item == hub else GREEN if item == right else None
-                edge = 5 if colour else 0.5  # a hairline marks the edge of a white picture
-                frame(x - edge, y - edge, SIDE + 2 * edge, colour or BADGE)
+                color = ORANGE if item == hub else GREEN if item == right else None
+                edge = 5 if color else 0.5  # a hairline marks the edge of a white picture
+                frame(x - edge, y - edge, SIDE + 2 * edge, color or BADGE)
                 picture = shapes.draw(int(item), 2 * SIDE)
                 axes.imshow(picture, extent=(x, x + SIDE, y + SIDE, y), zorder=2)
-                axes.add_patch(Circle((x - 1, y - 1), 9, facecolor=colour or BADGE, zorder=3))
+                axes.add_patch(Circle((x - 1, y - 1), 9, facecolor=color or BADGE, zorder=3))
                 number = {"color": "white", "ha": "center", "weight": "bold", "fontsize": 8}
                 axes.text(x - 1, y - 0.5, place + 1, va="center", zorder=4, **number)
     axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0))

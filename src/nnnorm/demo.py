@@ -308,6 +308,6 @@ def _describe_example(demo: Demo, example: Example) -> str:
         for place, item in enumerate(items[:_N_PRINTED]):
             mark = "✓" if item == example.right else "●" if item in hubs else " "
             background, things = read_scene(demo.shapes.scenes[item])
-            names = ", ".join(f"{thing.colour} {thing.shape}" for thing in things)
+            names = ", ".join(f"{thing.color} {thing.shape}" for thing in things)
             lines.append(f"  {'' if place else label:6} {place + 1} {mark} {names}; {background}")
     return "\n".join(lines)

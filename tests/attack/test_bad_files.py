@@ -370,7 +370,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 
 def test_pairs_with_half_a_character_are_not_half_written(tmp_path):
     pairs = Pairs("one", ("a.jpg",), ("a \ud800 cat",), np.array([0]))
-    with pytest.raises(NNNormError, match="no text"):
+    with pytest.raises(NNNormError, match="not text"):
         save_pairs(pairs, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""The protocol of all encoders: order, batches, unit norm, and what is refused."""
+"""The protocol of all encoders: order, batches, unit norm, and what is rejected."""
 
 import numpy as np
 import pytest
@@ -47,46 +47,46 @@ def test_texts_beyond_the_context_are_counted_and_said():
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t"])
-def test_an_empty_text_is_refused_with_its_place(text):
+def test_an_empty_text_is_rejected_with_its_place(text):
     with pytest.raises(NNNormError, match=r"number 1 \(counted from 0\) is empty, and 2 such"):
         Letters().encode_texts(["a", text, "b", ""])
 
 
-def test_one_string_instead_of_a_list_is_refused():
+def test_one_string_instead_of_a_list_is_rejected():
     with pytest.raises(NNNormError, match="put it in a list"):
         check_texts("abc")
 
 
-def test_a_text_that_is_no_string_is_refused_with_its_place_and_kind():
+def test_a_text_that_is_no_string_is_rejected_with_its_place_and_kind():
     with pytest.raises(NNNormError, match="number 1 isn't a string but float"):
         check_texts(["a", float("nan")])
 
 
-def test_what_a_model_cannot_encode_is_refused_by_name():
+def test_what_a_model_cannot_encode_is_rejected_by_name():
     with pytest.raises(NNNormError, match="letters encodes texts, not images"):
         Letters().encode_images([])
 
 
-def test_a_batch_size_below_one_is_refused():
+def test_a_batch_size_below_one_is_rejected():
     with pytest.raises(NNNormError, match="batch_size must be 1 or more; got 0"):
         Letters().encode_texts(["a"], batch_size=0)
 
 
-def test_a_row_of_zeros_is_refused():
+def test_a_row_of_zeros_is_rejected():
     with pytest.raises(NNNormError, match="row 1 of a batch is all zeros"):
         Letters().encode_texts(["a", "x"])
 
 
-def test_a_row_that_is_not_finite_is_refused():
+def test_a_row_that_is_not_finite_is_rejected():
     with pytest.raises(NNNormError, match="row 0 of a batch is not finite"):
         unit_rows(np.array([[np.nan, 1.0]]), "a model's texts")
 
 
-def test_rows_too_small_for_float32_squares_are_normalised_all_the_same():
+def test_rows_too_small_for_float32_squares_are_normalized_all_the_same():
     np.testing.assert_allclose(unit_rows(np.array([[3e-30, 4e-30]]), "x"), [[0.6, 0.8]], rtol=1e-6)
 
 
-def test_a_model_that_gives_another_dim_than_it_says_is_refused():
+def test_a_model_that_gives_another_dim_than_it_says_is_rejected():
     class Liar(Letters):
         dim = 4
 

@@ -12,9 +12,8 @@ from transformers import AutoImageProcessor
 
 from nnnorm import NNNormError
 from nnnorm.encoders import load_encoder
-from nnnorm.encoders.huggingface import HuggingFace, clean_caption
-from nnnorm.encoders.images import open_image
-from nnnorm.encoders.sounds import read_sound
+from nnnorm.encoders.huggingface import clean_caption
+from nnnorm.encoders.inputs import open_image, read_sound
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -125,12 +124,12 @@ def test_of_a_long_sound_the_first_seconds_are_heard_and_not_some_drawn_at_rando
     np.testing.assert_allclose(rows[0], rows[2], atol=1e-6)
 
 
-def test_clap_that_fuses_random_pieces_is_refused(copied):
+def test_clap_that_fuses_random_pieces_is_rejected(copied):
     folder = copied("clap")
     path = folder / "preprocessor_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "truncation": "fusion"}))
     with pytest.raises(NNNormError, match="fuses long sounds from pieces drawn at random"):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "blip", "clap"])
@@ -177,7 +176,7 @@ def test_siglip_with_the_sentencepiece_tokenizer_that_it_is_published_with(copie
     spm = tiny_model("beit3").with_name("beit3.spm")
     tokenizer = transformers.SiglipTokenizer(str(spm), model_max_length=16, pad_token="</s>")
     tokenizer.save_pretrained(folder)
-    encoder = HuggingFace(str(folder), device="cpu")
+    encoder = load_encoder(str(folder), device="cpu")
     assert encoder.about["preprocessing"]["texts"]["tokenizer"] == "SiglipTokenizer"
     ids = encoder.tokenize(["a red star", "star"])["input_ids"]
     assert ids.shape == (2, 16)
@@ -213,7 +212,7 @@ def test_the_sidecar_s_facts_name_model_weights_and_preprocessing(tiny_encoder, 
 
 
 def test_loading_prints_nothing(tiny_model):
-    load = "import sys; from nnnorm.encoders.huggingface import HuggingFace as load"
+    load = "import sys; from nnnorm.encoders import load_encoder as load"
     folder = str(tiny_model("clip"))
     assert tiny.printed_by(f"{load}; load(sys.argv[1], device='cpu')", folder) == ("", "")
 
@@ -222,7 +221,7 @@ def test_loading_leaves_the_library_s_settings(tiny_model):
     from transformers.utils import logging
 
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    HuggingFace(str(tiny_model("clip")), device="cpu")
+    load_encoder(str(tiny_model("clip")), device="cpu")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
@@ -235,35 +234,35 @@ def change_weights(folder, change):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_a_missing_weight_is_refused_by_name_instead_of_filled_at_random(copied):
+def test_a_missing_weight_is_rejected_by_name_instead_of_filled_at_random(copied):
     folder = copied("clip")
     change_weights(folder, lambda weights: weights.pop("visual_projection.weight"))
     with pytest.raises(NNNormError, match=r"lacks 1 of the weights .*: visual_projection\.weight;"):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
-def test_an_unknown_weight_is_refused_by_name(copied):
+def test_an_unknown_weight_is_rejected_by_name(copied):
     folder = copied("clip")
     change_weights(folder, lambda weights: weights.update({"odd.weight": torch.ones(2)}))
     with pytest.raises(NNNormError, match=r"has 1 tensors that are unknown to .*: odd\.weight;"):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
-def test_a_weight_of_another_shape_is_refused_with_both(copied):
+def test_a_weight_of_another_shape_is_rejected_with_both(copied):
     folder = copied("clip")
     change_weights(
         folder, lambda weights: weights.update({"text_projection.weight": torch.ones(5, 32)})
     )
     words = r"other shapes .*: text_projection\.weight \(5, 32\) instead of \(24, 32\);"
     with pytest.raises(NNNormError, match=words):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
 def test_buffers_of_older_checkpoints_do_no_harm(copied, tiny_encoder):
     folder = copied("clip")
     ids = {"text_model.embeddings.position_ids": torch.arange(16)[None]}
     change_weights(folder, lambda weights: weights.update(ids))
-    rows = HuggingFace(str(folder), device="cpu").encode_texts(TEXTS)
+    rows = load_encoder(str(folder), device="cpu").encode_texts(TEXTS)
     np.testing.assert_allclose(rows, tiny_encoder("clip").encode_texts(TEXTS), atol=1e-6)
 
 
@@ -272,11 +271,11 @@ def test_weights_in_half_precision_are_widened(copied, tiny_encoder):
     change_weights(
         folder, lambda weights: weights.update({k: v.half() for k, v in weights.items()})
     )
-    rows = HuggingFace(str(folder), device="cpu").encode_texts(TEXTS)
+    rows = load_encoder(str(folder), device="cpu").encode_texts(TEXTS)
     np.testing.assert_allclose(rows, tiny_encoder("clip").encode_texts(TEXTS), atol=5e-3)
 
 
-def test_a_blip_that_was_saved_for_another_task_is_refused(copied):
+def test_a_blip_that_was_saved_for_another_task_is_rejected(copied):
     folder = copied("blip")
 
     def become_captioner(weights):
@@ -286,17 +285,17 @@ def test_a_blip_that_was_saved_for_another_task_is_refused(copied):
 
     change_weights(folder, become_captioner)
     with pytest.raises(NNNormError, match=r"lacks 6 of the weights .*: itm_head\.bias, .*, …;"):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
-def test_a_model_of_another_type_is_refused(tmp_path):
+def test_a_model_of_another_type_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(NNNormError, match=r"is of type 'bert', not a dual encoder"):
         load_encoder(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize("config", ["{", '{"model_type": "no_such_type"}', "{}"])
-def test_a_config_that_says_nothing_is_refused(tmp_path, config):
+def test_a_config_that_says_nothing_is_rejected(tmp_path, config):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(NNNormError, match=r"can't be loaded \("):
         load_encoder(tmp_path, device="cpu")
@@ -305,23 +304,23 @@ def test_a_config_that_says_nothing_is_refused(tmp_path, config):
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "tokenizer.json", "preprocessor_config.json"]
 )
-def test_a_folder_that_lacks_a_file_is_refused(copied, name):
+def test_a_folder_that_lacks_a_file_is_rejected(copied, name):
     folder = copied("clip")
     (folder / name).unlink()
     with pytest.raises(NNNormError, match="can't be loaded"):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
 @pytest.mark.parametrize("kind", ["blip", "clap", "clip", "siglip2"])
-def test_a_folder_without_any_tokenizer_is_refused_instead_of_knowing_no_words(copied, kind):
+def test_a_folder_without_any_tokenizer_is_rejected_instead_of_knowing_no_words(copied, kind):
     folder = copied(kind)
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(NNNormError, match=r"tokenizer of model .* knows no words|can't be loaded"):
-        HuggingFace(str(folder), device="cpu")
+        load_encoder(str(folder), device="cpu")
 
 
-def test_a_tokenizer_that_can_only_be_loaded_is_refused_before_the_work(copied):
+def test_a_tokenizer_that_can_only_be_loaded_is_rejected_before_the_work(copied):
     folder = copied("clip")
     (folder / "tokenizer_config.json").unlink()
     with pytest.raises(NNNormError, match=r"can't be loaded .*files missing, cut short or damaged"):

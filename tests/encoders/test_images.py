@@ -1,4 +1,4 @@
-"""Images: opened whole, in RGB, or refused with a reason; and made ready for a model."""
+"""Images: opened whole, in RGB, or rejected with a reason; and made ready for a model."""
 
 import struct
 import zlib
@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from nnnorm import NNNormError
-from nnnorm.encoders import images as module
-from nnnorm.encoders.images import check_images, open_image
+from nnnorm.datasets.shapes import draw_scene
+from nnnorm.encoders import check_inputs, open_image
+from nnnorm.encoders import inputs as module
 
 
 def png_that_claims(width, height):
@@ -38,10 +39,10 @@ def test_a_pillow_image_is_taken_as_it_is():
 
 
 @pytest.mark.parametrize("size", [(20_000, 20_000), (13_380, 13_380), (2**31 - 1, 2)])
-def test_a_decompression_bomb_is_refused_by_its_header(tmp_path, size):
+def test_a_decompression_bomb_is_rejected_by_its_header(tmp_path, size):
     path = tmp_path / "bomb.png"
     path.write_bytes(png_that_claims(*size))
-    for look in (open_image, lambda p: check_images([p])):
+    for look in (open_image, lambda p: check_inputs([p])):
         with pytest.raises(NNNormError, match=r"too large \(.*pixels"):
             look(path)
 
@@ -64,14 +65,14 @@ def test_a_large_image_below_the_limit_is_opened_without_a_warning(monkeypatch, 
         open_image(opened)
 
 
-def test_a_file_that_is_no_image_is_refused(tmp_path):
+def test_a_file_that_is_no_image_is_rejected(tmp_path):
     (tmp_path / "a.jpg").write_text("no image")
     with pytest.raises(NNNormError, match=r"a\.jpg can't be read \(cannot identify image file"):
         open_image(tmp_path / "a.jpg")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_an_image_that_is_cut_short_is_refused(tmp_path, suffix, rng):
+def test_an_image_that_is_cut_short_is_rejected(tmp_path, suffix, rng):
     path = tmp_path / f"a.{suffix}"
     Image.fromarray(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -80,16 +81,16 @@ def test_an_image_that_is_cut_short_is_refused(tmp_path, suffix, rng):
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I", "F"])
-def test_more_than_8_bits_are_refused_instead_of_clipped(tmp_path, mode):
+def test_more_than_8_bits_are_rejected_instead_of_clipped(tmp_path, mode):
     path = tmp_path / "deep.tiff"
     Image.new(mode, (4, 4), 300).save(path)
     with pytest.raises(NNNormError, match=rf"more than 8 bits per channel \(Pillow's mode {mode}"):
         open_image(path)
     with pytest.raises(NNNormError, match=r"more than 8 bits .*\(1 of 1 images can't be used"):
-        check_images([path])
+        check_inputs([path])
 
 
-def test_a_missing_file_a_folder_and_another_kind_of_thing_are_refused(tmp_path):
+def test_a_missing_file_a_folder_and_another_kind_of_thing_are_rejected(tmp_path):
     with pytest.raises(NNNormError, match="there is no such file"):
         open_image(tmp_path / "none.png")
     with pytest.raises(NNNormError, match="it is a folder"):
@@ -98,8 +99,61 @@ def test_a_missing_file_a_folder_and_another_kind_of_thing_are_refused(tmp_path)
         open_image(3)
 
 
-def test_all_headers_are_looked_at_and_the_bad_ones_counted(tmp_path, pictures):
-    (tmp_path / "a.jpg").write_text("no image")
-    check_images(pictures)
-    with pytest.raises(NNNormError, match=r"a\.jpg can't be read .*\(2 of 10 images can't be used"):
-        check_images([*pictures, tmp_path / "a.jpg", tmp_path / "none.jpg"])
+# --- all of a list ---
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(3):
+        drawn = draw_scene([number, 7, 0, 0, 100, 0, 0, 0, 60, 0], 24)
+        Image.fromarray(drawn).save(tmp_path / f"good{number}.png")
+    (tmp_path / "empty.jpg").touch()
+    (tmp_path / "page.jpg").write_text("<!DOCTYPE html><title>404</title>")
+    (tmp_path / "folder.jpg").mkdir()
+    whole = (tmp_path / "good0.png").read_bytes()
+    (tmp_path / "short.png").write_bytes(whole[: len(whole) // 2])
+    return tmp_path
+
+
+def names(folder, *files):
+    return [str(folder / file) for file in files]
+
+
+def test_what_is_absent_empty_or_no_picture_is_listed_with_the_reason(folder):
+    files = names(folder, "good0.png", "empty.jpg", "page.jpg", "nowhere.jpg", "folder.jpg")
+    problems = {problem.row: problem.reason for problem in check_inputs(files, skip=True)}
+    assert list(problems) == [1, 2, 3, 4]
+    assert "empty.jpg can't be read (" in problems[1]
+    assert "page.jpg can't be read (" in problems[2]
+    assert "there is no such file" in problems[3]
+    assert "it is a folder" in problems[4]
+
+
+def test_a_picture_cut_short_is_found_by_decoding(folder):
+    files = names(folder, "good0.png", "short.png")
+    assert check_inputs(files) == []
+    (problem,) = check_inputs(files, decode=True, skip=True)
+    assert problem.row == 1
+    assert "short.png can't be read (" in problem.reason
+
+
+def test_nothing_is_skipped_unless_told_to(folder):
+    files = names(folder, "good0.png", "nowhere.jpg", "empty.jpg")
+    with pytest.raises(
+        NNNormError, match=r"nowhere.jpg: there is no such file.*2 of 3 images can't be used"
+    ):
+        check_inputs(files)
+    assert [problem.row for problem in check_inputs(files, skip=True)] == [1, 2]
+    assert check_inputs(files[:1]) == []
+
+
+def test_a_folder_without_any_of_the_pictures_is_the_wrong_one(tmp_path):
+    files = names(tmp_path, *(f"{n}.jpg" for n in range(1000)))
+    with pytest.raises(NNNormError, match="1,000 of 1,000 images can't be used"):
+        check_inputs(files, skip=True)
+
+
+def test_progress_reaches_the_end(folder):
+    seen = []
+    check_inputs(names(folder, "good0.png", "good1.png"), progress=lambda *s: seen.append(s))
+    assert seen == [(1, 2), (2, 2)]

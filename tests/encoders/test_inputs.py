@@ -3,66 +3,66 @@
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.encoders.inputs import list_files, list_texts
+from nnnorm.encoders import list_inputs
 
 
 def test_a_folder_gives_its_images_in_order_subfolders_too(tmp_path):
     for name in ("b.JPG", "a.png", "notes.txt", "sub/c.jpeg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    found = [path.relative_to(tmp_path).as_posix() for path in list_files(tmp_path)]
+    found = [path.relative_to(tmp_path).as_posix() for path in list_inputs(tmp_path)]
     assert found == ["a.png", "b.JPG", "sub/c.jpeg"]
 
 
 def test_a_folder_of_sounds(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     (tmp_path / "a.wav").write_bytes(b"")
-    assert [path.name for path in list_files(tmp_path, "audio")] == ["a.wav"]
+    assert [path.name for path in list_inputs(tmp_path, "audio")] == ["a.wav"]
 
 
 def test_a_single_image_is_a_list_of_one(tmp_path):
-    assert list_files(tmp_path / "a.png") == [tmp_path / "a.png"]
+    assert list_inputs(tmp_path / "a.png") == [tmp_path / "a.png"]
 
 
 def test_paths_in_a_list_are_meant_from_where_the_list_lies(tmp_path):
     (tmp_path / "list.txt").write_text("pictures/a.png\n/elsewhere/b.png\n")
-    found = list_files(tmp_path / "list.txt")
+    found = list_inputs(tmp_path / "list.txt")
     assert [str(path) for path in found] == [str(tmp_path / "pictures/a.png"), "/elsewhere/b.png"]
 
 
 def test_a_column_of_a_table_gives_texts_or_paths(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text('file,caption\na.png,"a dog, running"\nb.png,ünï\n')
-    assert list_texts(path, "caption") == ["a dog, running", "ünï"]
-    assert list_files(path, "images", "file") == [tmp_path / "a.png", tmp_path / "b.png"]
+    assert list_inputs(path, "texts", "caption") == ["a dog, running", "ünï"]
+    assert list_inputs(path, "images", "file") == [tmp_path / "a.png", tmp_path / "b.png"]
 
 
 def test_texts_of_a_jsonl_file_are_its_column_and_not_its_json(tmp_path):
     path = tmp_path / "captions.jsonl"
     path.write_text('{"id": 1, "caption": "a \\"grey\\" cat"}\n{"id": 2, "caption": "a dog"}\n')
-    assert list_texts(path, "caption") == ['a "grey" cat', "a dog"]
+    assert list_inputs(path, "texts", "caption") == ['a "grey" cat', "a dog"]
     with pytest.raises(NNNormError, match="name a column; it has: id, caption"):
-        list_texts(path)
+        list_inputs(path, "texts")
 
 
 def test_a_json_file_is_not_a_list_of_texts(tmp_path):
     (tmp_path / "captions.json").write_text('["a dog"]')
     with pytest.raises(NNNormError, match=r"captions.json is JSON; expected a text file with an"):
-        list_texts(tmp_path / "captions.json")
+        list_inputs(tmp_path / "captions.json", "texts")
 
 
 def test_a_text_file_has_no_columns(tmp_path):
     (tmp_path / "t.txt").write_text("a\n")
     with pytest.raises(NNNormError, match="is not a table and has no column 'a'; leave it out"):
-        list_texts(tmp_path / "t.txt", "a")
+        list_inputs(tmp_path / "t.txt", "texts", "a")
 
 
-def test_a_missing_file_and_a_folder_without_images_are_refused(tmp_path):
+def test_a_missing_file_and_a_folder_without_images_are_rejected(tmp_path):
     with pytest.raises(NNNormError, match="texts: there is no file or folder"):
-        list_texts(tmp_path / "none.txt")
+        list_inputs(tmp_path / "none.txt", "texts")
     with pytest.raises(NNNormError, match="is a folder; expected a file with a text per line"):
-        list_texts(tmp_path)
+        list_inputs(tmp_path, "texts")
     with pytest.raises(NNNormError, match=r"images: there is no file or folder"):
-        list_files(tmp_path / "none")
+        list_inputs(tmp_path / "none")
     with pytest.raises(NNNormError, match=r"has no files of \.jpg"):
-        list_files(tmp_path)
+        list_inputs(tmp_path)

@@ -31,7 +31,7 @@ def test_a_model_of_the_library_encodes_texts_and_images(tmp_path, pictures):
     assert encoder.token_counts(["a dog"]) == [4]
 
 
-def test_a_name_without_weights_is_refused_before_anything_is_loaded():
+def test_a_name_without_weights_is_rejected_before_anything_is_loaded():
     with pytest.raises(NNNormError, match="without weights its numbers would be random"):
         OpenClip("ViT-B-32")
 

@@ -66,7 +66,7 @@ def test_its_rows_are_those_of_the_library(minilm):
 
 
 def test_loading_it_prints_nothing(minilm):
-    load = "import sys; from nnnorm.encoders.sentences import SentenceEncoder as load"
+    load = "import sys; from nnnorm.encoders import load_encoder as load"
     assert tiny.printed_by(f"{load}; load(sys.argv[1], device='cpu')", minilm.name) == ("", "")
 
 
@@ -94,7 +94,7 @@ def test_a_clip_folder_takes_images_and_texts_as_transformers_does(
     )
 
 
-def test_a_folder_without_its_vocabulary_is_refused(minilm, tmp_path):
+def test_a_folder_without_its_vocabulary_is_rejected(minilm, tmp_path):
     folder = tmp_path / "model"
     lost = shutil.ignore_patterns("token*", "vocab*", "special*")
     shutil.copytree(minilm.name, folder, ignore=lost)
@@ -102,7 +102,7 @@ def test_a_folder_without_its_vocabulary_is_refused(minilm, tmp_path):
         load_encoder(folder, device="cpu")
 
 
-def test_a_missing_weight_is_refused_by_name_instead_of_filled_at_random(minilm, tmp_path):
+def test_a_missing_weight_is_rejected_by_name_instead_of_filled_at_random(minilm, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(minilm.name, folder)
     weights = load_file(folder / "model.safetensors")
@@ -112,7 +112,7 @@ def test_a_missing_weight_is_refused_by_name_instead_of_filled_at_random(minilm,
         load_encoder(folder, device="cpu")
 
 
-def test_a_broken_folder_is_refused(tmp_path):
+def test_a_broken_folder_is_rejected(tmp_path):
     (tmp_path / "modules.json").write_text("[")
     with pytest.raises(NNNormError, match="can't be read as JSON"):
         load_encoder(tmp_path, device="cpu")
@@ -126,10 +126,10 @@ def test_code_that_comes_with_a_model_is_never_run(minilm, tmp_path, monkeypatch
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "evil.py").write_text("raise SystemExit('this code was run')")
     with pytest.raises(NNNormError, match=r"'evil\.Module' with code of its own"):
-        SentenceEncoder(str(folder), device="cpu")
+        load_encoder(folder, device="cpu")
 
 
-def test_remote_code_is_refused_by_name(minilm, monkeypatch):
+def test_remote_code_is_rejected_by_name(minilm, monkeypatch):
     import sentence_transformers
 
     given = {}
@@ -140,5 +140,5 @@ def test_remote_code_is_refused_by_name(minilm, monkeypatch):
         return real(*args, **options)
 
     monkeypatch.setattr(sentence_transformers, "SentenceTransformer", spy)
-    SentenceEncoder(minilm.name, device="cpu")
+    load_encoder(minilm.name, device="cpu")
     assert given["trust_remote_code"] is False

@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from nnnorm import NNNormError
-from nnnorm.encoders.sounds import check_sounds, read_sound
+from nnnorm.encoders.inputs import check_inputs, read_sound
 
 RATE = 16_000
 
@@ -49,12 +49,12 @@ def test_samples_are_taken_as_they_are():
         (np.array([0.0, np.nan]), "samples that are not finite"),
     ],
 )
-def test_samples_that_are_no_sound_are_refused(samples, words):
+def test_samples_that_are_no_sound_are_rejected(samples, words):
     with pytest.raises(NNNormError, match=words):
         read_sound(samples, RATE)
 
 
-def test_a_file_that_is_no_sound_is_refused(tmp_path):
+def test_a_file_that_is_no_sound_is_rejected(tmp_path):
     (tmp_path / "a.wav").write_text("no sound")
     with pytest.raises(NNNormError, match=r"a\.wav can't be read .*cut short, or not a sound"):
         read_sound(tmp_path / "a.wav", RATE)
@@ -62,7 +62,7 @@ def test_a_file_that_is_no_sound_is_refused(tmp_path):
         read_sound(tmp_path / "none.wav", RATE)
 
 
-def test_an_empty_file_is_refused(tmp_path):
+def test_an_empty_file_is_rejected(tmp_path):
     soundfile.write(tmp_path / "a.wav", np.zeros(0), 8_000)
     with pytest.raises(NNNormError, match="is empty"):
         read_sound(tmp_path / "a.wav", RATE)
@@ -71,7 +71,7 @@ def test_an_empty_file_is_refused(tmp_path):
 def test_all_headers_are_looked_at_and_the_bad_ones_counted(tmp_path):
     soundfile.write(tmp_path / "a.wav", tone(RATE), RATE)
     (tmp_path / "b.wav").write_text("no sound")
-    check_sounds([tmp_path / "a.wav"])
+    check_inputs([tmp_path / "a.wav"], "audio")
     words = r"b\.wav can't be read .*\(2 of 3 sounds can't be used\)"
     with pytest.raises(NNNormError, match=words):
-        check_sounds([tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / "none.wav"])
+        check_inputs([tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / "none.wav"], "audio")

@@ -43,7 +43,7 @@ def dataset(
     debug: Debug = False,
 ) -> None:
     """Write a data set's images, captions, pairs and splits as plain lists."""
-    from nnnorm.encoders import check_images
+    from nnnorm.encoders import check_inputs
 
     if kind == "clip-retrieval" and (images or skip_broken or decode):
         raise NNNormError(
@@ -56,7 +56,7 @@ def dataset(
     problems = []
     if kind != "clip-retrieval":
         with show_progress("Checking pictures") as progress:
-            problems = check_images(
+            problems = check_inputs(
                 found.images, skip=skip_broken, decode=decode, progress=progress
             )
     images_of = found.images if kind != "clip-retrieval" else ()

@@ -4,18 +4,13 @@
 (`Pairs`).
 """
 
-from nnnorm.datasets.clip_retrieval import ClipRetrieval, read_clip_retrieval, save_clip_retrieval
-from nnnorm.datasets.coco import read_coco
-from nnnorm.datasets.karpathy import read_karpathy
 from nnnorm.datasets.pairs import Pairs, load_pairs, save_pairs
-from nnnorm.datasets.scenes import (
-    BACKGROUNDS,
-    COLOURS,
-    SHAPES,
-    SIZES,
-    Thing,
-    draw_scene,
-    read_scene,
+from nnnorm.datasets.readers import (
+    ClipRetrieval,
+    read_clip_retrieval,
+    read_coco,
+    read_karpathy,
+    read_table,
+    save_clip_retrieval,
 )
-from nnnorm.datasets.shapes import Shapes, load_shapes
-from nnnorm.datasets.table import read_table
+from nnnorm.datasets.shapes import SHAPES, Shapes, load_shapes, read_scene

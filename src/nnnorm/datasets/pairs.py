@@ -90,11 +90,6 @@ class Pairs:
         )
 
 
-def tidy(text: str) -> str:
-    r"""Return a caption on one line, without spaces at its ends."""
-    return " ".join(text.split())
-
-
 def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]:
     """Write ``NAME.json``, ``NAME-images.txt``, ``NAME-captions.txt`` and ``NAME-truth.npy``."""
     if broken := [path for path in pairs.images if "\n" in path]:
@@ -109,18 +104,18 @@ def save_pairs(pairs: Pairs, folder: str | os.PathLike[str]) -> tuple[Path, ...]
         "images": list(pairs.images),
         "captions": list(pairs.captions),
     }
-    contents = {
-        Path(folder) / f"{pairs.name}.json": json.dumps(about, ensure_ascii=False),
-        Path(folder) / f"{pairs.name}-images.txt": "\n".join(pairs.images) + "\n",
-        Path(folder) / f"{pairs.name}-captions.txt": "\n".join(pairs.captions) + "\n",
+    texts = {
+        f"{pairs.name}.json": json.dumps(about, ensure_ascii=False),
+        f"{pairs.name}-images.txt": "\n".join(pairs.images) + "\n",
+        f"{pairs.name}-captions.txt": "\n".join(pairs.captions) + "\n",
     }
+    contents = {Path(folder) / name: _to_utf8(text, pairs.name) for name, text in texts.items()}
     truth = Path(folder) / f"{pairs.name}-truth.npy"
-    encoded = {path: to_utf8(text, pairs.name) for path, text in contents.items()}
     for path in (*contents, truth):
         check_writable(path)  # all of them before writing the first
     write_whole(truth, lambda file: np.save(file, pairs.image_of, allow_pickle=False))
-    for path, text in reversed(encoded.items()):  # the JSON last: if it exists, the others do too
-        _write_text(path, text)
+    for path, content in reversed(contents.items()):  # the JSON last: then all others exist
+        write_whole(path, lambda file, content=content: file.write(content))  # type: ignore[misc]
     return (*contents, truth)
 
 
@@ -153,18 +148,14 @@ def _texts(entries: object) -> tuple[str, ...]:
     return tuple(entries)
 
 
-def _write_text(path: Path, text: bytes) -> None:
-    write_whole(path, lambda file: file.write(text))
-
-
-def to_utf8(text: str, name: str) -> bytes:
-    r"""Encode text, or raise an error that quotes what can't be: half of a character."""
+def _to_utf8(text: str, name: str) -> bytes:
+    """Encode text, or raise an error that quotes what can't be: half of a character."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
         quoted = text[max(0, error.start - 20) : error.end + 20]
         raise NNNormError(
-            f"{name} has a name or caption that is no text ({quoted!r}); rename or remove it"
+            f"{name} has a name or caption that is not text ({quoted!r}); rename or remove it"
         ) from error
 
 

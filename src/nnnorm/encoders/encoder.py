@@ -1,28 +1,43 @@
-"""The base class of all encoders: texts, images or sounds in, unit-norm float32 rows out.
+"""The base class of all encoders, and `load_encoder`, which picks one by the files of a model.
 
 A subclass defines only how a batch is embedded; batching, opening files, checks and normalization
 are done here. Threads open and prepare the next batches while the model computes: Pillow, numpy and
 libsndfile release the interpreter, so they use all cores. Rows are in the order of the inputs.
 """
 
+import hashlib
+import logging
 import os
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, TypeAlias
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.images import decode_image, quiet_pillow
-from nnnorm.encoders.sounds import read_sound
-from nnnorm.errors import NNNormError
+from nnnorm.encoders.inputs import decode_image, quiet_pillow, read_sound
+from nnnorm.errors import NNNormError, first_line, require
 from nnnorm.files import Progress
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Modality: TypeAlias = Literal["images", "texts", "audio"]
+Library: TypeAlias = Literal["transformers", "sentence-transformers", "open-clip"]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _MOST_THREADS = 16  # more wait for each other's Python
+# Module and class of each library's encoder, the library's own module, and its extra.
+_CLASSES: dict[Library, tuple[str, str, str, str]] = {
+    "transformers": ("huggingface", "HuggingFace", "transformers", "encoders"),
+    "sentence-transformers": (
+        *("sentences", "SentenceEncoder"),
+        *("sentence_transformers", "sentence-transformers"),
+    ),
+    "open-clip": ("openclip", "OpenClip", "open_clip", "open-clip"),
+}
 
 
 class Encoder:
@@ -78,17 +93,12 @@ class Encoder:
         self.check_modality(modality)
         if batch_size < 1:
             raise NNNormError(f"batch_size must be 1 or more; got {batch_size}")
-        embed = {
-            "images": self.embed_images,
-            "texts": self.embed_texts,
-            "audio": self.embed_audio,
-        }[modality]
+        embed = getattr(self, f"embed_{modality}")
         for start, batch in self._prepare_ahead(modality, items, first, batch_size):
             try:
                 rows = embed(batch)
             except (MemoryError, RuntimeError) as error:
-                words = str(error).lower()
-                if isinstance(error, MemoryError) or "memory" in words:
+                if isinstance(error, MemoryError) or "memory" in str(error).lower():
                     raise NNNormError(
                         f"{self.name} ran out of memory with {len(batch)} {modality} at once; use "
                         f"a smaller batch_size (--batch-size {max(1, len(batch) // 2)})"
@@ -115,22 +125,17 @@ class Encoder:
                 return self.prepare_image(decode_image(items[row]))
             return self.prepare_sound(read_sound(items[row], self.rate))
 
-        ahead: deque[tuple[int, list[Future[Any]]]] = deque()
-        pool = ThreadPoolExecutor(
-            min(os.cpu_count() or 1, _MOST_THREADS), thread_name_prefix="nnnorm-prepare"
-        )
-        try:
-            with quiet_pillow():
-                for start in range(first, len(items), batch_size):
-                    rows = range(start, min(start + batch_size, len(items)))
-                    ahead.append((start, [pool.submit(prepare, row) for row in rows]))
-                    if len(ahead) == 3:
-                        place, tasks = ahead.popleft()
-                        yield place, [task.result() for task in tasks]
-                for place, tasks in ahead:
-                    yield place, [task.result() for task in tasks]
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        n_threads = min(os.cpu_count() or 1, _MOST_THREADS)
+        ahead: deque[tuple[int, Iterator[Any]]] = deque()
+        with quiet_pillow(), ThreadPoolExecutor(n_threads) as pool:
+            for start in range(first, len(items), batch_size):
+                rows = range(start, min(start + batch_size, len(items)))
+                ahead.append((start, pool.map(prepare, rows)))
+                if len(ahead) == 3:
+                    place, batch = ahead.popleft()
+                    yield place, list(batch)
+            for place, batch in ahead:
+                yield place, list(batch)
 
     def check_modality(self, modality: Modality) -> None:
         """Raise unless this model supports the modality."""
@@ -198,3 +203,140 @@ def unit_rows(rows: npt.NDArray[Any], name: str) -> FloatArray:
             "device's arithmetic right (try --device cpu)?"
         )
     return (wide / norms).astype(np.float32)
+
+
+def load_encoder(
+    model: str | Path,
+    *,
+    library: Library | None = None,
+    revision: str | None = None,
+    device: str = "auto",
+    dtype: Dtype = "float32",
+) -> Encoder:
+    """Load a model that turns images, texts or sounds into embeddings.
+
+    Parameters
+    ----------
+    model : str or Path
+        A folder, a name on the hub, or ``ARCHITECTURE/WEIGHTS`` of OpenCLIP.
+    library : str, optional
+        By default recognized by the files of the model.
+    revision : str, optional
+        Branch, tag or commit of a model on the hub.
+    device, dtype : str
+        "auto" is a GPU if there is one.
+    """
+    for given, known, what in ((library, Library, "library"), (dtype, Dtype, "dtype")):
+        if given is not None and given not in get_args(known):
+            raise NNNormError(f"{what} must be one of {', '.join(get_args(known))}; got {given!r}")
+    chosen = library or _recognize(Path(model))
+    module, name, *needed = _CLASSES[chosen]
+    require(*needed)
+    kind = getattr(import_module(f"nnnorm.encoders.{module}"), name)
+    options = {"revision": revision, "device": pick_device(device), "dtype": dtype}
+    if Path(model).is_dir():
+        advice = "is one of its files missing, cut short or damaged?"
+    elif chosen == "open-clip":
+        advice = "see open_clip.list_pretrained() for the names"
+    else:
+        advice = (
+            "there is no such folder here; expected a folder with config.json or modules.json, or "
+            "a name on the hub"
+        )
+    try:
+        with _quiet_libraries():
+            encoder: Encoder = kind(str(model), **options)
+            if "texts" in encoder.modalities:
+                encoder.token_counts(["a text"])  # a damaged tokenizer fails here, not in the work
+        return encoder
+    except (NNNormError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # the libraries, the hub and safetensors raise any kind
+        raise NNNormError(
+            f"model {model} can't be loaded ({first_line(error)}); {advice}"
+        ) from error
+
+
+def _recognize(path: Path) -> Library:
+    if path.is_dir():
+        if (path / "modules.json").is_file():
+            return "sentence-transformers"
+        if (path / "config.json").is_file():
+            return "transformers"
+        raise NNNormError(
+            f"{path} isn't a model folder: expected config.json (transformers) or modules.json "
+            "(sentence-transformers)"
+        )
+    if path.is_file():
+        raise NNNormError(
+            f"{path} is a file; expected a folder with config.json or modules.json, or a name on "
+            "the hub"
+        )
+    if len(path.parts) > 2 or path.is_absolute():
+        raise NNNormError(f"model {path}: there is no such folder; check the path")
+    return "sentence-transformers" if path.parts[0] == "sentence-transformers" else "transformers"
+
+
+@contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Silence the libraries while they load a model."""
+    library = require("transformers", "encoders").utils.logging
+    hub = logging.getLogger("huggingface_hub")  # which logs every attempt to reach it
+    before = library.get_verbosity(), library.is_progress_bar_enabled(), hub.level
+    library.set_verbosity(library.CRITICAL)
+    library.disable_progress_bar()
+    hub.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        library.set_verbosity(before[0])
+        hub.setLevel(before[2])
+        if before[1]:
+            library.enable_progress_bar()
+
+
+def pick_device(device: str) -> str:
+    """Return the device to compute on; "auto" is a GPU if there is one."""
+    torch = require("torch", "encoders")
+    if device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, ValueError) as error:
+        raise NNNormError(
+            f"device {device!r} can't be used here ({first_line(error)}); "
+            "try auto, cpu, cuda, cuda:1 or mps"
+        ) from error
+    return device
+
+
+def check_vocabulary(tokenizer: Any, model: str) -> None:
+    """Raise if a tokenizer has no vocabulary, which transformers accepts if files are missing."""
+    special = getattr(tokenizer, "all_special_ids", None)  # some tokenizers lack this attribute
+    if special is not None and len(tokenizer) <= len(set(special)):
+        raise NNNormError(
+            f"the tokenizer of model {model} knows no words: its files (tokenizer.json, or a "
+            "vocabulary) are missing; is the folder complete?"
+        )
+
+
+def fingerprint_files(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of the contents of some files, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        with open(path, "rb") as file:
+            while block := file.read(2**22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def list_some(keys: list[str]) -> str:
+    """Return the first keys as text."""
+    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
+
+
+def to_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """Convert a tensor of any device to a float32 array."""
+    return np.asarray(tensor.detach().float().cpu())

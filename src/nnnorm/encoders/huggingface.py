@@ -1,37 +1,33 @@
 """transformers: CLIP, SigLIP, SigLIP 2, ALIGN, AltCLIP, CLAP and BLIP's contrastive heads.
 
 A model is a folder written by `save_pretrained`, or a name on the hub. Images are prepared by the
-model's own processor in its Pillow form (torchvision is not needed). Differences between models are
-in `_KINDS` and in three methods: SigLIP's texts are padded to the full length used in training,
-BLIP's captions are cleaned as by its authors and its towers projected from their first tokens, CLAP
-uses the first seconds of a sound.
+model's own processor in its Pillow form (torchvision is not needed). SigLIP's texts are padded to
+the full length used in training, BLIP's captions are cleaned as by its authors and its towers
+projected from their first tokens, CLAP uses the first seconds of a sound.
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.loading import (
+from nnnorm.encoders.encoder import (
     Dtype,
+    Encoder,
+    Modality,
     check_vocabulary,
-    explain_loading,
     fingerprint_files,
     list_some,
-    pick_device,
-    pick_dtype,
     to_numpy,
 )
 from nnnorm.errors import NNNormError, require
 
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Tensor: TypeAlias = Any
-_Process: TypeAlias = Callable[[list[Any]], dict[str, npt.NDArray[Any]]]
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 
 
 class _Kind(NamedTuple):
@@ -52,6 +48,7 @@ _KINDS = {
 }
 # The authors of BLIP clean captions, in training and evaluation, and read so much of them.
 _BLIP_WORDS, _BLIP_TOKENS = 30, 35
+_BLIP_TOWERS = {"text": ("text_encoder", "text_proj"), "image": ("vision_model", "vision_proj")}
 # Buffers that older checkpoints store and current models compute.
 _STORED_BUFFERS = ("position_ids", "token_type_ids", "num_batches_tracked")
 
@@ -64,21 +61,39 @@ class HuggingFace(Encoder):
         model: str,
         *,
         revision: str | None = None,
-        device: str = "auto",
+        device: str = "cpu",
         dtype: Dtype = "float32",
     ) -> None:
-        self._device, self._dtype = pick_device(device), pick_dtype(dtype)
-        self._config = config = _read_config(model, revision)
+        transformers = require("transformers", "encoders")
+        self._device, self._dtype = device, getattr(require("torch", "encoders"), dtype)
+        # By default the library may ask at the terminal whether to run code of the model.
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+        self._config = config = transformers.AutoConfig.from_pretrained(model, **options)
+        if config.model_type not in _KINDS:
+            raise NNNormError(
+                f"model {model} is of type {config.model_type!r}, not a dual encoder known here; "
+                f"expected one of {', '.join(_KINDS)}, or a sentence-transformers folder (with "
+                "modules.json)"
+            )
         kind, self._type = _KINDS[config.model_type], config.model_type
-        self._model = load_pretrained(model, kind.architecture, revision)
-        self._model.to(self._device, self._dtype)
-        self._tokenizer = _load_part(model, "AutoTokenizer", revision)
-        check_vocabulary(self._tokenizer, model)
-        if "images" in kind.modalities:
-            self._process, preprocessing = _load_images(model, revision)
-        else:
-            self._process, preprocessing, self.rate = _load_sounds(model, revision, config)
         self.name, self.modalities = model, kind.modalities
+        self.model = load_pretrained(model, kind.architecture, options)
+        self.model.to(self._device, self._dtype)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model, **options)
+        check_vocabulary(self._tokenizer, model)
+        self._is_siglip, self._cleans = self._type.startswith("siglip"), self._type == "blip"
+        # SigLIP 2 needs lower case, and some of its tokenizers do not do it.
+        asked = bool(self._tokenizer.init_kwargs.get("do_lower_case", False))
+        self._lowers = self._type == "siglip2" or (self._type == "siglip" and asked)
+        if "images" in kind.modalities:
+            # Without torchvision, in versions 4 and 5.
+            is_old = transformers.__version__.startswith("4.")
+            backend = {"use_fast": False} if is_old else {"backend": "pil"}
+            load = transformers.AutoImageProcessor.from_pretrained
+            self._processor = load(model, **options, **backend)
+            preprocessing = json.loads(self._processor.to_json_string())
+        else:
+            preprocessing = self._load_sounds(options)
         self.dim = self._find_dim()
         self.context = self._find_context(kind)
         is_folder = Path(model).is_dir()
@@ -107,44 +122,31 @@ class HuggingFace(Encoder):
 
     def count_cut(self, texts: Sequence[str]) -> int:
         """Count the texts with more tokens than the context, or too many words for BLIP."""
-        pairs = zip(self._written(texts), self._written(texts, max_words=None), strict=True)
-        kept = [text for text, (read, whole) in zip(texts, pairs, strict=True) if read == whole]
-        return len(texts) - len(kept) + super().count_cut(kept)
+        read, whole = self._written(texts), self._written(texts, max_words=None)
+        counts = zip(read, whole, self.token_counts(texts), strict=True)
+        return sum(part != text or n > (self.context or n) for part, text, n in counts)
+
+    def prepare_image(self, image: Any) -> Arrays:
+        """Run the model's own processor on one image."""
+        return _as_arrays(self._processor(images=[image], return_tensors="np"))
+
+    def prepare_sound(self, sound: npt.NDArray[np.float32]) -> Arrays:
+        """Run the model's own feature extractor on the first seconds of a sound."""
+        # The library crops a longer sound at a random position.
+        cut = [sound[: self._processor.nb_max_samples]]
+        return _as_arrays(self._processor(cut, sampling_rate=self.rate, return_tensors="np"))
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """Tokenise, pad as in training, and run the text tower."""
-        torch = require("torch", "encoders")
-        inputs = dict(self.tokenize(texts))
-        with torch.inference_mode():
-            if self._type == "blip":
-                states = self._model.text_encoder(**inputs).last_hidden_state
-                return to_numpy(self._model.text_proj(states[:, 0]))
-            return to_numpy(_features(self._model.get_text_features(**inputs)))
-
-    def prepare_image(self, image: Any) -> dict[str, npt.NDArray[Any]]:
-        """Run the model's own processor on one image."""
-        return dict(self._process([image]))
-
-    def prepare_sound(self, sound: FloatArray) -> dict[str, npt.NDArray[Any]]:
-        """Run the model's own feature extractor on the first seconds of a sound."""
-        return dict(self._process([sound]))
+        """Tokenize, pad as in training, and run the text tower."""
+        return self._project("text", self.tokenize(texts))
 
     def embed_images(self, images: list[Any]) -> npt.NDArray[Any]:
         """Run the image tower on prepared images."""
-        torch = require("torch", "encoders")
-        inputs = self.stack(images)
-        with torch.inference_mode():
-            if self._type == "blip":
-                states = self._model.vision_model(**inputs).last_hidden_state
-                return to_numpy(self._model.vision_proj(states[:, 0]))
-            return to_numpy(_features(self._model.get_image_features(**inputs)))
+        return self._project("image", self.stack(images))
 
     def embed_audio(self, sounds: list[Any]) -> npt.NDArray[Any]:
         """Run the audio tower on prepared sounds."""
-        torch = require("torch", "encoders")
-        inputs = self.stack(sounds)
-        with torch.inference_mode():
-            return to_numpy(_features(self._model.get_audio_features(**inputs)))
+        return self._project("audio", self.stack(sounds))
 
     def tokenize(self, texts: Sequence[str]) -> dict[str, Tensor]:
         """Return token ids (and mask) on the device."""
@@ -169,28 +171,18 @@ class HuggingFace(Encoder):
             stacked[name] = tensor.to(self._device, kind)
         return stacked
 
-    @property
-    def model(self) -> Any:
-        """The model of the library."""
-        return self._model
-
-    @property
-    def _cleans(self) -> bool:
-        return bool(self._type == "blip")
-
-    @property
-    def _is_siglip(self) -> bool:
-        return self._type in ("siglip", "siglip2")
+    def _project(self, side: str, inputs: dict[str, Tensor]) -> npt.NDArray[Any]:
+        with require("torch", "encoders").inference_mode():
+            if self._type == "blip":
+                tower, head = (getattr(self.model, name) for name in _BLIP_TOWERS[side])
+                return to_numpy(head(tower(**inputs).last_hidden_state[:, 0]))
+            found = getattr(self.model, f"get_{side}_features")(**inputs)
+            # A tensor in version 4, an output object in version 5.
+            return to_numpy(found if hasattr(found, "shape") else found.pooler_output)
 
     @property
     def _padding(self) -> str:
         return "max_length" if self._is_siglip else "longest"
-
-    @property
-    def _lowers(self) -> bool:
-        """Whether to lower texts: SigLIP 2 needs it, and some of its tokenizers do not do it."""
-        asked = self._tokenizer.init_kwargs.get("do_lower_case", False)
-        return self._type == "siglip2" or (self._type == "siglip" and bool(asked))
 
     def _written(self, texts: Sequence[str], max_words: int | None = _BLIP_WORDS) -> list[str]:
         """Texts as the tokenizer gets them."""
@@ -198,6 +190,19 @@ class HuggingFace(Encoder):
             return [text.lower() for text in texts] if self._lowers else list(texts)
         # A text of punctuation alone would be empty once cleaned: it stays as it is.
         return [clean_caption(text, max_words) or text for text in texts]
+
+    def _load_sounds(self, options: Mapping[str, Any]) -> str:
+        """Load the feature extractor and the sampling rate, and return what it does."""
+        transformers = require("transformers", "encoders")
+        sounds = transformers.AutoFeatureExtractor.from_pretrained(self.name, **options)
+        if self._config.audio_config.enable_fusion or sounds.truncation == "fusion":
+            raise NNNormError(
+                f"{self.name} fuses long sounds from pieces drawn at random, so the same sound "
+                "would get another row each time; use a CLAP without fusion (unfused)"
+            )
+        self._processor, self.rate = sounds, int(sounds.sampling_rate)
+        seconds = sounds.nb_max_samples / self.rate
+        return f"mono, {self.rate} Hz, the first {seconds:g} s, shorter ones: {sounds.padding}"
 
     def _find_dim(self) -> int:
         if self._type == "blip":
@@ -213,39 +218,7 @@ class HuggingFace(Encoder):
         return int(min(*longest, _BLIP_TOKENS) if self._cleans else min(longest))
 
 
-def _load_images(model: str, revision: str | None) -> tuple[_Process, Any]:
-    """Return a function that prepares images by the model's own processor, and what it does."""
-    version = require("transformers", "encoders").__version__
-    # Without torchvision, in versions 4 and 5.
-    backend = {"use_fast": False} if version.startswith("4.") else {"backend": "pil"}
-    images = _load_part(model, "AutoImageProcessor", revision, **backend)
-
-    def process(batch: list[Any]) -> dict[str, npt.NDArray[Any]]:
-        return _as_arrays(images(images=batch, return_tensors="np"))
-
-    return process, json.loads(images.to_json_string())
-
-
-def _load_sounds(model: str, revision: str | None, config: Any) -> tuple[_Process, str, int]:
-    """Return a function that prepares sounds, what it does, and the sampling rate."""
-    sounds = _load_part(model, "AutoFeatureExtractor", revision)
-    if config.audio_config.enable_fusion or sounds.truncation == "fusion":
-        raise NNNormError(
-            f"{model} fuses long sounds from pieces drawn at random, so the same sound "
-            "would get another row each time; use a CLAP without fusion (unfused)"
-        )
-    rate, longest = int(sounds.sampling_rate), sounds.nb_max_samples
-
-    def process(batch: list[Any]) -> dict[str, npt.NDArray[Any]]:
-        # The library crops a longer sound at a random position.
-        cut = [sound[:longest] for sound in batch]
-        return _as_arrays(sounds(cut, sampling_rate=rate, return_tensors="np"))
-
-    words = f"mono, {rate} Hz, the first {longest / rate:g} s, shorter ones: {sounds.padding}"
-    return process, words, rate
-
-
-def _as_arrays(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+def _as_arrays(found: Mapping[str, Any]) -> Arrays:
     """Arrays of a processor, floats in float32."""
     arrays = {name: np.asarray(value) for name, value in found.items()}
     return {
@@ -261,17 +234,12 @@ def clean_caption(text: str, max_words: int | None = _BLIP_WORDS) -> str:
     return " ".join(words[:max_words])
 
 
-def load_pretrained(model: str, architecture: str, revision: str | None = None) -> Any:
-    """Load a model of the transformers library in float32, with all of its weights."""
-    transformers = require("transformers", "encoders")
-    failed = f"model {model} can't be loaded as {architecture}"
-    advice = "is the folder complete, and do its weights belong to its config.json?"
+def load_pretrained(model: str, architecture: str, options: Mapping[str, Any]) -> Any:
+    """Load a model in float32, with all of its weights: the library would fill in random ones."""
     # Sizes are checked below: the error of the library does not name the tensors.
-    options = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    options["trust_remote_code"] = False
-    with explain_loading(failed, advice):
-        kind = getattr(transformers, architecture)
-        loaded, info = kind.from_pretrained(model, revision=revision, **options)
+    loaded, info = getattr(require("transformers", "encoders"), architecture).from_pretrained(
+        model, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
     shapes = {key: tuple(map(tuple, sizes)) for key, *sizes in info["mismatched_keys"]}
     for found, words in (
         (set(info["missing_keys"]) - set(shapes), "lacks {} of the weights of"),
@@ -289,35 +257,3 @@ def load_pretrained(model: str, architecture: str, revision: str | None = None) 
                 f"{list_some(shown)}; was it saved as another kind of model?"
             )
     return loaded.float().eval()
-
-
-def _read_config(model: str, revision: str | None) -> Any:
-    transformers = require("transformers", "encoders")
-    known = ", ".join(sorted(_KINDS))
-    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-        raise NNNormError(f"{model} isn't a model folder: it has no config.json")
-    where = "" if Path(model).is_dir() else "there is no such folder here; "
-    expected = f"{where}expected a folder with a config.json of {known}, or a name on the hub"
-    with explain_loading(f"model {model} can't be loaded", expected):
-        # By default the library may ask at the terminal whether to run code of the model.
-        config = transformers.AutoConfig.from_pretrained(
-            model, revision=revision, trust_remote_code=False
-        )
-    if config.model_type not in _KINDS:
-        raise NNNormError(
-            f"model {model} is of type {config.model_type!r}, not a dual encoder known here; "
-            f"expected one of {known}, or a sentence-transformers folder (with modules.json)"
-        )
-    return config
-
-
-def _load_part(model: str, auto_class: str, revision: str | None, **options: Any) -> Any:
-    loader = getattr(require("transformers", "encoders"), auto_class)
-    failed = f"the {auto_class.removeprefix('Auto')} of model {model} can't be loaded"
-    with explain_loading(failed, "is the folder complete?"):
-        return loader.from_pretrained(model, revision=revision, trust_remote_code=False, **options)
-
-
-def _features(found: Any) -> Tensor:
-    """Return the projected rows: a tensor in version 4, an output object in version 5."""
-    return found if hasattr(found, "shape") else found.pooler_output

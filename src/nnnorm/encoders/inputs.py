@@ -1,19 +1,34 @@
-"""Lists of images, texts and sounds from folders, text files, tables, tar files and data sets.
+"""Images, texts and sounds: listed from any source, checked, and opened.
 
 A folder gives all its images (or sounds), including those of subfolders, sorted by name. A text
 file has one entry per line; a table (`.csv`, `.tsv`, `.jsonl`, `.parquet`) has a column of entries.
 Paths in a file are relative to the folder of that file. Tar files of webdataset and folders written
 by `save_to_disk` are opened by Hugging Face's `datasets`.
+
+An image of more than `MAX_PIXELS` is rejected by its header, as a decompression bomb. Pixels are
+RGB as stored; the EXIF orientation is not applied, as in the original code of the models. Sounds
+are mono float32 at the rate of the model: channels are averaged, other rates are resampled.
 """
 
+import io
+import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, first_line, require
+from nnnorm.files import Progress
 from nnnorm.tables import TABLE_SUFFIXES, read_column, read_lines
 
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+MAX_PIXELS = 178_956_970  # twice the limit of Pillow's warning: 537 MB once decoded
 _SUFFIXES = {
     "images": (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
@@ -21,53 +36,66 @@ _SUFFIXES = {
 _URL = re.compile(r"(?i)[a-z][a-z0-9+.-]+:/+\S")
 
 
+# --- lists ----------------------------------------------------------------------------------------
+
+
 def list_inputs(source: Path, kind: str = "images", column: str | None = None) -> Sequence[Any]:
-    """List images, texts or sounds of any source."""
+    """List images, texts or sounds (``"audio"``) of any source."""
     _reject_urls([str(source)])
     if _is_container(source, kind):
-        return _Column(_open_container(source), kind, column, source)
-    if kind == "texts":
-        return _entries(source, kind, column)
-    suffixes = _SUFFIXES[kind]
-    if source.is_dir():
-        _reject_column(source, column)
+        return Column(_open_container(source), kind, column, source)
+    suffixes = _SUFFIXES.get(kind, ())
+    is_plain = (source.is_dir() and bool(suffixes)) or source.suffix.lower() in suffixes
+    if column is not None and (is_plain or source.suffix.lower() not in TABLE_SUFFIXES):
+        raise NNNormError(f"{source} is not a table and has no column {column!r}; leave it out")
+    if is_plain and source.is_dir():
         found = sorted(path for path in source.rglob("*") if path.suffix.lower() in suffixes)
         if not found:
             raise NNNormError(f"{kind}: {source} has no files of {', '.join(suffixes)}")
         return found
-    if source.suffix.lower() in suffixes:
-        _reject_column(source, column)
+    if is_plain:
         return [source]
-    return [source.parent / entry for entry in _entries(source, kind, column)]
+    entries = _read_entries(source, kind, column)
+    if kind == "texts":
+        return entries
+    _reject_urls(entries)
+    return [source.parent / entry for entry in entries]
 
 
-def list_files(source: Path, kind: str = "images", column: str | None = None) -> Sequence[Any]:
-    """List the images (or the ``"audio"``) of a source; see `list_inputs`."""
-    return list_inputs(source, kind, column)
+def _read_entries(source: Path, kind: str, column: str | None) -> list[str]:
+    if source.is_dir():
+        raise NNNormError(f"{kind}: {source} is a folder; expected a file with a text per line")
+    if not source.is_file():
+        raise NNNormError(f"{kind}: there is no file or folder {source}; check the path")
+    if source.suffix.lower() == ".json":
+        raise NNNormError(
+            f"{kind}: {source} is JSON; expected a text file with an entry per line, or a table "
+            f"({', '.join(TABLE_SUFFIXES)})"
+        )
+    is_table = source.suffix.lower() in TABLE_SUFFIXES
+    return read_column(source, column) if is_table else read_lines(source)
 
 
-def list_texts(source: Path, column: str | None = None) -> list[str]:
-    r"""List the texts of a source; see `list_inputs`."""
-    return list(list_inputs(source, "texts", column))
+def _reject_urls(entries: Sequence[str]) -> None:
+    for entry in entries:
+        if _URL.match(entry):
+            raise NNNormError(
+                f"{entry} is a URL; download its files first (img2dataset writes tar files, which "
+                "can be encoded as they are)"
+            )
 
 
-def list_ids(items: Sequence[Any]) -> list[str] | None:
-    """Return the keys of the samples of tar files; None for other inputs."""
-    return items.keys() if isinstance(items, _Column) else None
-
-
-class _Column(Sequence[Any]):
+class Column(Sequence[Any]):
     """A column of a data set: texts, Pillow images, or the bytes of sounds."""
 
     def __init__(self, rows: Any, kind: str, column: str | None, source: Path) -> None:
         datasets = require("datasets", "datasets")
-        kinds = {
-            "images": datasets.Image,
-            "audio": datasets.Audio,
-            "texts": datasets.Value,
-        }
-        fits = [name for name, what in rows.features.items() if isinstance(what, kinds[kind])]
-        fits = [name for name in fits if not name.startswith("__")]
+        kinds = {"images": datasets.Image, "audio": datasets.Audio, "texts": datasets.Value}
+        fits = [
+            name
+            for name, what in rows.features.items()
+            if isinstance(what, kinds[kind]) and not name.startswith("__")
+        ]
         name = column or (fits[0] if len(fits) == 1 else None)
         if name is None or name not in rows.features:
             what = "name a column" if column is None else f"there is no column {column!r}"
@@ -79,12 +107,11 @@ class _Column(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[row] for row in range(len(self)))
-
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
+        if row >= len(self):
+            raise IndexError(row)
         try:
             found = self._rows[row][self._name]
         except Exception as error:  # Pillow's readers raise their own kinds of error
@@ -98,7 +125,7 @@ class _Column(Sequence[Any]):
         return found
 
     def keys(self) -> list[str] | None:
-        """Return the keys of webdataset."""
+        """Return the keys of webdataset, or None."""
         return list(self._rows["__key__"]) if "__key__" in self._rows.features else None
 
     def __str__(self) -> str:
@@ -108,8 +135,6 @@ class _Column(Sequence[Any]):
 def _is_container(source: Path, kind: str) -> bool:
     if source.suffix.lower() == ".tar":
         return True
-    if not source.is_dir():
-        return False
     if any((source / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return True
     # A folder of pictures may hold a tar file next to them.
@@ -122,18 +147,15 @@ def _is_container(source: Path, kind: str) -> bool:
 def _open_container(source: Path) -> Any:
     datasets = require("datasets", "datasets")
     datasets.disable_progress_bars()
+    files = [source] if source.is_file() else sorted(source.glob("*.tar"))
+    if not files and not source.is_dir():
+        raise NNNormError(f"there is no file {source}; check the path")
     try:
-        if source.is_dir() and not any(source.glob("*.tar")):
-            rows = datasets.load_from_disk(str(source))
+        if files:
+            names = [str(file) for file in files]
+            rows = datasets.load_dataset("webdataset", data_files=names, split="train")
         else:
-            files = [source] if source.is_file() else sorted(source.glob("*.tar"))
-            if not files:
-                raise NNNormError(f"there is no file {source}; check the path")
-            rows = datasets.load_dataset(
-                "webdataset", data_files=[str(file) for file in files], split="train"
-            )
-    except NNNormError:
-        raise
+            rows = datasets.load_from_disk(str(source))
     except Exception as error:  # the library and its readers raise many kinds
         raise NNNormError(
             f"{source} can't be read as a data set ({first_line(error)}); is it complete?"
@@ -145,35 +167,164 @@ def _open_container(source: Path) -> Any:
     return rows
 
 
-def _entries(source: Path, kind: str, column: str | None) -> list[str]:
-    if source.is_dir():
-        raise NNNormError(f"{kind}: {source} is a folder; expected a file with a text per line")
-    if not source.is_file():
-        raise NNNormError(f"{kind}: there is no file or folder {source}; check the path")
-    if source.suffix.lower() in TABLE_SUFFIXES:
-        found = read_column(source, column)
-    elif source.suffix.lower() == ".json":
+# --- files ----------------------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """An image or sound that can't be used: its place in the list, and the reason."""
+
+    row: int
+    reason: str
+
+
+def check_inputs(
+    items: Sequence[Any],
+    kind: str = "images",
+    *,
+    skip: bool = False,
+    decode: bool = False,
+    progress: Progress | None = None,
+) -> list[Problem]:
+    """Raise if files of images or sounds can't be used, or return them with `skip`.
+
+    Headers are read, and with `decode` all pixels of images.
+    """
+    problems = []
+    with quiet_pillow():
+        for row, item in enumerate(items):
+            if isinstance(item, (str, os.PathLike)):
+                try:
+                    if kind == "audio":
+                        _call_soundfile("info", item)
+                    else:
+                        with _opened(item) as image:
+                            if decode:
+                                image.load()
+                except NNNormError as error:
+                    problems.append(Problem(row, str(error)))
+            if progress is not None:
+                progress(row + 1, len(items))
+    if problems and (not skip or len(problems) == len(items)):
+        what = "sounds" if kind == "audio" else kind
         raise NNNormError(
-            f"{kind}: {source} is JSON; expected a text file with an entry per line, or a table "
-            f"({', '.join(TABLE_SUFFIXES)})"
+            f"{problems[0].reason} ({len(problems):,} of {len(items):,} {what} can't be used)"
         )
+    return problems
+
+
+def _check_file(path: Path, what: str) -> None:
+    if not path.exists():
+        raise NNNormError(f"{what} {path}: there is no such file; check the path")
+    if not path.is_file():
+        raise NNNormError(f"{what} {path}: it is a folder or a device; expected a file")
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+def open_image(source: Any) -> Any:
+    """Open and decode an image in RGB, from a path or a Pillow image."""
+    with quiet_pillow():
+        return decode_image(source)
+
+
+def decode_image(source: Any) -> Any:
+    """Do the work of `open_image`, with Pillow's warnings: for threads within `quiet_pillow`."""
+    pillow = require("PIL.Image", "encoders")
+    if isinstance(source, pillow.Image):
+        return _to_rgb(source, "an image")
+    if not isinstance(source, (str, os.PathLike)):
+        raise NNNormError(f"an image must be a path or a Pillow image; got {type(source).__name__}")
+    with _opened(source) as image:
+        return _to_rgb(image, f"image {source}")
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Silence Pillow's warnings, in all threads: entered once around the work of threads."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+@contextmanager
+def _opened(source: str | os.PathLike[str]) -> Iterator[Any]:
+    """Open an image: the header is read and checked, the pixels are not."""
+    pillow = require("PIL.Image", "encoders")
+    path = Path(source)
+    _check_file(path, "image")
+    try:
+        with pillow.open(path) as image:
+            _check_header(image, f"image {path}")
+            yield image
+    except NNNormError:
+        raise
+    except pillow.DecompressionBombError as error:
+        raise _too_large(f"image {path}", "too many pixels") from error
+    except Exception as error:  # each of Pillow's readers raises its own kind of error
+        raise NNNormError(
+            f"image {path} can't be read ({first_line(error)}); is it cut short, or not an image?"
+        ) from error
+
+
+def _to_rgb(image: Any, name: str) -> Any:
+    _check_header(image, name)
+    if image.mode == "RGB":  # a copy would hold the interpreter
+        image.load()
+        return image
+    return image.convert("RGB")
+
+
+def _check_header(image: Any, name: str) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise _too_large(name, f"{width} x {height} pixels")
+    if image.mode[0] in "IF":  # Pillow would clip their values, which makes most of them white
+        raise NNNormError(
+            f"{name} has more than 8 bits per channel (Pillow's mode {image.mode}); "
+            "save it as 8-bit RGB or gray first"
+        )
+
+
+def _too_large(name: str, what: str) -> NNNormError:
+    return NNNormError(
+        f"{name} is too large ({what}; at most {MAX_PIXELS:,} pixels); scale it down"
+    )
+
+
+# --- sounds ---------------------------------------------------------------------------------------
+
+
+def read_sound(source: Any, rate: int) -> FloatArray:
+    """Read a sound as mono float32 at `rate`, from a path, the bytes of a file, or samples."""
+    name = f"sound {source}" if isinstance(source, (str, os.PathLike)) else "a sound"
+    if isinstance(source, (str, os.PathLike, bytes)):
+        channels, found = _call_soundfile("read", source, dtype="float32", always_2d=True)
+        samples = channels.mean(axis=1)
+        if found != rate and len(samples):
+            common = gcd(rate, found)
+            resample = require("scipy.signal", "audio").resample_poly
+            samples = resample(samples, rate // common, found // common)
     else:
-        _reject_column(source, column)
-        found = read_lines(source)
-    if kind != "texts":
-        _reject_urls(found)
-    return found
+        samples = np.asarray(source)
+        if samples.ndim != 1:
+            raise NNNormError(f"{name} must be mono, shape (n_samples,); got {samples.shape}")
+    if len(samples) == 0:
+        raise NNNormError(f"{name} is empty; remove it")
+    if not np.isfinite(samples).all():
+        raise NNNormError(f"{name} has samples that are not finite; convert it again")
+    return np.asarray(samples, dtype=np.float32)
 
 
-def _reject_urls(entries: Sequence[str]) -> None:
-    for entry in entries:
-        if _URL.match(entry):
-            raise NNNormError(
-                f"{entry} is a URL; download its files first (img2dataset writes tar files, which "
-                "can be encoded as they are)"
-            )
-
-
-def _reject_column(source: Path, column: str | None) -> None:
-    if column is not None:
-        raise NNNormError(f"{source} is not a table and has no column {column!r}; leave it out")
+def _call_soundfile(function: str, source: Any, **options: Any) -> Any:
+    soundfile = require("soundfile", "audio")
+    is_path = not isinstance(source, bytes)
+    name = f"sound {source}" if is_path else "a sound"
+    if is_path:
+        _check_file(Path(source), "sound")
+    try:
+        return getattr(soundfile, function)(source if is_path else io.BytesIO(source), **options)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise NNNormError(
+            f"{name} can't be read ({first_line(error)}); is it cut short, or not a sound?"
+        ) from error

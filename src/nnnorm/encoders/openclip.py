@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Encoder
-from nnnorm.encoders.loading import (
+from nnnorm.encoders.encoder import (
     Dtype,
-    explain_loading,
+    Encoder,
     fingerprint_files,
-    pick_device,
-    pick_dtype,
     to_numpy,
 )
 from nnnorm.errors import NNNormError, require
@@ -28,17 +25,24 @@ class OpenClip(Encoder):
 
     modalities = ("images", "texts")
 
-    def __init__(self, model: str, *, device: str = "auto", dtype: Dtype = "float32") -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        revision: str | None = None,
+        device: str = "cpu",
+        dtype: Dtype = "float32",
+    ) -> None:
+        if revision is not None:
+            raise NNNormError("revision is for names on the hub; leave it out for OpenCLIP")
         architecture, weights = split_name(model)
         library = require("open_clip", "open-clip")
-        self._device = pick_device(device)
-        self._dtype = pick_dtype(dtype)
-        failed = f"model {model} can't be loaded by open_clip"
-        with explain_loading(failed, "see open_clip.list_pretrained() for the names"):
-            self._model, _, self._transform = library.create_model_and_transforms(
-                architecture, pretrained=weights, precision="fp32", device=self._device
-            )
-            self._tokenizer = library.get_tokenizer(architecture)
+        self._device = device
+        self._dtype = getattr(require("torch", "open-clip"), dtype)
+        self._model, _, self._transform = library.create_model_and_transforms(
+            architecture, pretrained=weights, precision="fp32", device=self._device
+        )
+        self._tokenizer = library.get_tokenizer(architecture)
         self._model.to(self._dtype).eval()
         self.name = model
         self.context = int(self._tokenizer.context_length)
@@ -62,7 +66,7 @@ class OpenClip(Encoder):
         return [2 + len(self._tokenizer.encode(text)) for text in texts]
 
     def embed_texts(self, texts: list[str]) -> npt.NDArray[Any]:
-        """Tokenise and run the text tower."""
+        """Tokenize and run the text tower."""
         torch = require("torch", "open-clip")
         with torch.inference_mode():
             return to_numpy(self._model.encode_text(self._tokenizer(texts).to(self._device)))

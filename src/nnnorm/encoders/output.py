@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 
 from nnnorm.encoders.encoder import Encoder, Modality, check_texts
-from nnnorm.encoders.images import check_images
-from nnnorm.encoders.inputs import list_ids
-from nnnorm.encoders.sounds import check_sounds
+from nnnorm.encoders.inputs import Column, check_inputs
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress, make_folder, write_whole
 
@@ -64,7 +62,7 @@ def encode_to_folder(
     # Batches begin at the same rows as before, so that the bits are the same.
     n_done -= n_done % batch_size
     if modality != "texts" and isinstance(items, (list, tuple)):
-        (check_images if modality == "images" else check_sounds)(items[n_done:])
+        check_inputs(items[n_done:], modality)
     stream = encoder.stream(modality, items, first=n_done, batch_size=batch_size)
     try:
         matrix = _open_matrix(growing, folder.name, about, items)
@@ -96,7 +94,7 @@ def _open_matrix(
         _write(growing / _ABOUT, json.dumps(about, indent=2, ensure_ascii=False) + "\n")
         names = map(str, items) if _are_names(items) else (f"row {n}" for n in range(len(items)))
         _write(growing / "items.jsonl", "".join(f"{json.dumps(name)}\n" for name in names))
-        if (ids := list_ids(items)) is not None:
+        if isinstance(items, Column) and (ids := items.keys()) is not None:
             _write(growing / "ids.txt", "".join(f"{one}\n" for one in ids))
         new = path.with_suffix(".new")
         shape = (about["n_rows"], about["dim"])

@@ -1,7 +1,7 @@
 """sentence-transformers: text models, and CLIP models that also accept images.
 
 A model is a folder with `modules.json`, or a name on the hub. The library's own `encode` is used,
-with the default prompt of the model if it has one; rows are always normalised, also if the model
+with the default prompt of the model if it has one; rows are always normalized, also if the model
 has no module for it.
 """
 
@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.encoders.encoder import Encoder, Modality
-from nnnorm.encoders.loading import (
+from nnnorm.encoders.encoder import (
     Dtype,
+    Encoder,
     check_vocabulary,
-    explain_loading,
     fingerprint_files,
     list_some,
-    pick_device,
-    pick_dtype,
 )
 from nnnorm.errors import NNNormError, require
 from nnnorm.tables import read_json
@@ -34,26 +31,27 @@ class SentenceEncoder(Encoder):
         model: str,
         *,
         revision: str | None = None,
-        device: str = "auto",
+        device: str = "cpu",
         dtype: Dtype = "float32",
     ) -> None:
         library = require("sentence_transformers", "sentence-transformers")
-        self._device = pick_device(device)
-        number_type = pick_dtype(dtype)
+        self._device = device
         is_folder = Path(model).is_dir()
-        failed = f"model {model} can't be loaded by sentence-transformers"
-        advice = "expected a folder with modules.json, or a name on the hub"
         options: Any = {"revision": revision, "local_files_only": is_folder}
         options["trust_remote_code"] = False  # code that comes with a model is never run
         if is_folder:
             _check_modules(Path(model))
-        with explain_loading(failed, advice):
-            self._model = library.SentenceTransformer(model, device=self._device, **options)
+        self._model = library.SentenceTransformer(model, device=self._device, **options)
         if is_folder:
             _check_weights(self._model[0], Path(model))
-        self._model.to(dtype=number_type).eval()
+        self._model.to(dtype=getattr(require("torch", "encoders"), dtype)).eval()
         self.name = model
-        self.modalities = _modalities(self._model)
+        # Earlier versions of the library do not list the supported inputs.
+        is_clip = type(self._model[0]).__name__ == "CLIPModel"
+        sees = "image" in (
+            getattr(self._model, "modalities", None) or (["image"] if is_clip else [])
+        )
+        self.modalities = ("texts", "images") if sees else ("texts",)
         tokenizer = self._model.tokenizer
         # The "tokenizer" of a CLIP model may be a processor that contains the tokenizer.
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
@@ -62,12 +60,13 @@ class SentenceEncoder(Encoder):
         self.context = int(most) if most and most < 10**6 else None
         self.dim = self.embed_texts(["a"]).shape[1]
         prompt = getattr(self._model, "default_prompt_name", None)
+        inner = getattr(getattr(self._model[0], "auto_model", None), "config", None)
         weights = [*Path(model).rglob("*.safetensors"), *Path(model).rglob("*.bin")]
         self.about = {
             "encoder": "sentence-transformers",
             "model": model,
             "dtype": dtype,
-            "revision": None if is_folder else _commit(self._model),
+            "revision": None if is_folder else getattr(inner, "_commit_hash", None),
             "weights_sha256": fingerprint_files(weights) if is_folder else None,
             "preprocessing": {
                 "modules": [type(module).__name__ for module in self._model],
@@ -101,12 +100,9 @@ class SentenceEncoder(Encoder):
 
 def _check_modules(folder: Path) -> None:
     """Reject modules whose code is in the folder, which the library would import and run."""
-    path = folder / "modules.json"
-    if not path.is_file():
-        return  # the library says what it expects
-    listed = read_json(path, "the modules of a sentence-transformers model")
-    for module in listed if isinstance(listed, list) else ():
-        kind = str(module.get("type")) if isinstance(module, dict) else ""
+    listed = read_json(folder / "modules.json", "the modules of a sentence-transformers model")
+    for module in listed:
+        kind = str(module.get("type"))
         if not kind.startswith("sentence_transformers."):
             raise NNNormError(
                 f"model {folder} has a module {kind[:60]!r} with code of its own, which is never "
@@ -122,11 +118,14 @@ def _check_weights(module: Any, folder: Path) -> None:
     if place is None or not hasattr(inner, "from_pretrained"):
         return
     try:
-        with explain_loading("", ""):
-            _, info = type(inner).from_pretrained(
-                place, output_loading_info=True, trust_remote_code=False
-            )
-    except NNNormError:  # an adapter or another format, which the library has loaded
+        _, info = type(inner).from_pretrained(
+            place, output_loading_info=True, trust_remote_code=False
+        )
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ):  # an adapter or another format, which the library has loaded
         return
     # BERT's pooler is for other tasks; these models have their own pooling.
     if missing := sorted(key for key in info["missing_keys"] if not key.startswith("pooler.")):
@@ -134,16 +133,3 @@ def _check_weights(module: Any, folder: Path) -> None:
             f"model {folder} lacks {len(missing)} of the weights of {type(inner).__name__}: "
             f"{list_some(missing)}; is the folder complete?"
         )
-
-
-def _modalities(model: Any) -> tuple[Modality, ...]:
-    """Return the supported inputs, which earlier versions of the library do not list."""
-    named = getattr(model, "modalities", None)
-    if named is None:
-        named = ["text", "image"] if type(model[0]).__name__ == "CLIPModel" else ["text"]
-    return ("texts", "images") if "image" in named else ("texts",)
-
-
-def _commit(model: Any) -> str | None:
-    config = getattr(getattr(model[0], "auto_model", None), "config", None)
-    return getattr(config, "_commit_hash", None)

@@ -20,7 +20,7 @@ from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.embeddings import Embeddings, open_embeddings
-from nnnorm.encoders import list_files, list_texts, load_encoder
+from nnnorm.encoders import list_inputs, load_encoder
 from nnnorm.errors import NNNormError, NNNormWarning
 from nnnorm.evaluation import (
     Truth,
@@ -289,7 +289,7 @@ def _read_captions(
         return None
     is_table = path.suffix.lower() in TABLE_SUFFIXES
     has_caption = is_table and "caption" in read_all_columns(path)
-    texts = list_texts(path, "caption" if has_caption else None)
+    texts = list(list_inputs(path, "texts", "caption" if has_caption else None))
     if len(texts) != n_rows:
         other = "--captions" if what.startswith("queries") else "--query-captions"
         hint = f"; {other} takes texts of the other side" if len(texts) == n_others else ""
@@ -307,7 +307,7 @@ def _open_pictures(
     for name in _PICTURE_COLUMNS:
         if name in columns:
             return FolderPictures(folder, columns[name])
-    found = list_files(folder)
+    found = list_inputs(folder)
     if len(found) != n_items:
         raise NNNormError(
             f"{folder} has {len(found):,} pictures, but the gallery has {n_items:,} items; name "

@@ -1,0 +1,284 @@
+"""Small files in the formats of Karpathy, COCO and clip-retrieval, and plain tables."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from nnnorm import NNNormError
+from nnnorm.datasets import read_clip_retrieval, read_coco, read_karpathy, read_table
+
+# --- Karpathy ---
+
+
+def picture(number, split, n_sentences=5, **more):
+    sentences = [
+        {
+            "tokens": ["photo", str(number)],
+            "raw": f" Photo {number},\n sentence {place}. ",
+            "imgid": number,
+            "sentid": 5 * number + place,
+        }
+        for place in range(n_sentences)
+    ]
+    return {
+        "sentids": [sentence["sentid"] for sentence in sentences],
+        "imgid": number,
+        "sentences": sentences,
+        "split": split,
+        "filename": f"{number}.jpg",
+        **more,
+    }
+
+
+@pytest.fixture
+def write_karpathy(tmp_path):
+    def save(content, name="dataset_flickr30k.json"):
+        path = tmp_path / name
+        path.write_text(json.dumps(content))
+        return path
+
+    return save
+
+
+def test_flickr30k_gives_images_captions_pairs_and_splits(write_karpathy):
+    splits = ["train", "test", "val", "train"]
+    path = write_karpathy(
+        {"dataset": "flickr30k", "images": [picture(n, split) for n, split in enumerate(splits)]}
+    )
+    pairs = read_karpathy(path, "photos")
+    assert pairs.name == "flickr30k"
+    assert pairs.images == ("photos/0.jpg", "photos/1.jpg", "photos/2.jpg", "photos/3.jpg")
+    assert len(pairs.captions) == 20
+    assert pairs.captions[7] == "Photo 1, sentence 2."
+    assert pairs.image_of.tolist() == [n // 5 for n in range(20)]
+    assert {split: rows.tolist() for split, rows in pairs.splits.items()} == {
+        "train": [0, 3],
+        "val": [2],
+        "test": [1],
+    }
+
+
+def test_coco_lies_in_two_folders_and_its_restval_is_for_training(write_karpathy):
+    pictures = [
+        picture(0, "test", filepath="val2014", cocoid=391895),
+        picture(1, "restval", 6, filepath="val2014", cocoid=60623),
+        picture(2, "train", 7, filepath="train2014", cocoid=57870),
+    ]
+    path = write_karpathy({"dataset": "coco", "images": pictures}, "dataset_coco.json")
+    pairs = read_karpathy(path, "coco")
+    assert pairs.images == ("coco/val2014/0.jpg", "coco/val2014/1.jpg", "coco/train2014/2.jpg")
+    assert pairs.split("train").tolist() == [1, 2]
+    assert len(pairs.captions_of([1])) == 6
+    apart = read_karpathy(path, "coco", restval=False)
+    assert apart.split("train").tolist() == [2]
+    assert len(apart.images) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([], "has no list of images; expected one of Karpathy's split files"),
+        ({"images": {}}, "has no list of images"),
+        (
+            {"images": [{"filename": "0.jpg", "sentences": []}]},
+            "image 0 must have .*missing: 'split'",
+        ),
+        ({"images": ["0.jpg"]}, "image 0 must have filename, split and sentences"),
+        ({"images": [picture(0, "dev")]}, "image 0 \\(0.jpg\\) is in the split 'dev'"),
+        ({"images": []}, "must have images and captions; got 0 and 0"),
+    ],
+)
+def test_another_kind_of_json_is_rejected_with_what_was_expected(write_karpathy, content, words):
+    with pytest.raises(NNNormError, match=words):
+        read_karpathy(write_karpathy(content))
+
+
+def test_a_file_cut_short_is_rejected(tmp_path):
+    (tmp_path / "dataset_coco.json").write_text('{"images": [{"split": "tr')
+    with pytest.raises(NNNormError, match="can't be read as JSON"):
+        read_karpathy(tmp_path / "dataset_coco.json")
+
+
+# --- COCO ---
+
+
+@pytest.fixture
+def write_coco(tmp_path):
+    def save(split, ids, annotations):
+        path = tmp_path / f"captions_{split}.json"
+        images = [
+            {"license": 5, "file_name": f"{n:012d}.jpg", "height": 427, "width": 640, "id": n}
+            for n in ids
+        ]
+        listed = [
+            {"image_id": image, "id": number, "caption": caption}
+            for number, (image, caption) in enumerate(annotations)
+        ]
+        path.write_text(json.dumps({"info": {}, "images": images, "annotations": listed}))
+        return path
+
+    return save
+
+
+def test_each_file_is_a_split_and_captions_find_their_image_by_its_id(write_coco, tmp_path):
+    first = write_coco("train2017", [391895, 522418], [(522418, "A woman cutting a cake.\n")])
+    second = write_coco(
+        "val2017", [179765], [(179765, "A motorcycle."), (179765, "A  black Honda.")]
+    )
+    (tmp_path / "val2017").mkdir()
+    pairs = read_coco([first, second], tmp_path)
+    assert pairs.images[1] == str(tmp_path / "000000522418.jpg")
+    assert pairs.images[2] == str(tmp_path / "val2017" / "000000179765.jpg")
+    assert pairs.captions == ("A woman cutting a cake.", "A motorcycle.", "A black Honda.")
+    assert pairs.image_of.tolist() == [1, 2, 2]
+    assert pairs.split("train2017").tolist() == [0, 1]
+    assert pairs.split("val2017").tolist() == [2]
+
+
+def test_a_caption_of_an_unknown_image_is_rejected(write_coco):
+    path = write_coco("val2017", [1], [(1, "a"), (2, "b"), (3, "c")])
+    with pytest.raises(NNNormError, match=r"2 captions are of images .* the first of image 2"):
+        read_coco([path])
+
+
+def test_instances_instead_of_captions_are_rejected(write_coco, tmp_path):
+    path = tmp_path / "instances_val2017.json"
+    content = {"images": [{"id": 1, "file_name": "1.jpg"}], "annotations": [{"image_id": 1}]}
+    path.write_text(json.dumps(content))
+    with pytest.raises(NNNormError, match=r"missing: 'caption'.*expected a caption file of COCO"):
+        read_coco([path])
+
+
+def test_no_file_and_the_same_file_twice_are_rejected(write_coco):
+    path = write_coco("val2017", [1], [(1, "a")])
+    with pytest.raises(NNNormError, match="no file was given"):
+        read_coco([])
+    with pytest.raises(NNNormError, match="give each split once"):
+        read_coco([path, path])
+
+
+# --- tables ---
+
+
+ROWS = [
+    ("b.jpg", 'a "grey" cat, asleep', "train"),
+    ("a.jpg", "a dog", "test"),
+    ("b.jpg", "cats", "train"),
+]
+
+
+def write_table(path):
+    if path.suffix == ".parquet":
+        columns = dict(zip(("image", "caption", "split"), zip(*ROWS, strict=True), strict=True))
+        pa.parquet.write_table(pa.table({k: list(v) for k, v in columns.items()}), path)
+    elif path.suffix == ".csv":
+        lines = ["image,split,caption"]
+        for image, caption, split in ROWS:
+            quoted = caption.replace('"', '""')
+            lines.append(f'{image},{split},"{quoted}"')
+        path.write_text("\n".join(lines) + "\n\n", encoding="utf-8-sig")
+    elif path.suffix == ".jsonl":
+        names = ("image", "caption", "split")
+        lines = [json.dumps(dict(zip(names, row, strict=True))) for row in ROWS]
+        path.write_text("\n".join(lines))
+    else:
+        path.write_text("\n".join("\t".join(row) for row in [("image", "caption", "split"), *ROWS]))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_rows_of_one_image_are_its_captions(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    write_table(path)
+    pairs = read_table(path, "photos")
+    assert pairs.name == "mine"
+    assert pairs.images == ("photos/b.jpg", "photos/a.jpg")
+    assert pairs.captions == ('a "grey" cat, asleep', "a dog", "cats")
+    assert pairs.image_of.tolist() == [0, 1, 0]
+    assert {split: rows.tolist() for split, rows in pairs.splits.items()} == {
+        "train": [0],
+        "test": [1],
+    }
+
+
+def test_a_table_without_splits_has_none(tmp_path):
+    (tmp_path / "x.csv").write_text("caption,image\na cat,1.jpg\n")
+    assert read_table(tmp_path / "x.csv").splits == {}
+
+
+def test_an_image_in_two_splits_is_rejected(tmp_path):
+    (tmp_path / "x.csv").write_text("image,caption,split\n1.jpg,a,train\n1.jpg,b,test\n")
+    with pytest.raises(NNNormError, match=r"1.jpg is in the splits 'train' and 'test'"):
+        read_table(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("x.csv", "file,caption\n1,a\n", "image is not there, it has: file, caption"),
+        ("x.csv", "", "it has: none"),
+        ("x.csv", "image,caption\n1.jpg,\n", "line 2 has nothing in the column caption"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_rejected(tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(NNNormError, match=words):
+        read_table(tmp_path / name)
+
+
+# --- clip-retrieval ---
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards as `clip-retrieval inference` writes them: three rows and two."""
+    rng = np.random.default_rng(0)
+    rows = [[("a.jpg", "a1"), ("b.jpg", "b1"), ("a.jpg", "a2")], [("c.jpg", "c1"), ("b.jpg", "b2")]]
+    vectors = {name: rng.normal(size=4) for name in ("a.jpg", "b.jpg", "c.jpg")}
+    for part in ("img_emb", "text_emb", "metadata"):
+        (tmp_path / part).mkdir()
+    for number, some in enumerate(rows):
+        paths, captions = (list(column) for column in zip(*some, strict=True))
+        images = np.array([vectors[path] for path in paths], dtype=np.float16)
+        np.save(tmp_path / f"img_emb/img_emb_{number}.npy", images)
+        texts = rng.normal(size=(len(some), 4)).astype(np.float16)
+        np.save(tmp_path / f"text_emb/text_emb_{number}.npy", texts)
+        table = pa.table({"image_path": paths, "caption": captions, "url": paths})
+        pa.parquet.write_table(table, tmp_path / f"metadata/metadata_{number}.parquet")
+    return tmp_path
+
+
+def test_every_image_stands_once_and_every_row_is_a_caption(folder):
+    found = read_clip_retrieval(folder)
+    assert found.pairs.images == ("a.jpg", "b.jpg", "c.jpg")
+    assert found.pairs.captions == ("a1", "b1", "a2", "c1", "b2")
+    assert found.pairs.image_of.tolist() == [0, 1, 0, 2, 1]
+    assert found.image_rows.tolist() == [0, 1, 3]
+    rows = found.image_embeddings.take(np.arange(5))
+    np.testing.assert_array_equal(rows, rows[found.image_rows][found.pairs.image_of])
+    assert found.caption_embeddings.shape == (5, 4)
+
+
+def test_rows_that_do_not_fit_the_metadata_are_rejected(folder):
+    (folder / "text_emb/text_emb_1.npy").unlink()
+    with pytest.raises(NNNormError, match="must have the same rows; got 5, 3 and 5"):
+        read_clip_retrieval(folder)
+
+
+def test_a_missing_part_is_named(folder):
+    for file in (folder / "metadata").iterdir():
+        file.unlink()
+    with pytest.raises(NNNormError, match=r"metadata .* is a folder without"):
+        read_clip_retrieval(folder)
+    (folder / "metadata").rmdir()
+    with pytest.raises(NNNormError, match="metadata is not there"):
+        read_clip_retrieval(folder)
+
+
+def test_metadata_without_captions_is_rejected(folder):
+    table = pa.table({"image_path": ["c.jpg", "b.jpg"]})
+    pa.parquet.write_table(table, folder / "metadata/metadata_1.parquet")
+    with pytest.raises(NNNormError, match="caption is not there, it has: image_path"):
+        read_clip_retrieval(folder)
