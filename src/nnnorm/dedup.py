@@ -4,10 +4,14 @@ Query logs repeat themselves. Without this step the k best references of a popul
 copies of one query, and popularity would pass for hubness.
 
 A row is a copy if it equals an earlier row, or if its cosine with an earlier unique row is above
-`NEAR_COPY`. A hash finds equal rows. Near copies are searched for in cells: rows are projected to
-64 dimensions, each unique row belongs to the cell of the closest of some √n sampled rows, and a new
+`NEAR_COPY`. A hash finds equal rows. Near copies are looked for if there are at most 32,768 rows, or
+if random rows have at least two near copies each on average. With fewer, popular queries hardly
+change a mean, and the search takes as long as scoring 2,000 items.
+
+Up to 4,096 rows, every row is compared with all others. Beyond that, rows are projected to 64
+dimensions, each unique row belongs to the cell of the closest of some √n sampled rows, and a new
 row is compared with the rows of about 10 cells close to it. The time grows with n·√n, and a few
-percent of the near copies are missed. Up to 4,096 rows, every row is compared with all others.
+percent of the near copies are missed.
 """
 
 import hashlib
@@ -37,6 +41,8 @@ _Pairs: TypeAlias = tuple[IntArray, IntArray, FloatArray]
 NEAR_COPY = 0.88
 
 _EXACT_ROWS = 4096
+# Whether near copies are looked for: number of rows, rows sampled, near copies per sampled row.
+_FEW_ROWS, _N_SAMPLED, _FEW_COPIES = 2**15, 256, 2.0
 _BATCH_VALUES = 2**24  # 32,768 rows of 512 dimensions
 _STRIP_ROWS = 1024
 _TILE = 2**18
@@ -49,7 +55,7 @@ _MOST_PAIRS = 16
 _TINY = np.float32(1e-20)
 # Fewer unique rows than this, if nine in ten rows were copies, may come from a model that puts all
 # texts close together, and not from a log that repeats itself.
-_FEW_ROWS = 32
+_FEW_UNIQUE = 32
 
 
 def round_rows(rows: FloatArray) -> Half:
@@ -65,6 +71,21 @@ def as_units(rows: npt.NDArray[Any]) -> FloatArray:
     """Rows divided by their norms, in float32."""
     wide = np.asarray(rows, dtype=np.float32)
     return np.asarray(wide / measure_rows(wide, "rows")[:, None]) if len(wide) else wide
+
+
+def hash_rows(rows: FloatArray) -> npt.NDArray[np.uint64]:
+    """A number per row, the same for equal rows."""
+    n_rows, dim = rows.shape
+    weights = np.random.default_rng(0).integers(2**63, size=-(-dim // 2), dtype=np.uint64) * 2 + 1
+    hashes = np.empty(n_rows, dtype=np.uint64)
+    buffer = np.zeros((256, 2 * len(weights)), dtype=np.float32)
+    for start in range(0, n_rows, len(buffer)):  # in the cache of a core
+        some = rows[start : start + len(buffer)]
+        np.add(some, np.float32(0), out=buffer[: len(some), :dim])  # -0 becomes 0
+        words = buffer[: len(some)].view(np.uint64)
+        # The upper half of a word alone would only change the upper half of the sum.
+        hashes[start : start + len(some)] = (words ^ (words >> np.uint64(32))) @ weights
+    return hashes
 
 
 def draw_luck(rows: Half, seed: int) -> npt.NDArray[np.float64]:
@@ -411,6 +432,38 @@ def unique_rows(
     progress: Progress | None = None,
 ) -> UniqueRows:
     """Find the unique rows of past queries."""
+    hashes = np.concatenate([hash_rows(block) for _, block in references.blocks()])
+    _, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
+    order = np.argsort(rows)
+    rows, counts = rows[order], counts[order]
+    if len(rows) <= _FEW_ROWS or _count_near_copies(references, rows) >= _FEW_COPIES:
+        rows, counts = _search(references, progress)
+    if max_references is not None and max_references < len(rows):
+        luck = draw_luck(round_rows(references.take(rows)), seed)
+        kept = np.sort(np.argsort(-luck, kind="stable")[:max_references])
+        rows, counts = rows[kept], counts[kept]
+    kept_rows = references if len(rows) == len(references) else references.subset(rows)
+    return UniqueRows(kept_rows, rows, counts, len(references), references.fingerprint)
+
+
+def _count_near_copies(references: Embeddings, rows: IntArray) -> float:
+    """Estimate how many near copies among different rows a random one has."""
+    drawn = np.random.default_rng(0).choice(rows, _N_SAMPLED, replace=False, shuffle=False)
+    sampled = as_units(references.take(drawn))
+    is_first = np.zeros(len(references), dtype=bool)
+    is_first[rows] = True
+
+    def count(start: int, stop: int) -> int:
+        block = references.rows(start, stop)
+        least = NEAR_COPY * measure_rows(block, "rows")
+        is_near = sampled @ block.T > least
+        return np.count_nonzero(is_near[:, is_first[start:stop]])
+
+    return sum(_in_strips(count, len(references))) / _N_SAMPLED - 1
+
+
+def _search(references: Embeddings, progress: Progress | None) -> tuple[IntArray, IntArray]:
+    """Find the rows that are no near copies, and how many rows each stands for."""
     rows = np.empty(0, dtype=np.int64)
     found = Deduplicator(lambda slots: references.take(rows[slots]))
     slots = np.empty(len(references), dtype=np.int64)
@@ -422,13 +475,7 @@ def unique_rows(
         rows = append_rows(rows, n_before, added.new + start)
         if progress is not None:
             progress(stop, len(references))
-    rows, counts = rows[: len(found)], np.bincount(slots)
-    if max_references is not None and max_references < len(rows):
-        luck = draw_luck(round_rows(references.take(rows)), seed)
-        kept = np.sort(np.argsort(-luck, kind="stable")[:max_references])
-        rows, counts = rows[kept], counts[kept]
-    kept_rows = references if len(rows) == len(references) else references.subset(rows)
-    return UniqueRows(kept_rows, rows, counts, len(references), references.fingerprint)
+    return rows[: len(found)], np.bincount(slots)
 
 
 def drop_copies(
@@ -451,7 +498,7 @@ def check_duplicates(duplicates: Duplicates) -> None:
 
 def warn_of_few_rows(unique: UniqueRows) -> None:
     """Warn if so many rows count as copies that different queries may be among them."""
-    if not unique.is_sample and len(unique) < min(_FEW_ROWS, unique.n_rows / 10):
+    if not unique.is_sample and len(unique) < min(_FEW_UNIQUE, unique.n_rows / 10):
         warn(
             f"only {len(unique):,} of the {unique.n_rows:,} rows of {unique.embeddings.name} are "
             f"unique queries: the others have a cosine above {NEAR_COPY} with one of these and "

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import NEAR_COPY, as_units
+from nnnorm.dedup import NEAR_COPY, as_units, hash_rows
 from nnnorm.embeddings import Embeddings, check_same_dim
 from nnnorm.errors import NNNormError, warn
 
@@ -82,7 +82,7 @@ def check_inputs(
     hashes = []
     for block in _read(gallery, n_read):
         if repeats:
-            hashes.append(_hash_rows(block))
+            hashes.append(hash_rows(block))
         if len(sought):
             units = block if gallery.normalized else as_units(block)
             scores = sought @ units.T
@@ -130,21 +130,6 @@ def _read(gallery: Embeddings, n_read: int) -> Iterator[FloatArray]:
         return
     for start in np.linspace(0, len(gallery) - _RUN, n_read // _RUN).astype(np.int64).tolist():
         yield gallery.rows(start, start + _RUN)
-
-
-def _hash_rows(rows: FloatArray) -> npt.NDArray[np.uint64]:
-    """A number per row, the same for equal rows."""
-    n_rows, dim = rows.shape
-    weights = np.random.default_rng(0).integers(2**63, size=-(-dim // 2), dtype=np.uint64) * 2 + 1
-    hashes = np.empty(n_rows, dtype=np.uint64)
-    buffer = np.zeros((256, 2 * len(weights)), dtype=np.float32)
-    for start in range(0, n_rows, len(buffer)):  # in the cache of a core
-        some = rows[start : start + len(buffer)]
-        np.add(some, np.float32(0), out=buffer[: len(some), :dim])  # -0 becomes 0
-        words = buffer[: len(some)].view(np.uint64)
-        # The upper half of a word alone would only change the upper half of the sum.
-        hashes[start : start + len(some)] = (words ^ (words >> np.uint64(32))) @ weights
-    return hashes
 
 
 def _warn_of_repeats(gallery: Embeddings, hashes: npt.NDArray[np.uint64]) -> None:
@@ -252,7 +237,7 @@ def _sample(source: Embeddings, size: int, rng: np.random.Generator) -> tuple[Fl
     """Unit rows in their order, none of them twice, and the numbers of their blocks."""
     drawn = np.sort(rng.choice(len(source), min(len(source), size), replace=False, shuffle=False))
     rows = source.take(drawn)
-    first = np.sort(np.unique(_hash_rows(rows), return_index=True)[1])
+    first = np.sort(np.unique(hash_rows(rows), return_index=True)[1])
     block = min(_BLOCK, max(1, len(source) // 8))
     numbers = np.unique(drawn[first] // block, return_inverse=True)[1]
     if numbers.max(initial=0) < 3:

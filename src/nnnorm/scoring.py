@@ -124,7 +124,7 @@ class Products:
         """Return the mean of the rows, shape ``(dim,)``."""
         return self.rows.mean()
 
-    def centred(self, center: FloatArray) -> "Products":
+    def centered(self, center: FloatArray) -> "Products":
         """Return the products of the rows less `center`; columns are not read again."""
         return self._with_rows(self.rows.centered(center), self.offset)
 
@@ -141,7 +141,7 @@ class Matrix:
         is_transposed: bool = False,
         offset: FloatArray | None = None,
     ) -> None:
-        self._scores, self.offset = scores, offset
+        self.matrix, self.offset = scores, offset
         self._is_transposed = is_transposed
         self.shape = scores.shape[::-1] if is_transposed else scores.shape
         self.row_bytes = 4 * self.shape[1]
@@ -150,10 +150,10 @@ class Matrix:
         """Read rows ``start:stop`` once; the function copies some columns of them."""
         if self._is_transposed:
             rows = np.empty((stop - start, self.shape[1]), dtype=np.float32)
-            for first_row, block in self._scores.blocks():
+            for first_row, block in self.matrix.blocks():
                 rows[:, first_row : first_row + len(block)] = block[:, start:stop].T
         else:
-            rows = self._scores.rows(start, stop)
+            rows = self.matrix.rows(start, stop)
 
         def read(first: int, last: int, out: FloatArray) -> FloatArray:
             out[...] = rows[:, first:last]
@@ -165,32 +165,32 @@ class Matrix:
 
     def some_rows(self, indices: IntArray) -> "Matrix":
         """Return the scores of some rows only."""
-        some = ScoreMatrix([self._scores.take(indices)], role=self._scores.name)
+        some = ScoreMatrix([self.matrix.take(indices)], role=self.matrix.name)
         return Matrix(some, offset=self.offset)
 
     def transposed(self) -> "Matrix":
         """Return the ready scores with rows and columns exchanged, without a copy."""
-        return Matrix(self._scores, is_transposed=not self._is_transposed)
+        return Matrix(self.matrix, is_transposed=not self._is_transposed)
 
     def mean(self) -> FloatArray:
         """Return the mean of every row as given, without the offset."""
         return np.concatenate(
             [
                 block.mean(axis=1, dtype=np.float64).astype(np.float32)
-                for _, block in self._scores.blocks()
+                for _, block in self.matrix.blocks()
             ]
         )
 
     def center(self) -> FloatArray:
         """Return the mean of every column, shape ``(n_columns,)``."""
         total = np.zeros(self.shape[1])
-        for _, block in self._scores.blocks():
+        for _, block in self.matrix.blocks():
             total += block.sum(axis=0, dtype=np.float64)
         return np.asarray(total / self.shape[0], dtype=np.float32)
 
-    def centred(self, center: FloatArray) -> "Matrix":
+    def centered(self, center: FloatArray) -> "Matrix":
         """Return the scores with `center` subtracted from every row."""
-        return Matrix(self._scores, offset=center)
+        return Matrix(self.matrix, offset=center)
 
 
 # A matrix of scores that is read in blocks.

@@ -91,7 +91,9 @@ def test_the_gallery_of_today_can_be_given(shapes, corrector):
     ids=str,
 )
 def test_own_queries_are_fine_and_others_are_not_by_every_method(shapes, method, other):
-    second = {"gallery_references": shapes.gallery_references[:200]} if method.needs.beta else {}
+    second = {}
+    if method.gallery_bank == "needed":
+        second = {"gallery_references": shapes.gallery_references[:200]}
     if isinstance(method, nnnorm.InvertedSoftmax):
         second = {}
     corrector = Corrector.fit(shapes.gallery, shapes.references[::5], method, **second)

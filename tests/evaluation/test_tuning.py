@@ -15,6 +15,7 @@ from nnnorm.evaluation.metrics import evaluate
 from nnnorm.evaluation.sweep import Setting
 from nnnorm.evaluation.tuning import Cell, tune
 from nnnorm.methods import METHOD_NAMES, Statistics, find_method, make_method
+from nnnorm.scoring import Matrix
 from tests import made
 
 TWO_BANKS = ("dualis", "dualdis", "sinkhorn")
@@ -270,7 +271,7 @@ def test_the_rule_is_the_naive_rule_on_any_hits(data):
     hits = np.float32(common + level + spread * rng.normal(size=(len(cells), n_queries)) > 0.6)
     clusters = rng.integers(0, data.draw(st.integers(1, 30)), size=n_queries)
     scores = rng.normal(size=(40, 1)) + rng.normal(size=(40, n_references))
-    bank = Statistics.of_scores(open_matrix(scores, name="scores"))
+    bank = Statistics(Matrix(open_matrix(scores, name="scores")))
     laid_out = [Setting(make_method(name, **params), params, bank) for name, params in cells]
     chosen = tune_module.choose(laid_out, hits, clusters)
     usual = NNN().fit_scores(scores).params

@@ -166,7 +166,7 @@ def test_a_centre_may_be_given_so_that_new_items_get_the_numbers_of_a_whole_fit(
     whole = Statistics.of_embeddings(gallery, references)
     settled, _ = NNN().resolve(whole)
     some = np.array([3, 80])
-    new = Statistics.of_embeddings(gallery.subset(some), references, known={"center": whole.center})
+    new = Statistics.of_embeddings(gallery.subset(some), references, center=whole.center)
     np.testing.assert_allclose(settled.values(new), settled.values(whole)[some], atol=1e-6)
 
 

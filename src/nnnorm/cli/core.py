@@ -51,7 +51,7 @@ from nnnorm.scoring import count_threads
 from nnnorm.solvers import Solver
 from nnnorm.version import __version__
 
-_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "refused"]
+_TWO_BANKS = [name for name in METHOD_NAMES if find_method(name)[0].gallery_bank != "unused"]
 GalleryReferences = Annotated[
     Path | None, Option(help=f"Bank of gallery-side items ({', '.join(_TWO_BANKS)}).")
 ]
@@ -59,7 +59,6 @@ DuplicatesOption = Annotated[
     Duplicates,
     Option(help="Drop near copies among the past queries, or keep every row, as the paper does."),
 ]
-_WITH_MEANS = ", ".join(name for name in METHOD_NAMES if find_method(name)[0].uses_means)
 
 
 def _users(param: str) -> str:
@@ -124,7 +123,10 @@ def fit(
     ] = None,
     solver: Annotated[
         Solver,
-        Option(help=f"How the means are computed ({_WITH_MEANS}); auto is exact up to about 30 s."),
+        Option(
+            help=f"How the means are computed ({_users('reference_k')}); auto is exact up to about "
+            "30 s."
+        ),
     ] = "auto",
     quality: Annotated[
         int | None, Option(help="Inverted lists to probe per item (approximate).")

@@ -192,7 +192,7 @@ def _fit_command_of(chosen: evaluation.Cell, files: dict[str, Any], end: str) ->
     """The command that fits a setting again; nothing where no correction was chosen."""
     if chosen.method == NO_CORRECTION:
         return []
-    if find_method(chosen.method)[0].gallery_bank == "refused":
+    if find_method(chosen.method)[0].gallery_bank == "unused":
         files = files | {"gallery_references": None}
     return _fit_command(files, chosen.method, chosen.params, end)
 
@@ -426,7 +426,7 @@ def _fit_tuned(
 ) -> Corrector:
     """A corrector of the chosen setting."""
     chosen = make_method(tuning.best.method, **tuning.best.params)
-    if chosen.gallery_bank == "refused":
+    if chosen.gallery_bank == "unused":
         gallery_references = None
     return Corrector.fit(
         items,

@@ -581,8 +581,7 @@ class Corrector:
 
     def _bias_of(self, items: Embeddings, **options: Any) -> Bias:
         options["solver"] = "exact"  # the value of an item must not depend on the others
-        if self.center is not None:
-            options["known"] = {"center": self.center}
+        options["center"] = self.center
         statistics = Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
         return self._sign(self.method.make_bias(statistics))
 

@@ -29,7 +29,7 @@ from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
-from nnnorm.evaluation.sweep import check_grids, prepare
+from nnnorm.evaluation.sweep import check_grids
 from nnnorm.evaluation.truth import warn_of_mismatched_bank, warn_of_overlap
 from nnnorm.evaluation.tuning import Select, check_methods, check_select, try_settings
 from nnnorm.files import Progress
@@ -390,7 +390,7 @@ class _Study:
         if on.gallery.fingerprint != test.gallery.fingerprint:
             statistics = Statistics.of_embeddings(test.gallery, bank, gallery_bank, **self._options)
             automatic = [NNN().resolve(statistics)[0]] if with_automatic else []
-            prepare(statistics, [*(setting.method for setting in chosen), *automatic])
+            statistics.prepare([*(setting.method for setting in chosen), *automatic])
         results = []
         for name, setting in zip(names, chosen, strict=True):
             if self._held is None:

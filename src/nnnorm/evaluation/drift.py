@@ -189,9 +189,10 @@ def _refit(corrector: Corrector, queries: Embeddings, items: Embeddings) -> Bias
     if not mismatch_z(corrector.bank, queries) > MISMATCH_Z:
         bank = queries.joined(corrector.bank)
     method, used = corrector.asked, drop_copies(bank, corrector.duplicates)
-    if (method.needs.reference_k or 0) > len(used):
+    reference_k = getattr(method, "reference_k", 0)
+    if reference_k != "auto" and reference_k > len(used):
         method = NNN()
-    second = corrector.bank_of_items if method.gallery_bank != "refused" else None
+    second = corrector.bank_of_items if method.gallery_bank != "unused" else None
     return method.fit(
         items,
         used_rows(used),

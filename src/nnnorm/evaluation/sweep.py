@@ -31,6 +31,7 @@ from nnnorm.files import Progress
 from nnnorm.methods import (
     NNN,
     BankName,
+    DualSoftmax,
     Factor,
     Grid,
     Method,
@@ -89,29 +90,18 @@ def make_settings(
         for name in methods
         for method, params in _cells(name, grids.get(name), references)
     }
-    if gallery_references is None:
-        for method in cells:
-            method.check_gallery_bank(False)
     statistics = Statistics.of_embeddings(gallery, references, gallery_references, **options)
     if NNN().name in methods and NNN().name not in grids:
         automatic = automatic_nnn(statistics)
         if automatic.weight:
             cells.setdefault(automatic, automatic.params)
-    prepare(statistics, list(cells))
+    statistics.prepare(cells)
     return [Setting(method, params, statistics) for method, params in cells.items()]
 
 
 def automatic_nnn(statistics: Statistics) -> NNN:
     """NNN as the automatic rule sets it for this bank and gallery."""
-    found: NNN = statistics.keep("automatic nnn", lambda: NNN().resolve(statistics)[0])
-    return found
-
-
-def prepare(statistics: Statistics, methods: Sequence[Method]) -> None:
-    """Compute the statistics of several methods in one pass over each bank."""
-    statistics.prepare(method.needs for method in methods)
-    for kind in {type(method): None for method in methods}:
-        kind.share_work([method for method in methods if type(method) is kind], statistics)
+    return NNN().resolve(statistics)[0]
 
 
 def check_grids(grids: Mapping[str, Grid] | None, methods: Sequence[MethodName]) -> None:
@@ -137,7 +127,7 @@ def _cells(
             raise NNNormError(
                 "dualdis can be tuned in its published form only; leave out gate 'safe'"
             )
-        reference_k = method.needs.reference_k or 0
+        reference_k = getattr(method, "reference_k", 0)
         if reference_k <= len(references):
             yield method, params
         elif grid is not None:
@@ -344,11 +334,12 @@ class GateWatch:
 
 
 def _closed_cases(method: Method) -> list[_Case]:
-    """The products that a method ranks by where some of its gates are closed."""
+    """The products that DualDIS ranks by if some of its gates are closed; QBNorm has none."""
+    if not isinstance(method, DualSoftmax):
+        return []
     patterns = itertools.product((True, False), repeat=len(method.gated_by))
-    products = ((pattern, method.closed_product(pattern)) for pattern in patterns)
     return [
-        (method.gated_by, pattern, factors)
-        for pattern, factors in products
-        if factors is not None and not all(pattern)
+        (method.gated_by, pattern, method.closed_product(pattern))
+        for pattern in patterns
+        if not all(pattern)
     ]

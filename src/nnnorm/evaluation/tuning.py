@@ -11,7 +11,7 @@ others choose.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -40,6 +40,7 @@ from nnnorm.methods import (
     NNN,
     NO_CORRECTION,
     Grid,
+    Method,
     MethodName,
     Statistics,
     describe_setting,
@@ -380,13 +381,20 @@ def _sweep(
         watch.look(start, scores)
 
     # A gated setting shares the sweep of its ungated form.
-    unique = {setting.method.ungated: setting for setting in settings}
+    unique = {_ungated(setting.method): setting for setting in settings}
     places = {method: place for place, method in enumerate(unique)}
     corrections = [setting.correction for setting in unique.values()]
     swept = sweep_hits(queries, gallery, truth, corrections, look=look, **options)
     raw = swept[places[methods[0]]]
-    hits = np.stack([watch.hits(method, swept[places[method.ungated]], raw) for method in methods])
+    ungated = [swept[places[_ungated(method)]] for method in methods]
+    pairs = zip(methods, ungated, strict=True)
+    hits = np.stack([watch.hits(method, open_hits, raw) for method, open_hits in pairs])
     return hits, counter.evaluation()
+
+
+def _ungated(method: Method) -> Method:
+    """The method that is applied to a query whose gates are all open."""
+    return replace(method, **method.variants[0].fixed)
 
 
 # --- choosing ------------------------------------------------------------------------------------

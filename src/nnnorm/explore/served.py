@@ -4,6 +4,7 @@ The views then show the exact ranking by the values that the index holds. Whethe
 that ranking is the question of `nnnorm index verify`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
@@ -43,9 +44,15 @@ class Served(Method):
         """Return the values that the index holds."""
         return self.stored
 
-    def make_bias(self, statistics: Statistics) -> Bias:
+    def make_bias(self, statistics: Statistics, chosen: Mapping[str, Any] | None = None) -> Bias:
         """Return the bias of the index, which owes nothing to the past queries that are shown."""
-        return Bias(self.stored, self.weight, self.fitted_by, self.params, dim=statistics.dim)
+        return Bias(
+            self.stored,
+            self.weight,
+            self.fitted_by,
+            self.params,
+            dim=statistics.provenance["dim"],
+        )
 
     def describe(self) -> str:
         """Describe what is served in a few words."""

@@ -35,7 +35,6 @@ from nnnorm.methods import (
     NNN,
     InvertedSoftmax,
     Method,
-    Needs,
     Statistics,
     find_method,
     make_method,
@@ -130,8 +129,10 @@ class Session:
 
     def _prepare(self) -> None:
         """Compute the statistics of all settings of the sliders."""
-        needs = [Needs(k, is_centred=some) for k in self.reference_ks for some in (False, True)]
-        self.statistics.prepare([*needs, *(Needs(beta=beta) for beta in _BETAS)])
+        methods: list[Method] = [
+            NNN(k, 1.0, center=center) for k in self.reference_ks for center in (False, True)
+        ]
+        self.statistics.prepare([*methods, *(InvertedSoftmax(beta) for beta in _BETAS)])
         self.statistics.mean_of_all()
         self.statistics.activation_set()
 

@@ -75,25 +75,6 @@ class Layout:
     sample: FloatArray
 
 
-CONFIGURED = ("dim", "version", "corrector", "method", "weight", "mode")
-
-
-@dataclass(frozen=True)
-class CollectionInfo:
-    """What `nnnorm index info` prints."""
-
-    name: str
-    n_items: int
-    dim: int
-    version: int
-    corrector: str
-    method: str
-    weight: float
-    mode: Mode
-    can_roll_back: bool
-    is_rolled_back: bool
-
-
 def whole(default: int, at_least: int = 1, at_most: int = _MOST) -> Any:
     """Declare an option that is a whole number within bounds."""
     return field(default=default, metadata={"bounds": (at_least, at_most)})

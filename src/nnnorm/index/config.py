@@ -5,7 +5,8 @@ an index can be searched without its corrector.
 """
 
 import os
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,13 +16,15 @@ from nnnorm.augmentation import Augmentation
 from nnnorm.bias import Bias, check_correction
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
-from nnnorm.errors import NNNormError, quiet
+from nnnorm.errors import NNNormError
 from nnnorm.index.backend import FloatArray, Items, Kind, Metric, Mode
 from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.version import __version__
 
 FORMAT = "nnnorm.index/2"
+# What a refresh leaves as it is.
+OF_THE_COLLECTION = ("mode", "metric", "string_ids", "columns", "created", "rotated")
 _FEW = 64  # rows that are checked without opening them as embeddings
 
 
@@ -46,7 +49,7 @@ class IndexConfig:
     radius: float
     lowest: float
     highest: float
-    reference_norms: tuple[float, float] | None
+    reference_norms: Sequence[float] | None
     rotated: bool
     previous: int | None = None
     popularity: float | None = None
@@ -73,26 +76,25 @@ class IndexConfig:
         )
 
     @classmethod
-    def from_dict(cls, stored: Any, name: str) -> "IndexConfig":
+    def from_dict(cls, stored: dict[str, Any], name: str) -> "IndexConfig":
         """Read what `to_dict` wrote, or raise if it is something else."""
-        known = {one.name for one in fields(cls)}
-        is_ours = isinstance(stored, dict) and stored.get("format") == FORMAT
-        if not is_ours or known - stored.keys():
+        about = dict(stored)
+        try:
+            if about.pop("format", None) != FORMAT:
+                raise TypeError
+            return cls(**about)
+        except TypeError:
             raise NNNormError(
                 f"the index metadata of {name} can't be read; it was written by another version of "
                 "nnnorm, or is damaged: build the index again"
-            )
-        about = {key: value for key, value in stored.items() if key in known}
-        norms = about["reference_norms"]
-        return cls(**{**about, "reference_norms": None if norms is None else tuple(norms)})
+            ) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
     @cached_property
-    def augmentation(self) -> Augmentation:
-        """The extra coordinates."""
+    def _augmentation(self) -> Augmentation:
         return Augmentation("l2", self.shift, self.scale, self.radius)
 
     @property
@@ -108,7 +110,7 @@ class IndexConfig:
         """Return the vectors to store, and the bias column if there is one."""
         if self.mode == "column":
             return rows, values
-        return self._rotate(self.augmentation.extend_items(rows, values)), None
+        return self._rotate(self._augmentation.extend_items(rows, values)), None
 
     def restore_items(self, items: Items) -> Items:
         """Turn stored items into the rows that were given, and their bias."""
@@ -116,10 +118,9 @@ class IndexConfig:
             return items
         vectors = items.vectors
         if self.rotated:
-            vectors = vectors @ rotation(self.width).T
-        values = vectors[:, self.dim] / np.float32(self.scale) + np.float32(self.shift)
-        rows = np.ascontiguousarray(vectors[:, : self.dim])
-        return Items(items.ids, rows, values.astype(np.float32), items.metadata)
+            vectors = vectors @ _rotation(self.width).T
+        rows, values = self._augmentation.split_items(vectors)
+        return Items(items.ids, rows, values, items.metadata)
 
     # --- queries ---
 
@@ -138,7 +139,8 @@ class IndexConfig:
             )
         if not self.unit:
             bounds = np.array([self.lowest, self.highest], dtype=np.float32)
-            known = Bias(bounds, 1.0, self.method, reference_norms=self.reference_norms)
+            norms = None if self.reference_norms is None else tuple(self.reference_norms)
+            known = Bias(bounds, 1.0, self.method, reference_norms=norms)
             warn_of_scale(known, opened, self.weight)
         return opened.rows(0, len(opened))
 
@@ -154,10 +156,11 @@ class IndexConfig:
         return (queries / norms[:, None]).astype(np.float32)
 
     def transform_queries(self, rows: FloatArray, weight: float) -> FloatArray:
-        """Return what the engine is asked."""
+        """Return what the engine is asked, or raise if float32 can't hold the correction."""
+        check_correction(weight, [self.lowest, self.highest])
         if self.mode == "column":
             return rows
-        return self._rotate(self.augmentation.extend_queries(rows, weight))
+        return self._rotate(self._augmentation.extend_queries(rows, weight))
 
     def read_scores(self, scores: FloatArray, asked: FloatArray, weight: float) -> FloatArray:
         """Turn the engine's scores into corrected scores."""
@@ -169,16 +172,12 @@ class IndexConfig:
             products = products * norms * self.radius
         return (products - weight * self.shift).astype(np.float32)
 
-    def check_weight(self, weight: float) -> None:
-        """Raise if this weight makes a correction that float32 can't hold."""
-        check_correction(weight, [self.lowest, self.highest])
-
     def _rotate(self, rows: FloatArray) -> FloatArray:
-        return rows @ rotation(self.width) if self.rotated else rows
+        return rows @ _rotation(self.width) if self.rotated else rows
 
 
 @lru_cache(maxsize=4)
-def rotation(width: int) -> FloatArray:
+def _rotation(width: int) -> FloatArray:
     """Return a fixed random orthogonal matrix, shape ``(width, width)``."""
     matrix, triangle = np.linalg.qr(np.random.default_rng(0).normal(size=(width, width)))
     # Libraries differ in the signs of a decomposition.
@@ -209,8 +208,17 @@ def open_corrector(given: "Corrector | str | os.PathLike[str]") -> Corrector:
     )
 
 
-def open_rows(source: Source, corrector: Corrector, name: str) -> Embeddings:
-    """Open items as a corrector needs them."""
-    with quiet():  # of norms, which the corrector judges itself
-        opened = open_embeddings(source, name=name, normalize=corrector.normalize or None)
-    return corrector.open(opened, "items")
+@dataclass(frozen=True)
+class CollectionInfo:
+    """What `nnnorm index info` prints."""
+
+    name: str
+    n_items: int
+    dim: int
+    version: int
+    corrector: str
+    method: str
+    weight: float
+    mode: Mode
+    can_roll_back: bool
+    is_rolled_back: bool

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,19 +21,14 @@ from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
-from nnnorm.index.backend import (
-    CONFIGURED,
-    Backend,
+from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Layout, Metadata, Mode
+from nnnorm.index.config import (
+    OF_THE_COLLECTION,
     CollectionInfo,
-    FloatArray,
-    Hits,
-    Ids,
-    Items,
-    Layout,
-    Metadata,
-    Mode,
+    IndexConfig,
+    bias_values,
+    open_corrector,
 )
-from nnnorm.index.config import IndexConfig, bias_values, open_corrector, open_rows
 from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
 from nnnorm.index.urls import open_backend
 from nnnorm.popularity import Popularity
@@ -112,9 +107,14 @@ class CorrectedIndex:
         return CollectionInfo(
             name=self.backend.name,
             n_items=len(self),
-            **{name: getattr(config, name) for name in CONFIGURED},
-            can_roll_back=older is not None and newer is None,
-            is_rolled_back=newer is not None,
+            dim=config.dim,
+            version=config.version,
+            corrector=config.corrector,
+            method=config.method,
+            weight=config.weight,
+            mode=config.mode,
+            can_roll_back=older is not None,
+            is_rolled_back=older is None and newer is not None,
         )
 
     def _read_state(self) -> _State:
@@ -167,16 +167,15 @@ class CorrectedIndex:
             raise NNNormError(f"{self.backend.engine} has no filters; leave out the filter")
         given = None if weight is None else check_weight(weight)
         rows = self.config.open_queries(queries, self.backend.name)
-        for attempt in range(_ATTEMPTS):
+        while True:
             state = self._state
             try:
                 with self.backend.translating():
                     return self._search(state, rows, int(k), given, filter, with_metadata)
             except NNNormError:
-                if attempt == _ATTEMPTS - 1 or not self._is_gone(state):
+                if not self._is_gone(state):
                     raise
                 self.reload()
-        raise AssertionError
 
     def _search(
         self,
@@ -189,11 +188,10 @@ class CorrectedIndex:
     ) -> Hits:
         version, config = state
         used = config.weight if weight is None else weight
-        config.check_weight(used)
         asked = config.transform_queries(rows, used)
         in_column = used if config.mode == "column" else None
         hits = self.backend.search(version, asked, k, filter, in_column)
-        hits = _sort(replace(hits, scores=config.read_scores(hits.scores, asked, used)))
+        hits = _sort(Hits(hits.ids, config.read_scores(hits.scores, asked, used)))
         return self._with_metadata(version, hits) if with_metadata else hits
 
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
@@ -248,17 +246,15 @@ class CorrectedIndex:
     def _add(
         self, rows: Source, ids: Any, metadata: Sequence[Metadata] | None, *, replaces: bool
     ) -> None:
-        corrector = self._own_corrector(self.config)
-        items = open_rows(rows, corrector, "the new items")
+        corrector = self._own_corrector()
+        items = corrector.open(rows, "items")
         named = items.ids if ids is None else ids
         if named is None:
             raise NNNormError("new items need ids; pass ids=, one per row")
-        given = _check_new_ids(named, len(items))
+        given = _check_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
-        values = bias_values(corrector, items)
-        with self._writing() as (version, config):
-            self._own_corrector(config)
-            _check_kind(given, config.string_ids, self.backend.name)
+        values = corrector.bias_for(items).values
+        with self._writing(given) as (version, config):
             if not replaces and (there := self.backend.present(version, given)).any():
                 raise NNNormError(
                     f"{self.backend.name} has the id {given[there][0].item()!r} already; use "
@@ -270,9 +266,8 @@ class CorrectedIndex:
 
     def delete(self, ids: Any) -> None:
         """Delete items by their ids, all of which must be in the index."""
-        given = _check_new_ids(ids, np.size(np.array(ids, dtype=object)))
-        with self._writing() as (version, config):
-            _check_kind(given, config.string_ids, self.backend.name)
+        given = _check_ids(ids)
+        with self._writing(given) as (version, _):
             there = self.backend.present(version, given)
             if not there.all():
                 raise NNNormError(
@@ -283,46 +278,43 @@ class CorrectedIndex:
 
     def present(self, ids: Any) -> Any:
         """Return which of these ids are in the index, shape ``(n_ids,)``."""
-        given = _check_new_ids(ids, np.size(np.array(ids, dtype=object)))
+        given = _check_ids(ids)
         version, config = self._state
         if (given.dtype.kind == "U") != config.string_ids:
             return np.zeros(len(given), dtype=bool)
         with self.backend.translating():
             return self.backend.present(version, given)
 
-    def _own_corrector(self, config: IndexConfig) -> Corrector:
-        corrector = self._correctors.get(config.corrector)
-        if corrector is None:
+    def _own_corrector(self) -> Corrector:
+        if self.corrector is None:
             raise NNNormError(
                 f"items of {self.backend.name} get their bias from corrector "
-                f"{config.corrector[:8]}; open it with open_index(url, corrector=…)"
+                f"{self.config.corrector[:8]}; open it with open_index(url, corrector=…)"
             )
-        return corrector
+        return self.corrector
 
     @contextmanager
-    def _writing(self) -> Iterator[_State]:
-        """Change the served version, as the only writer if the engine can lock."""
-        with self.backend.translating(), self.backend.writing():
-            state = self._catch_up()
-            with self.backend.write(state.version) as version:
-                yield _State(version, state.config)
-            if self.backend.served() != version:
+    def _writing(self, ids: Ids) -> Iterator[_State]:
+        """Change these items of the served version, as the only writer if the engine can lock."""
+        backend = self.backend
+        with backend.translating(), backend.writing():
+            _, config = newest = self._read_state()
+            if config.corrector != self.config.corrector:
                 raise NNNormError(
-                    f"{self.backend.name} was refreshed by another process during this call, and "
-                    "the change may be lost; open the index again and repeat the call"
+                    f"{backend.name} was refreshed or rolled back since it was opened; open it "
+                    "again, with its new corrector"
                 )
-            self._state = _State(version, state.config)
-
-    def _catch_up(self) -> _State:
-        """Return the newest state, or raise if another process has served another corrector."""
-        newest = self._read_state()
-        if newest.config.corrector != self.config.corrector:
-            raise NNNormError(
-                f"{self.backend.name} was refreshed or rolled back since it was opened; open it "
-                "again, with its new corrector"
-            )
-        self._state = newest
-        return newest
+            if (ids.dtype.kind == "U") != config.string_ids:
+                kinds = ("text", "whole numbers")[:: 1 if config.string_ids else -1]
+                raise NNNormError(f"ids of {backend.name} are {kinds[0]}; got {kinds[1]}")
+            with backend.write(newest.version) as version:
+                yield _State(version, config)
+            if backend.served() != version:
+                raise NNNormError(
+                    f"{backend.name} was refreshed by another process during this call, and the "
+                    "change may be lost; open the index again and repeat the call"
+                )
+            self._state = _State(version, config)
 
     # --- versions --------------------------------------------------------------------------------
 
@@ -347,33 +339,33 @@ class CorrectedIndex:
             if popularity is None and state.config.popularity is not None:
                 warn(f"the clicks of {backend.name} are left out; pass popularity= to keep them")
             n_items = backend.count(state.version)
-            clicks = _Clicks(popularity, ids, n_items, backend.name) if popularity else None
-            number = state.config.version
+            clicks = _clicks_by_id(popularity, ids, n_items, backend.name) if popularity else {}
+            finished = self._finished()
             config = IndexConfig.make(
                 new,
-                version=1 + max(other.config.version for other in self._finished()),
-                previous=number,
-                mode=state.config.mode,
-                metric=backend.metric,
-                string_ids=state.config.string_ids,
-                columns=state.config.columns,
-                created=state.config.created,
-                rotated=state.config.rotated,
+                version=1 + max(other.config.version for other in finished),
+                previous=state.config.version,
                 popularity=None if popularity is None else popularity.weight,
+                **{name: getattr(state.config, name) for name in OF_THE_COLLECTION},
             )
 
             def parts() -> Iterator[Items]:
                 for stored in backend.scan(state.version):
                     items = state.config.restore_items(stored)
-                    rows = open_rows(items.vectors, new, f"the items of {backend.name}")
-                    values = bias_values(new, rows, clicks.find(items.ids) if clicks else None)
+                    rows = new.open(items.vectors, "items")
+                    more = None
+                    if popularity is not None:
+                        counts = [clicks.pop(own, 0.0) for own in items.ids.tolist()]
+                        more = Popularity(counts, popularity.weight)
+                    values = bias_values(new, rows, more)
                     made = config.transform_items(rows.rows(0, len(rows)), values)
                     yield Items(items.ids, *made, items.metadata)
+                if popularity is not None:
+                    _check_left_clicks(clicks, len(popularity), backend.name)
 
-            _tidy(backend, lambda one, stored: stored is not None and stored["version"] != number)
+            others = [one.version for one in finished if one.config.version != config.previous]
+            _keep_only(backend, state.version, *others)
             version = _fill(backend, config, parts(), n_items, progress)
-            if clicks is not None:
-                clicks.check()
             if backend.served() != state.version or backend.count(state.version) != n_items:
                 backend.drop(version)
                 raise NNNormError(
@@ -381,7 +373,7 @@ class CorrectedIndex:
                     "given up; run it again"
                 )
             backend.swap(version)
-            _tidy(backend, lambda one, _: one in (version, state.version))
+            _keep_only(backend, version, state.version)
             self._correctors[new.fingerprint] = new
             self._state = _State(version, config)
 
@@ -394,7 +386,7 @@ class CorrectedIndex:
                 raise NNNormError(
                     f"{self.backend.name} has no previous version; a refresh keeps one"
                 )
-            target = (newer if undo else None if newer else older) or state
+            target = (newer if undo else older) or state
             if target.version != state.version:
                 self.backend.swap(target.version)
             self._state = target
@@ -409,40 +401,33 @@ def _sort(hits: Hits) -> Hits:
     return Hits(ids, scores)
 
 
-class _Clicks:
-    """The popularity of a refresh, matched to items by id."""
+def _clicks_by_id(popularity: Popularity, ids: Any, n_items: int, name: str) -> dict[Any, float]:
+    if not isinstance(popularity, Popularity):
+        raise NNNormError(
+            "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
+            f"{type(popularity).__name__}"
+        )
+    if ids is None and len(popularity) != n_items:
+        raise NNNormError(
+            f"clicks without ids must be one per item; got {len(popularity):,} for {n_items:,} "
+            f"items of {name}: pass ids, one per number of clicks"
+        )
+    named = range(n_items) if ids is None else check_ids(ids, len(popularity)).tolist()
+    return dict(zip(named, np.asarray(popularity.clicks).tolist(), strict=True))
 
-    def __init__(self, popularity: Popularity, ids: Any, n_items: int, name: str) -> None:
-        if not isinstance(popularity, Popularity):
-            raise NNNormError(
-                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
-                f"{type(popularity).__name__}"
-            )
-        if ids is None and len(popularity) != n_items:
-            raise NNNormError(
-                f"clicks without ids must be one per item; got {len(popularity):,} for "
-                f"{n_items:,} items of {name}: pass ids, one per number of clicks"
-            )
-        named = range(n_items) if ids is None else check_ids(ids, len(popularity)).tolist()
-        self._left = dict(zip(named, np.asarray(popularity.clicks).tolist(), strict=True))
-        self._weight, self._n, self._name = popularity.weight, len(popularity), name
 
-    def find(self, ids: Ids) -> Popularity:
-        """Return the popularity of some items; each item is asked once."""
-        return Popularity([self._left.pop(own, 0.0) for own in ids.tolist()], self._weight)
-
-    def check(self) -> None:
-        """Warn of clicks whose items the index doesn't have, or raise if there are no others."""
-        if len(self._left) == self._n:
-            raise NNNormError(
-                f"none of the {self._n:,} ids of the clicks is in {self._name}, such as "
-                f"{next(iter(self._left))!r}; pass the ids of its items"
-            )
-        if self._left:
-            warn(
-                f"{len(self._left):,} of {self._n:,} ids of the clicks aren't in {self._name}, "
-                f"such as {next(iter(self._left))!r}; their clicks are left out"
-            )
+def _check_left_clicks(left: dict[Any, float], n_clicks: int, name: str) -> None:
+    """Warn of clicks whose items the index doesn't have, or raise if there are no others."""
+    if len(left) == n_clicks:
+        raise NNNormError(
+            f"none of the {n_clicks:,} ids of the clicks is in {name}, such as "
+            f"{next(iter(left))!r}; pass the ids of its items"
+        )
+    if left:
+        warn(
+            f"{len(left):,} of {n_clicks:,} ids of the clicks aren't in {name}, such as "
+            f"{next(iter(left))!r}; their clicks are left out"
+        )
 
 
 # --- making an index -----------------------------------------------------------------------------
@@ -492,9 +477,9 @@ def build_index(
     True
     """
     backend, used = open_backend(url), open_corrector(corrector)
-    items = open_rows(gallery, used, "gallery")
+    items = used.open(gallery, "gallery")
     named = items.ids if ids is None else ids
-    given = np.arange(len(items)) if named is None else _check_new_ids(named, len(items))
+    given = np.arange(len(items)) if named is None else _check_ids(named, len(items))
     entries = check_metadata(metadata, len(items))
     values = bias_values(used, items)
 
@@ -522,7 +507,7 @@ def build_index(
     with backend.translating(), backend.writing():
         if backend.served() is not None or backend.is_taken():
             raise NNNormError(f"{backend.name} exists already; refresh it, or choose another name")
-        _tidy(backend, lambda one, stored: False)
+        _keep_only(backend)
         backend.swap(_fill(backend, config, parts(), len(items), progress))
     return CorrectedIndex(backend, used)
 
@@ -649,26 +634,18 @@ def _fill(
     return version
 
 
-def _tidy(backend: Backend, keep: Callable[[str, dict[str, Any] | None], bool]) -> None:
-    """Drop versions that aren't served and that an interruption left, or that are too old."""
-    served = backend.served()
+def _keep_only(backend: Backend, *kept: str) -> None:
+    """Drop versions that an interruption left, or that are too old."""
     for version in backend.versions():
-        if version != served and not keep(version, backend.read_config(version)):
+        if version not in kept:
             backend.drop(version)
 
 
-def _check_new_ids(ids: Any, n_items: int) -> Ids:
-    if isinstance(ids, range):
-        return np.arange(ids.start, ids.stop, ids.step)
-    for own in np.array(ids, dtype=object).ravel().tolist():
+def _check_ids(ids: Any, n_items: int | None = None) -> Ids:
+    listed = np.array(ids, dtype=object)
+    for own in listed.ravel().tolist():
         if isinstance(own, str) and not (0 < len(own) <= _LONGEST_ID and is_text(own)):
             raise NNNormError(
                 f"an id must be a whole number, or text without null characters; got {own!r:.60}"
             )
-    return check_ids(ids, n_items, name="the items")
-
-
-def _check_kind(ids: Ids, string_ids: bool, name: str) -> None:
-    if (ids.dtype.kind == "U") != string_ids:
-        kinds = ("text", "whole numbers") if string_ids else ("whole numbers", "text")
-        raise NNNormError(f"ids of {name} are {kinds[0]}; got {kinds[1]}")
+    return check_ids(ids, listed.size if n_items is None else n_items, name="the items")

@@ -1,5 +1,6 @@
 """`verify_index`: compare an index with the exact corrected search."""
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from nnnorm.bias import check_weight
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import Backend, FloatArray, Ids
-from nnnorm.index.config import bias_values, open_corrector, open_rows
+from nnnorm.index.config import bias_values, open_corrector
 from nnnorm.index.corrected import CorrectedIndex, Correction, open_index
 from nnnorm.tables import check_ids
 
@@ -84,43 +85,34 @@ def verify_index(
     >>> verify_index(index, shapes.queries).is_good
     True
     """
-    if not isinstance(index, CorrectedIndex):
-        with open_index(index, corrector) as opened:
-            return verify_index(
-                opened,
-                queries,
-                gallery=gallery,
-                ids=ids,
-                k=k,
-                weight=weight,
-                sample=sample,
-                seed=seed,
+    with contextlib.ExitStack() as stack:
+        if not isinstance(index, CorrectedIndex):
+            index = stack.enter_context(open_index(index, corrector))
+        elif corrector is not None:
+            index = CorrectedIndex(index.backend, open_corrector(corrector))
+        config = index.config
+        parts = list(index.scan())
+        if not parts:
+            raise NNNormError(f"{index.backend.name} has no items to verify")
+        stored: Ids = np.concatenate([part.ids for part in parts])
+        rows = np.concatenate([part.vectors for part in parts])
+        values = np.concatenate([np.asarray(part.bias) for part in parts])
+        problems = _check_bias(index, rows, values)
+        if gallery is not None:
+            problems += _check_rows(index, stored, rows, gallery, ids)
+        used = config.weight if weight is None else check_weight(weight)
+        asked = config.open_queries(queries, index.backend.name)
+        some = np.random.default_rng(seed).permutation(len(asked))[:sample]
+        asked = asked[np.sort(some)]
+        recall, error, scale = _compare(index, asked, stored, rows, values, used, k)
+        if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
+            problems.append(
+                f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use "
+                "an exact kind of index"
             )
-    if corrector is not None:
-        index = CorrectedIndex(index.backend, open_corrector(corrector))
-    config = index.config
-    parts = list(index.scan())
-    if not parts:
-        raise NNNormError(f"{index.backend.name} has no items to verify")
-    stored: Ids = np.concatenate([part.ids for part in parts])
-    rows = np.concatenate([part.vectors for part in parts])
-    values = np.concatenate([np.asarray(part.bias) for part in parts])
-    problems = _check_bias(index, rows, values)
-    if gallery is not None:
-        problems += _check_rows(index, stored, rows, gallery, ids)
-    used = config.weight if weight is None else check_weight(weight)
-    asked = config.open_queries(queries, index.backend.name)
-    some = np.random.default_rng(seed).permutation(len(asked))[:sample]
-    asked = asked[np.sort(some)]
-    recall, error, scale = _compare(index, asked, stored, rows, values, used, k)
-    if recall < _GOOD_RECALL[index.backend.is_exact] - 1e-3:
-        problems.append(
-            f"it finds {recall:.1%} of the {k} best: search more broadly (ef, probes), or use an "
-            "exact kind of index"
-        )
-    if error > _GOOD_SCORE * scale:
-        problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
-    return Verification(recall, error, len(asked), len(stored), k, tuple(problems))
+        if error > _GOOD_SCORE * scale:
+            problems.append(f"its scores differ from the exact ones by up to {error:.2g}")
+        return Verification(recall, error, len(asked), len(stored), k, tuple(problems))
 
 
 def _compare(
@@ -156,7 +148,7 @@ def _check_bias(index: CorrectedIndex, rows: FloatArray, values: FloatArray) -> 
     if corrector is None or index.config.popularity is not None:
         return []
     try:
-        right = bias_values(corrector, open_rows(rows, corrector, "the stored items"))
+        right = bias_values(corrector, corrector.open(rows, "items"))
     except NNNormError as error:
         return [f"another program wrote items that its corrector can't read ({error})"]
     spread = max(float(np.ptp(right)), 1e-3)
@@ -175,7 +167,7 @@ def _check_rows(
     corrector = index.corrector
     if corrector is None:
         raise NNNormError("a gallery is compared as its corrector reads it; pass corrector too")
-    items = open_rows(gallery, corrector, "gallery")
+    items = corrector.open(gallery, "gallery")
     named = items.ids if ids is None else ids
     given = np.arange(len(items)) if named is None else check_ids(named, len(items))
     place = {own: row for row, own in enumerate(given.tolist())}

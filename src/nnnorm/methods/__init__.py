@@ -14,18 +14,23 @@ item; L_β: log-mean-exp of β times its reference scores):
     dualdis    … gate             the same, each term behind its own activation set
     sinkhorn   sinkhorn           τ·log Σ_j w_j·exp(s_j/τ), w from entropic transport (`transport`)
 
-The middle column names the file: it holds the formula and all else that is particular to a method.
-`statistics` computes m_k and L_β, `base` has `fit`, `registry` finds a method by its name, and
-`automatic` chooses k and α without labels. No method normalises embeddings. Values may differ from
-those of a paper by a constant, which changes no ranking; it is chosen so that all are on the scale
-of a score.
+The middle column is the file with the formula. `statistics` computes m_k and L_β, `base` has `fit`,
+`registry` finds a method by its name, and `automatic` chooses k and α without labels. No method
+normalizes embeddings. Values may differ from those of a paper by a constant, which changes no
+ranking; it is chosen so that all are on the scale of a score.
 """
 
 from nnnorm.methods.automatic import is_mismatched
-from nnnorm.methods.base import Factor, Grid, Method, Variant, warn_of_mismatch
+from nnnorm.methods.base import Grid, Method, Variant, warn_of_mismatch
 from nnnorm.methods.csls import CSLS
 from nnnorm.methods.dn import DN
-from nnnorm.methods.dual_softmax import DualSoftmax, GateForm, multiply_factors, published_product
+from nnnorm.methods.dual_softmax import (
+    DualSoftmax,
+    Factor,
+    GateForm,
+    multiply_factors,
+    published_product,
+)
 from nnnorm.methods.inverted_softmax import InvertedSoftmax
 from nnnorm.methods.nnn import NNN, PAPER_GRID
 from nnnorm.methods.registry import (
@@ -37,5 +42,5 @@ from nnnorm.methods.registry import (
     make_method,
 )
 from nnnorm.methods.sinkhorn import Sinkhorn
-from nnnorm.methods.statistics import BankName, Needs, Statistics
+from nnnorm.methods.statistics import BankName, Statistics
 from nnnorm.methods.uncorrected import NO_CORRECTION, Uncorrected

@@ -1,15 +1,16 @@
 """What every method is: parameters in a frozen record, a formula over `Statistics`, `fit`.
 
-A method's file holds all that is particular to it: the formula, the names and labels it goes by,
-the default grid, which banks it uses, its gates. `fit`, the grids of `evaluation` and the tables of
-`report` read those facts from there.
+A method's file holds all that is particular to it. `csls.py` is the model: a record with its
+parameters, the names and the default grid in `variants`, and the formula, `values`. A method may
+also have a `weight`, choose its parameters in `resolve`, use a second bank (`gallery_bank`), or
+correct some queries only (`gated_by`).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,38 +24,30 @@ from nnnorm.bank import (
 )
 from nnnorm.bias import Bias, Gate
 from nnnorm.dedup import Duplicates
-from nnnorm.embeddings import Source, check_same_norms, open_embeddings, open_matrix
+from nnnorm.embeddings import Embeddings, Source, check_same_norms, open_embeddings, open_matrix
 from nnnorm.errors import NNNormError, warn
 from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
 from nnnorm.methods.automatic import is_mismatched
-from nnnorm.methods.statistics import BankName, Needs, Statistics
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.methods.statistics import BankName, Statistics
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix
 from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 # As in scikit-learn: values per parameter, all combined; or several such, one after the other.
 Grid: TypeAlias = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]]
-GalleryBank: TypeAlias = Literal["refused", "optional", "needed"]
 POWERS_OF_TWO = tuple(2**power for power in range(10))
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A command-line name of a method."""
+    """A command-line name of a method, with the parameters that it fixes or presets."""
 
     name: str
     label: str
     grid: Grid = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     preset: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Factor(NamedTuple):
-    """A factor ``exp(β·s − L_β)`` of a gated product, L_β being over one bank."""
-
-    beta: float
-    bank: BankName
 
 
 @dataclass(frozen=True)
@@ -64,11 +57,9 @@ class Method(ABC):
     variants: ClassVar[tuple[Variant, ...]]
     # Short signs of the parameters, for tables.
     symbols: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    gallery_bank: ClassVar[GalleryBank] = "refused"
+    gallery_bank: ClassVar[Literal["unused", "optional", "needed"]] = "unused"
     # Whether an item's value follows from the item and the banks alone, whatever else is searched.
     values_each_item: ClassVar[bool] = True
-    # Whether the formula is m_k, which solvers other than the exact one compute too.
-    uses_means: ClassVar[bool] = False
 
     def __new__(cls, *_: Any, **params: Any) -> "Method":
         """Make an empty record; its generated ``__init__`` would call `k` an unexpected keyword."""
@@ -79,12 +70,44 @@ class Method(ABC):
             raise NNNormError(f"{cls.__name__} has no argument {unknown[0]!r}; {hint}")
         return super().__new__(cls)
 
-    # --- facts of a method -------------------------------------------------------------------
+    # --- what a method may define ------------------------------------------------------------
+
+    @abstractmethod
+    def values(self, statistics: Statistics) -> FloatArray:
+        """The formula: a bias value per item, shape ``(n_gallery,)``."""
+
+    @property
+    def weight(self) -> float:
+        """The weight of the bias values."""
+        return 1.0
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether fit chooses a parameter; then near copies among the references are dropped."""
+        return False
+
+    def resolve(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
+        """Replace automatic parameters by numbers; also return what they were chosen by."""
+        return self, {}
+
+    @property
+    def gated_by(self) -> tuple[BankName, ...]:
+        """The banks whose activation sets decide per query which `parts` of the bias apply."""
+        return ()
+
+    def parts(self, statistics: Statistics) -> list[FloatArray]:
+        """The terms that add up to the values, one for each gate."""
+        return [self.values(statistics)]
+
+    # --- what follows from it ----------------------------------------------------------------
 
     @property
     def variant(self) -> Variant:
         """The name that these parameters go by."""
-        return self.variants[0]
+        for variant in self.variants:
+            if all(getattr(self, name) == value for name, value in variant.fixed.items()):
+                break
+        return variant
 
     @property
     def name(self) -> str:
@@ -94,70 +117,42 @@ class Method(ABC):
     @property
     def params(self) -> dict[str, Any]:
         """The parameters that its name does not imply, as plain numbers for JSON."""
-        given = ((part, getattr(self, part.name)) for part in fields(self))
-        return {
-            part.name: float(value) if part.type is float else _plain(value)
-            for part, value in given
-            if part.name not in self.variant.fixed
-        }
+        params = {}
+        for part in fields(self):
+            if part.name not in self.variant.fixed:
+                value = getattr(self, part.name)
+                plain = value.item() if isinstance(value, np.generic) else value
+                params[part.name] = float(plain) if part.type is float else plain
+        return params
 
     def to_dict(self) -> dict[str, Any]:
-        """Name and every parameter, also those that `params` leaves out as saying nothing new."""
-        names = [part.name for part in fields(self) if part.name not in self.variant.fixed]
-        return {"name": self.name, "params": {k: getattr(self, k) for k in names} | self.params}
+        """Name and parameters, from which `make_method` makes the same method."""
+        return {"name": self.name, "params": self.params}
 
-    @property
-    def weight(self) -> float:
-        """The weight of the bias values."""
-        return 1.0
+    def make_bias(self, statistics: Statistics, chosen: Mapping[str, Any] | None = None) -> Bias:
+        """Apply the formula to statistics that may be shared with other settings.
 
-    @property
-    def needs(self) -> Needs:
-        """The statistics of the formula that can be computed for many settings at once."""
-        return Needs()
-
-    @property
-    def needs_gallery_bank(self) -> bool:
-        """Whether there is no fit without a gallery bank."""
-        return self.gallery_bank == "needed"
-
-    @property
-    def is_automatic(self) -> bool:
-        """Whether fit chooses a parameter; then near copies among the references are dropped."""
-        return False
-
-    @property
-    def gated_by(self) -> tuple[BankName, ...]:
-        """The banks whose activation sets decide per query whether a part of the bias applies."""
-        return ()
-
-    @property
-    def ungated(self) -> "Method":
-        """The method that is applied where every gate is open."""
-        return self
-
-    def closed_product(self, is_open: Sequence[bool]) -> tuple[Factor, ...] | None:
-        """The factors of a query for which some gate is closed; None where it ranks by raw score.
-
-        Every closed gate multiplies such a product by the raw score.
+        `chosen` is what the parameters of a resolved method were chosen by.
         """
-        return None
-
-    def resolve(self, statistics: Statistics) -> tuple["Method", dict[str, Any]]:
-        """Replace automatic parameters by numbers; also return what they were chosen by."""
-        return self, {}
-
-    @classmethod  # noqa: B027 - `Statistics.prepare` is enough for most
-    def share_work(cls, methods: Sequence["Method"], statistics: Statistics) -> None:
-        """Compute at once what several settings share beyond their `needs`, and keep it."""
-
-    @abstractmethod
-    def values(self, statistics: Statistics) -> FloatArray:
-        """The formula: a bias value per item, shape ``(n_gallery,)``."""
-
-    def gates(self, statistics: Statistics) -> tuple[Gate, ...]:
-        """The parts of the bias that apply to some queries only."""
-        return ()
+        if self.is_automatic:
+            resolved, chosen = self.resolve(statistics)
+            return resolved.make_bias(statistics, chosen)
+        statistics.prepare([self])
+        statistics.about = {}
+        values = self.values(statistics)
+        provenance = dict(statistics.provenance)
+        if self.gallery_bank == "unused" and "fingerprints" in provenance:
+            prints = provenance["fingerprints"].items()
+            provenance["fingerprints"] = {k: v for k, v in prints if k != "gallery_references"}
+        gates = zip(self.gated_by, self.parts(statistics) if self.gated_by else (), strict=False)
+        return Bias(
+            values=np.asarray(values, dtype=np.float32),
+            weight=self.weight,
+            method=self.name,
+            params={**self.params, **(chosen or {}), **statistics.about, **statistics.counted},
+            gates=tuple(Gate(part, statistics.activation_set(bank)) for bank, part in gates),
+            **provenance,
+        )
 
     # --- fitting -----------------------------------------------------------------------------
 
@@ -191,8 +186,8 @@ class Method(ABC):
             as the paper does. The default is "drop" for automatic settings and "keep" if all
             numbers are given.
         allow_gallery_rows : bool
-            Whether references may be rows of the gallery, which is refused by default: an item's
-            best reference would be the item itself.
+            Whether references may be rows of the gallery, which is rejected by default: an
+            item's best reference would be the item itself.
         solver : str
             Computes the means of `NNN` and `CSLS`: "exact", "torch", "cuda", "mps",
             "approximate", or "auto": exact if that takes less than about 30 seconds, otherwise
@@ -202,7 +197,7 @@ class Method(ABC):
             Number of inverted lists to probe per item, for the solver "approximate".
         normalize : bool, optional
             True divides every row by its norm (cosine). False means raw inner products. None
-            means raw inner products too, with a warning where norms vary.
+            means raw inner products too, with a warning if norms vary.
         memory_budget : int
             Bytes to use beyond the inputs and the result, about 512 MB by default.
         progress : callable, optional
@@ -222,60 +217,43 @@ class Method(ABC):
         >>> NNN(reference_k=2, alpha=0.75).fit(gallery, references).values.round(2).tolist()
         [0.4, 1.0]
         """
-        statistics = self.open(
-            gallery,
-            references,
-            gallery_references=gallery_references,
-            duplicates=duplicates,
-            allow_gallery_rows=allow_gallery_rows,
-            solver=solver,
-            quality=quality,
-            normalize=normalize,
-            memory_budget=memory_budget,
-            progress=progress,
+        items, past, bank = self.open_inputs(
+            gallery, references, gallery_references, solver, quality, normalize
         )
-        bias = self.make_bias(statistics)
-        warn_of_mismatch(bias.params, bias.n_references or 0, len(bias))
-        return bias
-
-    def open(
-        self,
-        gallery: Source,
-        references: Source | Bank,
-        *,
-        gallery_references: Source | None = None,
-        duplicates: Duplicates | None = None,
-        allow_gallery_rows: bool = False,
-        solver: Solver = "auto",
-        quality: int | None = None,
-        normalize: bool | None = None,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
-        progress: Progress | None = None,
-    ) -> Statistics:
-        """Open and check the inputs of `fit`, which the arguments are those of."""
-        check_solver(solver, quality)
-        if solver not in ("auto", "exact") and not self.uses_means:
-            raise NNNormError(
-                f"solver {solver} computes means of the best references, which method {self.name} "
-                "does not use; leave out solver"
-            )
-        self.check_gallery_bank(gallery_references is not None, "gallery_references")
-        bank = open_gallery_references(gallery_references, normalize=normalize)
-        items = open_embeddings(gallery, name="gallery", normalize=normalize)
-        past = open_references(references, normalize=normalize)
-        for other in (past, bank):
-            if other is not None:
-                check_same_norms(items, other, normalize=normalize)
         check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
-        return Statistics.of_embeddings(
+        duplicates = self.duplicates_for(references, duplicates)
+        statistics = Statistics.of_embeddings(
             items,
-            use_references(references, past, self.duplicates_for(references, duplicates), progress),
+            use_references(references, past, duplicates, progress),
             bank,
             solver=solver,
             quality=quality,
             memory_budget=memory_budget,
             progress=progress,
         )
+        bias = self.make_bias(statistics)
+        warn_of_mismatch(bias)
+        return bias
+
+    def open_inputs(
+        self,
+        gallery: Source,
+        references: Source | Bank,
+        gallery_references: Source | None,
+        solver: Solver,
+        quality: int | None,
+        normalize: bool | None,
+    ) -> tuple[Embeddings, Embeddings, Embeddings | None]:
+        """Open gallery, references and gallery bank, once it is clear that the method uses them."""
+        check_solver(solver, quality)
+        self._check_gallery_bank(gallery_references, "gallery_references")
+        bank = open_gallery_references(gallery_references, normalize=normalize)
+        items = open_embeddings(gallery, name="gallery", normalize=normalize)
+        past = open_references(references, normalize=normalize)
+        for other in (past, bank):
+            if other is not None:
+                check_same_norms(items, other, normalize=normalize)
+        return items, past, bank
 
     def duplicates_for(
         self, references: Source | Bank, duplicates: Duplicates | None
@@ -319,74 +297,26 @@ class Method(ABC):
         >>> CSLS(reference_k=1).fit_scores([[0.5, 0.25], [0.0, -1.0]]).values.tolist()
         [0.5, 0.0]
         """
-        self.check_gallery_bank(gallery_scores is not None, "gallery_scores")
+        self._check_gallery_bank(gallery_scores, "gallery_scores")
         bank = None
         if gallery_scores is not None:
             bank = open_matrix(gallery_scores, name="gallery_scores")
-        matrix = open_matrix(scores, name="scores")
-        options = {"memory_budget": memory_budget, "progress": progress}
-        return self.make_bias(Statistics.of_scores(matrix, bank, **options))
+        matrix = Matrix(open_matrix(scores, name="scores"))
+        options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
+        return self.make_bias(Statistics(matrix, bank, **options))
 
-    def make_bias(self, statistics: Statistics) -> Bias:
-        """Apply the formula to statistics that may be shared with other settings.
-
-        Examples
-        --------
-        >>> from nnnorm import CSLS
-        >>> from nnnorm.embeddings import open_matrix
-        >>> statistics = Statistics.of_scores(open_matrix([[0.5, 0.25, 0.0]], name="scores"))
-        >>> CSLS(reference_k=2).make_bias(statistics).values.tolist()
-        [0.375]
-        """
-        settled, chosen = self.resolve(statistics)
-        values = np.asarray(settled.values(statistics), dtype=np.float32)
-        facts = settled.facts(statistics, chosen, statistics.about if self.uses_means else {})
-        return Bias(values=values, gates=settled.gates(statistics), **facts)
-
-    def facts(
-        self, statistics: Statistics, chosen: Mapping[str, Any], about: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """All of a bias but its numbers.
-
-        Parameters
-        ----------
-        statistics : Statistics
-        chosen : mapping
-            What `resolve` returned beside this method.
-        about : mapping
-            What the solver reports about m_k.
-        """
-        prints = dict(statistics.fingerprints)
-        if self.gallery_bank == "refused":
-            prints.pop("gallery_references", None)
-        return {
-            "weight": self.weight,
-            "method": self.name,
-            "params": {**self.params, **chosen, **about, **statistics.counted},
-            "n_references": statistics.n_given or statistics.n_references,
-            "dim": statistics.dim,
-            "fingerprints": prints,
-            "reference_norms": statistics.reference_norms,
-        }
-
-    def check_gallery_bank(self, is_given: bool, argument: str = "gallery_references") -> None:
-        """Raise where a gallery bank is missing, or is given to a method that uses none."""
-        if is_given and self.gallery_bank == "refused":
+    def _check_gallery_bank(self, bank: Source | None, argument: str) -> None:
+        if bank is not None and self.gallery_bank == "unused":
             raise NNNormError(f"method {self.name} uses no gallery bank; leave out {argument}")
-        if self.needs_gallery_bank and not is_given:
-            raise NNNormError(
-                f"method {self.name} needs a gallery bank (gallery_references, or gallery_scores "
-                "for ready scores); without one use InvertedSoftmax (--method is)"
-            )
 
 
-def warn_of_mismatch(params: Mapping[str, Any], n_references: int, n_gallery: int) -> None:
+def warn_of_mismatch(bias: Bias) -> None:
     """Warn if the automatic weight was reduced because the references do not match the gallery."""
-    if is_mismatched(params, n_references, n_gallery):
+    if is_mismatched(bias.params, bias.n_references or 0, len(bias)):
         warn(
             "the past queries don't resemble what this gallery is searched for, so the correction "
-            f"is reduced to {params['match']:.0%}; give past queries of this very search, or a "
-            "few dozen recent ones (recent=)"
+            f"is reduced to {bias.params['match']:.0%}; give past queries of this very search, or "
+            "a few dozen recent ones (recent=)"
         )
 
 
@@ -405,7 +335,3 @@ def check_count(what: str, value: int, at_most: int | None = None) -> None:
         raise NNNormError(f"{what} must be a whole number of at least 1; got {value!r}")
     if at_most is not None and value > at_most:
         raise NNNormError(f"{what} must be at most {at_most:,}; got {value!r}")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
-from nnnorm.methods.statistics import Needs, Statistics
+from nnnorm.methods.statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,10 @@ class CSLS(Method):
 
     variants = (Variant("csls", "CSLS", {"reference_k": POWERS_OF_TWO}),)
     symbols: ClassVar = {"reference_k": "k"}
-    uses_means = True
+    weight = 0.5
 
     def __post_init__(self) -> None:
         check_count("reference_k", self.reference_k)
-
-    @property
-    def weight(self) -> float:
-        """The weight of the bias values is ½."""
-        return 0.5
-
-    @property
-    def needs(self) -> Needs:
-        """The formula needs m_k."""
-        return Needs(self.reference_k)
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_k``; the weight is ½."""

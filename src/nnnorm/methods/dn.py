@@ -1,4 +1,4 @@
-"""Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
+"""Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from nnnorm.methods.statistics import Statistics
 
 @dataclass(frozen=True)
 class DN(Method):
-    """Distribution Normalization, not re-normalised: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
+    """Distribution Normalization, not re-normalized: ``b(r) = λ·m_all(r)`` (Zhou et al., 2023).
 
     Parameters
     ----------

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import Bias, Gate
+from nnnorm.bias import Bias
 from nnnorm.errors import NNNormError
-from nnnorm.methods.base import Factor, FloatArray, Grid, Method, Variant
+from nnnorm.methods.base import FloatArray, Grid, Method, Variant
 from nnnorm.methods.inverted_softmax import BETAS, check_beta
-from nnnorm.methods.statistics import BankName, Needs, Statistics
+from nnnorm.methods.statistics import BankName, Statistics
 
 GateForm: TypeAlias = Literal["paper", "safe"]
 _BANKS: tuple[BankName, BankName] = ("references", "gallery_references")
@@ -23,6 +23,13 @@ _GRID: Grid = (
         "beta_gallery": tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 15, 20)),
     },
 )
+
+
+class Factor(NamedTuple):
+    """A factor ``exp(β·s − L_β)`` of a gated product, L_β being over one bank."""
+
+    beta: float
+    bank: BankName
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class DualSoftmax(Method):
     gate : None, "paper" or "safe"
         None is DualIS. DualDIS applies the term of each bank only to queries whose raw best item is
         in the activation set of that bank. "paper" multiplies the published factors: a closed gate
-        multiplies by the raw score, which reverses the order where scores are negative. "safe"
+        multiplies by the raw score, which reverses the order of negative scores. "safe"
         leaves out the term of a closed gate.
 
     Examples
@@ -68,58 +75,26 @@ class DualSoftmax(Method):
         if self.gate not in (None, "paper", "safe"):
             raise NNNormError(f"gate must be None, 'paper' or 'safe'; got {self.gate!r}")
 
-    @property
-    def variant(self) -> Variant:
-        """``"dualdis"`` where there is a gate, else ``"dualis"``."""
-        return self.variants[self.gate is not None]
-
-    @property
-    def needs_gallery_bank(self) -> bool:
-        """Whether its term is not 0, or the published product has a factor of it."""
-        return self.beta_gallery > 0 or self.gate == "paper"
-
-    @property
-    def needs(self) -> Needs:
-        """L_β over both banks."""
-        return Needs(beta=float(self.beta_query), beta_gallery=float(self.beta_gallery))
-
     def values(self, statistics: Statistics) -> FloatArray:
         """The sum of both terms."""
-        return np.asarray(np.sum(self._terms(statistics), axis=0))
+        return np.asarray(np.sum(self.parts(statistics), axis=0))
 
-    def _terms(self, statistics: Statistics) -> list[FloatArray]:
-        """``L_β/(βg + βq)`` over the references and, where there is one, over the gallery bank."""
+    def parts(self, statistics: Statistics) -> list[FloatArray]:
+        """``L_β/(βg + βq)`` over the references and over the gallery bank."""
         total = (self.beta_query + self.beta_gallery) or 1.0
-        banks = _BANKS if statistics.has_gallery_bank else _BANKS[:1]
         betas = (self.beta_query, self.beta_gallery)
-        return [
-            statistics.log_mean_exp(beta, bank) / total
-            for bank, beta in zip(banks, betas, strict=False)
-        ]
-
-    # --- the gates of DualDIS ------------------------------------------------------------------
+        pairs = zip(betas, _BANKS, strict=True)
+        return [statistics.log_mean_exp(beta, bank) / total for beta, bank in pairs]
 
     @property
     def gated_by(self) -> tuple[BankName, ...]:
-        """Both banks, where there is a gate."""
-        return _BANKS if self.gate else ()
-
-    @property
-    def ungated(self) -> Method:
-        """DualIS of the same β."""
-        return DualSoftmax(self.beta_query, self.beta_gallery)
-
-    def gates(self, statistics: Statistics) -> tuple[Gate, ...]:
-        """A gate for the term of each bank."""
+        """Both banks if there is a gate, unless the gallery bank makes no difference."""
         if self.gate is None:
             return ()
-        return tuple(
-            Gate(term, statistics.activation_set(bank))
-            for bank, term in zip(_BANKS, self._terms(statistics), strict=False)
-        )
+        return _BANKS if self.beta_gallery or self.gate == "paper" else _BANKS[:1]
 
     def closed_product(self, is_open: Sequence[bool]) -> tuple[Factor, ...]:
-        """The published product: a factor for each open gate."""
+        """The published product of a query: a factor per open gate, and the raw score per other."""
         betas = (float(self.beta_query), float(self.beta_gallery))
         gates = zip(betas, _BANKS, is_open, strict=True)
         return tuple(Factor(beta, bank) for beta, bank, opened in gates if opened)
@@ -128,7 +103,7 @@ class DualSoftmax(Method):
 def published_product(
     raw: npt.NDArray[np.float32], bias: Bias, is_open: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """Rank by DualDIS as published; where both gates are open it is DualIS, given as ``s − b``."""
+    """Rank by DualDIS as published; if both gates are open it is DualIS, given as ``s − b``."""
     betas = [bias.params["beta_query"], bias.params["beta_gallery"]]
     corrected = raw - bias.values
     for pattern in ((True, False), (False, True), (False, False)):

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from nnnorm.bias import Gate
 from nnnorm.errors import NNNormError
 from nnnorm.methods.base import FloatArray, Method, Variant, check_number
-from nnnorm.methods.statistics import BankName, Needs, Statistics
+from nnnorm.methods.statistics import BankName, Statistics
 
 # The grid that the NNN paper uses for DBNorm.
 BETAS = tuple(float(f"{beta:.4g}") for beta in np.geomspace(0.001, 400, 20))
@@ -47,37 +46,14 @@ class InvertedSoftmax(Method):
     def __post_init__(self) -> None:
         check_beta("beta", self.beta)
 
-    @property
-    def variant(self) -> Variant:
-        """``"qbnorm"`` where it is gated, else ``"is"``."""
-        return self.variants[bool(self.gated)]
-
-    @property
-    def needs(self) -> Needs:
-        """The formula needs L_β."""
-        return Needs(beta=float(self.beta))
-
     def values(self, statistics: Statistics) -> FloatArray:
         """``L_β/β``; zeros for β = 0."""
         return statistics.log_mean_exp(self.beta) / (self.beta or 1.0)
 
-    # --- the gate of QBNorm --------------------------------------------------------------------
-
     @property
     def gated_by(self) -> tuple[BankName, ...]:
-        """The references, where it is gated."""
+        """The references, if it is gated."""
         return ("references",) if self.gated else ()
-
-    @property
-    def ungated(self) -> Method:
-        """The inverted softmax of the same β."""
-        return InvertedSoftmax(self.beta)
-
-    def gates(self, statistics: Statistics) -> tuple[Gate, ...]:
-        """One gate for the whole bias."""
-        if not self.gated:
-            return ()
-        return (Gate(self.values(statistics), statistics.activation_set()),)
 
 
 def check_beta(what: str, beta: float) -> None:

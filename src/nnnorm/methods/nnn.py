@@ -7,9 +7,9 @@ import numpy as np
 
 from nnnorm.bias import check_weight
 from nnnorm.errors import NNNormError
-from nnnorm.methods.automatic import Evidence, choose_alpha, choose_reference_k, measure
+from nnnorm.methods.automatic import choose_alpha, choose_reference_k
 from nnnorm.methods.base import POWERS_OF_TWO, FloatArray, Method, Variant, check_count
-from nnnorm.methods.statistics import Needs, Statistics
+from nnnorm.methods.statistics import Statistics
 
 Auto: TypeAlias = Literal["auto"]
 _PAPER_ALPHAS = tuple(float(alpha) for alpha in np.arange(0.25, 1.501, 0.125))
@@ -50,7 +50,6 @@ class NNN(Method):
 
     variants = (Variant("nnn", "NNN", _GRID),)
     symbols: ClassVar = {"reference_k": "k", "alpha": "α", "center": "centered"}
-    uses_means = True
 
     def __post_init__(self) -> None:
         if self.reference_k != "auto":
@@ -92,6 +91,10 @@ class NNN(Method):
             del params["center"]
         return params
 
+    def to_dict(self) -> dict[str, Any]:
+        """Name and parameters, from which `make_method` makes the same method."""
+        return {"name": self.name, "params": {**self.params, "center": self.center}}
+
     @property
     def is_automatic(self) -> bool:
         """Whether k or α is set automatically."""
@@ -107,13 +110,6 @@ class NNN(Method):
             )
         return float(self.alpha)
 
-    @property
-    def needs(self) -> Needs:
-        """m_k, if k is a number."""
-        if self.reference_k == "auto":
-            return Needs()
-        return Needs(self.reference_k, is_centred=self.center is True)
-
     def resolve(self, statistics: Statistics) -> tuple["NNN", dict[str, Any]]:
         """Replace "auto" by numbers; also return what they were chosen by."""
         if not self.is_automatic:
@@ -122,26 +118,12 @@ class NNN(Method):
         reference_k = self.reference_k
         if reference_k == "auto":
             reference_k = choose_reference_k(statistics.n_references, statistics.n_gallery)
-        statistics.check_reference_k(reference_k)
-        settled = replace(self, reference_k=reference_k, center=center)
         if self.alpha != "auto":
-            return settled, {}
-        evidence = _measure(statistics, reference_k, center)
+            return replace(self, reference_k=reference_k, center=center), {}
+        evidence = statistics.evidence(reference_k, is_centered=center)
         alpha = choose_alpha(evidence, statistics.n_references)
-        return replace(settled, alpha=alpha), evidence.to_params()
+        return NNN(reference_k, alpha, center), evidence.to_params()
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``m_k``; the weight is α."""
-        return statistics.mean_of_best(int(self.reference_k), is_centred=self.center is True)
-
-
-def _measure(statistics: Statistics, reference_k: int, is_centred: bool) -> Evidence:
-    return statistics.keep(
-        ("evidence", reference_k, is_centred),
-        lambda: measure(
-            statistics.scores_for_means(is_centred),
-            statistics.scores,
-            reference_k,
-            memory_budget=statistics.options["memory_budget"],
-        ),
-    )
+        return statistics.mean_of_best(int(self.reference_k), is_centered=self.center is True)

@@ -70,7 +70,7 @@ def describe_setting(
     """Write the parameters of a method as tables show them, by their short signs."""
     symbols = _BY_NAME[name][0].symbols if name in _BY_NAME else {}
     return between.join(
-        # A switch is named where it is on.
+        # A switch is named if it is on.
         symbols[param] if value is True else f"{symbols[param]}{equals}{_write(value)}"
         for param, value in params.items()
         if param in symbols and value is not False

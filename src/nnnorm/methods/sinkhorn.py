@@ -1,15 +1,11 @@
-"""Sinkhorn normalisation, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
+"""Sinkhorn normalization, ``b(r) = −τ·log u_r`` (DBSN: Pan et al., ACM MM 2025)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-
-import numpy as np
 
 from nnnorm.errors import NNNormError
 from nnnorm.methods.base import FloatArray, Method, Variant, check_count, check_number
 from nnnorm.methods.statistics import Statistics
-from nnnorm.methods.transport import transport_biases
 
 # The marginals agree to float32 after some hundred iterations.
 _MOST_ITERATIONS = 10_000
@@ -56,21 +52,4 @@ class Sinkhorn(Method):
 
     def values(self, statistics: Statistics) -> FloatArray:
         """``−τ·log u`` of the gallery's rows."""
-        if self not in statistics.kept:
-            self.share_work([self], statistics)
-        return np.asarray(statistics.kept[self])
-
-    @classmethod
-    def share_work(cls, methods: Sequence[Method], statistics: Statistics) -> None:
-        """Balance for all τ at once, since the products are the same for all of them."""
-        new = [m for m in methods if isinstance(m, cls) and m not in statistics.kept]
-        for iterations in dict.fromkeys(method.iterations for method in new):
-            some = [method for method in new if method.iterations == iterations]
-            biases = transport_biases(
-                statistics.joined_scores,
-                [float(method.tau) for method in some],
-                iterations,
-                n_wanted=statistics.n_gallery,
-                **statistics.options,
-            )
-            statistics.kept |= zip(some, biases, strict=True)
+        return statistics.transport(self.tau, self.iterations)

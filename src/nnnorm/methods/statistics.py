@@ -1,16 +1,20 @@
-"""Statistics of every item's scores against a bank: what the methods' formulas are made of.
+"""Statistics of every item's scores with a bank: what the methods' formulas are made of.
 
-    m_k     mean of the k best reference scores of an item; the items may be centred first
+    m_k     mean of the k best reference scores of an item; the items may be centered first
     m_all   mean of all of them
     L_β     log-mean-exp: the log of the mean of exp(β·s)
+    u       entropic transport between the items and the references (`transport`)
     A       activation set: the items that are the best item of at least one row of a bank
 
-Each is computed when it is first asked for, and kept. `Statistics.prepare` computes those of many
-settings in one pass over each bank, so that a whole grid costs no more than one fit.
+Each is computed when it is first asked for, and kept. `Statistics.prepare` reads from the formulas
+of many settings what they ask for, and computes it in one pass over each bank, so a whole grid
+costs no more than one fit.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,69 +23,83 @@ from nnnorm.dedup import References, count_params, count_references, describe_si
 from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
-from nnnorm.scoring import (
-    DEFAULT_MEMORY_BUDGET,
-    Matrix,
-    Products,
-    Scores,
-    TopK,
-    log_mean_exp,
-    scan,
-    top_k,
-)
-from nnnorm.solvers import Solver, compute_means, measure_error
+from nnnorm.methods.automatic import Evidence, measure
+from nnnorm.methods.transport import transport_biases
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, scan, top_k
+from nnnorm.solvers import Solver, compute_means
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 BankName = Literal["references", "gallery_references"]
-# How the gallery bank joins the scores: as further columns beside the references, or as further
-# rows below the gallery.
-_Side: TypeAlias = Literal["columns", "rows"]
-_T = TypeVar("_T")
 
 
-class Needs(NamedTuple):
-    """The statistics of a formula that one pass over a bank gives for many settings at once."""
+@dataclass(frozen=True)
+class _Mean:
+    reference_k: int
+    is_centered: bool
 
-    reference_k: int | None = None
-    beta: float = 0.0
-    beta_gallery: float = 0.0
-    is_centred: bool = False
+
+@dataclass(frozen=True)
+class _Log:
+    beta: float
+    bank: BankName
+
+
+@dataclass(frozen=True)
+class _Transport:
+    tau: float
+    iterations: int
+
+
+_Request: TypeAlias = _Mean | _Log | _Transport
+
+
+class Formula(Protocol):
+    """A method, as far as `Statistics.prepare` is concerned."""
+
+    @property
+    def name(self) -> str:
+        """The command-line name."""
+
+    def parts(self, statistics: "Statistics") -> list[FloatArray]:
+        """The terms that add up to the values."""
+
+    @property
+    def gated_by(self) -> tuple[BankName, ...]:
+        """The banks whose activation sets it needs."""
 
 
 class Statistics:
-    """Statistics of a gallery's scores, each computed once."""
+    """Statistics of a gallery's scores, each computed once.
+
+    `provenance` is what a `Bias` says about the gallery and the references, and `counted` what its
+    `params` say about unique queries. `about` has the solver of the last m_k.
+    """
 
     def __init__(
         self,
         scores: Scores,
-        bank_scores: Callable[[_Side], Scores] | None = None,
+        gallery_bank: Embeddings | ScoreMatrix | None = None,
         *,
-        dim: int | None = None,
-        fingerprints: dict[str, str] | None = None,
-        reference_norms: tuple[float, float] | None = None,
-        n_given: int | None = None,
+        center: npt.NDArray[np.float32] | None = None,
         counted: Mapping[str, Any] | None = None,
-        known: Mapping[Hashable, Any] | None = None,
         solver: Solver = "auto",
         quality: int | None = None,
-        given: Scores | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         progress: Progress | None = None,
+        **provenance: Any,
     ) -> None:
-        self.scores, self._bank_scores = scores, bank_scores
+        self.scores, self.gallery_bank = scores, gallery_bank
         self.n_gallery, self.n_references = scores.shape
-        self.dim, self.fingerprints = dim, fingerprints or {}
-        self.reference_norms = reference_norms
-        self.n_given = n_given
+        self.provenance = {"n_references": self.n_references, **provenance}
         self.counted = dict(counted or {})
-        self.about: dict[str, Any] = {}
-        self._abouts: dict[Hashable, dict[str, Any]] = {}
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-        self._solver: Solver = solver
-        self._quality = quality
-        self._given = given
-        self.kept: dict[Hashable, Any] = dict(known or {})
+        self.about: dict[str, Any] = {}
+        self.solver: Solver = solver
+        self._center, self._quality = center, quality
+        self._kept: dict[_Request, tuple[FloatArray, dict[str, Any]]] = {}
+        self._evidence: dict[tuple[int, bool], Evidence] = {}
+        self._active: dict[BankName, BoolArray] = {}
 
     @classmethod
     def of_embeddings(
@@ -90,183 +108,210 @@ class Statistics:
         references: References,
         gallery_references: Embeddings | None = None,
         *,
-        given: Embeddings | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
         **options: Any,
     ) -> "Statistics":
-        """Statistics of the products of embeddings; `references` may be a sample of `given`."""
+        """Statistics of the products of embeddings."""
+        rows = used_rows(references)
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
-        rows, counted = used_rows(references), count_params(references)
-        if counted:
-            options |= {"n_given": count_references(references), "counted": counted}
-        bank_scores = None
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)
             prints["gallery_references"] = gallery_references.fingerprint
-
-            def bank_scores(side: _Side, bank: Embeddings = gallery_references) -> Scores:
-                if side == "columns":
-                    return Products(gallery, bank, memory_budget=memory_budget)
-                return Products(gallery.joined(bank), rows, memory_budget=memory_budget)
-
-        scores = Products(gallery, rows, memory_budget=memory_budget)
-        if given is not None:
-            options["given"] = Products(gallery, given, memory_budget=memory_budget)
-        options["reference_norms"] = rows.norm_range
-        options |= {"dim": gallery.dim, "fingerprints": prints, "memory_budget": memory_budget}
-        return cls(scores, bank_scores, **options)
-
-    @classmethod
-    def of_scores(
-        cls, scores: ScoreMatrix, gallery_scores: ScoreMatrix | None = None, **options: Any
-    ) -> "Statistics":
-        """Statistics of ready scores."""
-        bank_scores = None
-        if gallery_scores is not None:
-
-            def bank_scores(side: _Side, ready: ScoreMatrix = gallery_scores) -> Scores:
-                if side == "columns":
-                    if len(ready) != len(scores):
-                        raise NNNormError(
-                            "gallery_scores must have shape (n_gallery, n_gallery_references), with"
-                            f" as many rows as scores; got {ready.shape} and scores {scores.shape}"
-                        )
-                    return Matrix(ready)
-                if ready.shape[1] != scores.shape[1]:
-                    raise NNNormError(
-                        "gallery_scores must have shape (n_gallery_references, n_references), with "
-                        f"as many columns as scores; got {ready.shape} and scores {scores.shape}"
-                    )
-                return Matrix(scores.joined(ready))
-
-        return cls(Matrix(scores), bank_scores, **options)
-
-    @property
-    def has_gallery_bank(self) -> bool:
-        """Whether a gallery bank was given."""
-        return self._bank_scores is not None
-
-    @property
-    def gallery_scores(self) -> Scores:
-        """Scores of the gallery against the gallery bank, (n_gallery, n_gallery_references)."""
-        return self._scores_of("gallery_references")
-
-    @property
-    def joined_scores(self) -> Scores:
-        """Scores against the references of the gallery and, below it, the gallery bank if any."""
-        return self.scores if self._bank_scores is None else self._bank_scores("rows")
-
-    @property
-    def gallery(self) -> Embeddings | None:
-        """The items; None where scores were given."""
-        return self.scores.rows if isinstance(self.scores, Products) else None
+        return cls(
+            Products(gallery, rows, memory_budget=memory_budget),
+            gallery_references,
+            n_references=count_references(references),
+            counted=count_params(references),
+            dim=gallery.dim,
+            fingerprints=prints,
+            reference_norms=rows.norm_range,
+            memory_budget=memory_budget,
+            **options,
+        )
 
     @property
     def center(self) -> npt.NDArray[np.float32]:
-        """What is subtracted from the items where they are centred: by default their mean."""
-        return self.keep("center", self.scores.center)
+        """What is subtracted from the items if they are centered: by default their mean."""
+        if self._center is None:
+            self._center = self.scores.center()
+        return self._center
 
-    def scores_for_means(self, is_centred: bool) -> Scores:
-        """Scores against the references, of the centred items or of the items as they are."""
-        if not is_centred:
-            return self.scores
-        return self.keep("centred", lambda: self.scores.centred(self.center))
-
-    def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
-        """Return what `make` gave when this key was first asked for."""
-        if key not in self.kept:
-            self.kept[key] = make()
-        return cast(_T, self.kept[key])
-
-    def mean_of_best(self, reference_k: int, *, is_centred: bool = False) -> FloatArray:
-        """``m_k``, shape ``(n_gallery,)``."""
-        self.check_reference_k(reference_k)
-        k = int(reference_k)
-        key = "mean", k, is_centred
-
-        def compute() -> FloatArray:
-            scores = self.scores_for_means(is_centred)
-            values, about = compute_means(
-                self._solver, scores, k, quality=self._quality, **self.options
+    @cached_property
+    def gallery_scores(self) -> Scores:
+        """Scores of the gallery with the gallery bank, (n_gallery, n_gallery_references)."""
+        bank = self.gallery_bank
+        if isinstance(bank, Embeddings) and isinstance(self.scores, Products):
+            budget = self.options["memory_budget"]
+            return Products(self.scores.rows, bank, memory_budget=budget)
+        if not isinstance(bank, ScoreMatrix):
+            raise NNNormError("this needs a gallery bank; give gallery_references")
+        if len(bank) != self.n_gallery:
+            raise NNNormError(
+                "gallery_scores must have shape (n_gallery, n_gallery_references), with as many "
+                f"rows as scores; got {bank.shape} and scores {self.scores.shape}"
             )
-            if self._given is not None:
-                given = self._given.centred(self.center) if is_centred else self._given
-                budget = self.options["memory_budget"]
-                about["error"] = measure_error(values, given, k, memory_budget=budget)
-            self._abouts[key] = about
-            return values
+        return Matrix(bank)
 
-        values = self.keep(key, compute)
-        self.about = self._abouts.get(key, {"solver": "exact"})
-        return values
+    @cached_property
+    def joined_scores(self) -> Scores:
+        """Scores with the references of the gallery and, below it, the gallery bank if any."""
+        scores, bank = self.scores, self.gallery_bank
+        if isinstance(bank, Embeddings) and isinstance(scores, Products):
+            budget = self.options["memory_budget"]
+            return Products(scores.rows.joined(bank), scores.columns, memory_budget=budget)
+        if not isinstance(bank, ScoreMatrix) or not isinstance(scores, Matrix):
+            return scores
+        if bank.shape[1] != self.n_references:
+            raise NNNormError(
+                "gallery_scores must have shape (n_gallery_references, n_references), with as many "
+                f"columns as scores; got {bank.shape} and scores {scores.shape}"
+            )
+        return Matrix(scores.matrix.joined(bank))
+
+    @cached_property
+    def centered_scores(self) -> Scores:
+        """Scores with the references of the items less `center`."""
+        return self.scores.centered(self.center)
+
+    # --- what formulas ask for ---------------------------------------------------------------
+
+    def mean_of_best(self, reference_k: int, *, is_centered: bool = False) -> FloatArray:
+        """``m_k``, shape ``(n_gallery,)``."""
+        return self._get(_Mean(reference_k, is_centered))
+
+    def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
+        """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
+        if beta == 0:
+            return np.zeros(self.n_gallery)
+        return self._get(_Log(float(beta), bank))
+
+    def transport(self, tau: float, iterations: int) -> FloatArray:
+        """``−τ·log u`` of entropic transport, shape ``(n_gallery,)``."""
+        return self._get(_Transport(float(tau), iterations))
+
+    def mean_of_all(self) -> FloatArray:
+        """``m_all``, shape ``(n_gallery,)``."""
+        return self._mean_of_all
+
+    @cached_property
+    def _mean_of_all(self) -> FloatArray:
+        return self.scores.mean()
+
+    def activation_set(self, bank: BankName = "references") -> BoolArray:
+        """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
+        if bank not in self._active:
+            scores = self.scores if bank == "references" else self.gallery_scores
+            best = top_k(scores.transposed(), 1, **self.options)
+            self._active[bank] = np.zeros(self.n_gallery, dtype=bool)
+            self._active[bank][best.indices[:, 0]] = True
+        return self._active[bank]
+
+    # --- what the automatic rule asks for ----------------------------------------------------
+
+    def evidence(self, reference_k: int, *, is_centered: bool) -> Evidence:
+        """What references and gallery show about the settings of `NNN`."""
+        key = reference_k, is_centered
+        if key not in self._evidence:
+            self.check_reference_k(reference_k)
+            scores = self.centered_scores if is_centered else self.scores
+            budget = self.options["memory_budget"]
+            self._evidence[key] = measure(scores, self.scores, reference_k, memory_budget=budget)
+        return self._evidence[key]
 
     def check_reference_k(self, reference_k: int) -> None:
-        """Raise where k is larger than the bank."""
+        """Raise if k is larger than the bank."""
         if reference_k > self.n_references:
-            size = describe_size(self.n_given or self.n_references, self.n_references)
+            size = describe_size(self.provenance["n_references"], self.n_references)
             raise NNNormError(
                 f"reference_k is {reference_k}, but there are only {size}; give more references or "
                 "a smaller reference_k"
             )
 
-    def mean_of_all(self) -> FloatArray:
-        """``m_all``, shape ``(n_gallery,)``."""
-        return self.keep("mean of all", self.scores.mean)
+    # --- computing ---------------------------------------------------------------------------
 
-    def log_mean_exp(self, beta: float, bank: BankName = "references") -> FloatArray:
-        """``L_β`` over a bank, shape ``(n_gallery,)``; zeros for β = 0."""
-        scores = self._scores_of(bank)
-        if beta == 0:
-            return np.zeros(self.n_gallery)
-        return self.keep(
-            ("log", bank, float(beta)),
-            lambda: log_mean_exp(scores, [float(beta)], **self.options)[0],
-        )
+    def prepare(self, methods: Iterable[Formula]) -> None:
+        """Compute what the formulas of several settings ask for, in one pass over each bank."""
+        asked = (request for method in methods for request in _Asked(method, self).requests)
+        self._compute(dict.fromkeys(asked))
 
-    def best_items(self, bank: BankName = "references") -> TopK:
-        """Score and number of the best item of every row of a bank, both ``(n_rows, 1)``."""
-        return self.keep(
-            ("best", bank),
-            lambda: top_k(self._scores_of(bank).transposed(), 1, **self.options),
-        )
+    def _get(self, request: _Request) -> FloatArray:
+        if request not in self._kept:
+            self._compute([request])
+        values, about = self._kept[request]
+        self.about |= about
+        return values
 
-    def activation_set(self, bank: BankName = "references") -> BoolArray:
-        """Items that are the best item of at least one row of a bank, shape ``(n_gallery,)``."""
-        active = np.zeros(self.n_gallery, dtype=bool)
-        active[self.best_items(bank).indices[:, 0]] = True
-        return active
+    def _compute(self, requests: Iterable[_Request]) -> None:
+        transports: dict[int, list[_Transport]] = {}
+        passes: dict[tuple[BankName, bool], list[_Mean | _Log]] = {}
+        for request in requests:
+            if request in self._kept:
+                continue
+            if isinstance(request, _Transport):
+                transports.setdefault(request.iterations, []).append(request)
+            elif isinstance(request, _Mean):
+                self.check_reference_k(request.reference_k)
+                passes.setdefault(("references", request.is_centered), []).append(request)
+            else:
+                passes.setdefault((request.bank, False), []).append(request)
+        for (bank, is_centered), some in passes.items():
+            scores = self.scores if bank == "references" else self.gallery_scores
+            self._scan(self.centered_scores if is_centered else scores, some)
+        for iterations, balanced in transports.items():
+            taus = [request.tau for request in balanced]
+            options = {"n_wanted": self.n_gallery, **self.options}
+            found = transport_biases(self.joined_scores, taus, iterations, **options)
+            self._kept |= {
+                request: (values, {}) for request, values in zip(balanced, found, strict=True)
+            }
 
-    def prepare(self, needs: Iterable[Needs]) -> None:
-        """Compute what several settings need in one pass over each bank."""
-        asked = list(needs)
-        for is_centred in (False, True):
-            some = {need.reference_k for need in asked if need.is_centred == is_centred}
-            ks = {k for k in some if k and ("mean", k, is_centred) not in self.kept}
-            betas = set() if is_centred else {need.beta for need in asked}
-            self._scan("references", ks, betas, is_centred)
-        self._scan("gallery_references", set(), {need.beta_gallery for need in asked})
-
-    def _scan(
-        self, bank: BankName, ks: set[int], betas: set[float], is_centred: bool = False
-    ) -> None:
-        new = sorted(beta for beta in betas if beta and ("log", bank, beta) not in self.kept)
-        if len(ks) + len(new) < 2:
+    def _scan(self, scores: Scores, requests: list[_Mean | _Log]) -> None:
+        """Compute means and log-mean-exps of one bank; a single mean by the solver."""
+        first = requests[0]
+        if len(requests) == 1 and isinstance(first, _Mean):
+            self._kept[first] = compute_means(
+                self.solver, scores, int(first.reference_k), quality=self._quality, **self.options
+            )
             return
-        means = {k: np.empty(self.n_gallery, dtype=np.float32) for k in ks}
-        all_logs = np.empty((len(new), self.n_gallery))
-        scores = self.scores_for_means(True) if is_centred else self._scores_of(bank)
-        for start, stop, best, logs in scan(
-            scores, k=max(ks, default=0), betas=new, **self.options
-        ):
-            for k, values in means.items():
-                values[start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
-            all_logs[:, start:stop] = logs
-        self.kept |= {("mean", k, is_centred): values for k, values in means.items()}
-        self.kept |= {("log", bank, b): logs for b, logs in zip(new, all_logs, strict=True)}
+        means = [request for request in requests if isinstance(request, _Mean)]
+        logs = sorted((one for one in requests if isinstance(one, _Log)), key=lambda one: one.beta)
+        all_means = np.empty((len(means), self.n_gallery), dtype=np.float32)
+        all_logs = np.empty((len(logs), self.n_gallery))
+        largest = max((int(request.reference_k) for request in means), default=0)
+        betas = [request.beta for request in logs]
+        for start, stop, best, found in scan(scores, k=largest, betas=betas, **self.options):
+            for request, values in zip(means, all_means, strict=True):
+                prefix = best[:, : request.reference_k]
+                values[start:stop] = prefix.mean(axis=1, dtype=np.float64)
+            all_logs[:, start:stop] = found
+        for request, values in zip(means, all_means, strict=True):
+            self._kept[request] = values, {"solver": "exact"}
+        for one, log in zip(logs, all_logs, strict=True):
+            self._kept[one] = log, {}
 
-    def _scores_of(self, bank: BankName) -> Scores:
-        if bank == "references":
-            return self.scores
-        if self._bank_scores is None:
-            raise NNNormError("this needs a gallery bank; give gallery_references")
-        return self._bank_scores("columns")
+
+class _Asked(Statistics):
+    """Notes what the formula of a method asks for, and answers with zeros."""
+
+    def __init__(self, method: Formula, real: Statistics) -> None:
+        self.n_gallery, self.requests = 1, list[_Request]()
+        method.parts(self)
+        banks = {request.bank for request in self.requests if isinstance(request, _Log)}
+        if "gallery_references" in banks.union(method.gated_by) and real.gallery_bank is None:
+            raise NNNormError(
+                f"method {method.name} needs a gallery bank (gallery_references, or gallery_scores "
+                "for ready scores); without one use InvertedSoftmax (--method is)"
+            )
+        has_means = any(isinstance(request, _Mean) for request in self.requests)
+        if real.solver not in ("auto", "exact") and not has_means:
+            raise NNNormError(
+                f"solver {real.solver} computes means of the best references, which method "
+                f"{method.name} does not use; leave out solver"
+            )
+
+    def mean_of_all(self) -> FloatArray:
+        return np.zeros(1)
+
+    def _get(self, request: _Request) -> FloatArray:
+        self.requests.append(request)
+        return np.zeros(1)
