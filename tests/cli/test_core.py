@@ -336,7 +336,7 @@ def test_missing_and_foreign_files_are_named(files):
     assert_fails(search("--bias", "gone.safetensors"), "there is no bias file gone.safetensors")
     assert_fails(search("--bias", "gallery.npy"), "gallery.npy can't be read as a bias")
     assert_fails(search("--bias", files), "is a folder; expected a bias file")
-    assert_fails(run("info", files), "whose files have no numbers (such as gallery.npy)")
+    assert_fails(run("info", files), "is a folder without numbered .npy or .parquet shards")
 
 
 def test_an_output_that_can_t_be_written_is_found_before_the_work(files, monkeypatch):

@@ -35,7 +35,6 @@ from nnnorm.report import (
     tabulate_diagnosis,
     tabulate_results,
     tabulate_tuning,
-    tell_check,
 )
 from nnnorm.tables import read_columns
 
@@ -56,6 +55,7 @@ def check(
     ids: Path | None = None,
     settings: list[str] | None = None,
     normalize: bool | None = None,
+    explain: bool = False,
 ) -> Answer:
     """Report whether there are hubs, whether a correction helps, and what to do next."""
     given = read_settings(settings)
@@ -77,7 +77,8 @@ def check(
     given = {name: value for name, value in given.items() if name == "allow_gallery_rows"}
     commands = _next_commands(found, files, given, queries, truth, normalize)
     about = found.to_dict() | {"next": [" ".join(parts) for parts in commands]}
-    return Answer(about, [*tell_check(found), "", tabulate_check(found)], commands)
+    explained = ["", tabulate_check(found)] if explain else []
+    return Answer(about, [found.summary(), *explained], commands)
 
 
 def _next_commands(
@@ -248,10 +249,7 @@ def tune(
 def _plots_of(tuning: evaluation.Tuning) -> dict[str, Any]:
     if not any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
         return {}
-    return {
-        "grid.png": lambda p: p.plot_grid(tuning),
-        "reference-k.png": lambda p: p.plot_reference_k(tuning),
-    }
+    return {"grid.png": lambda p: p.plot_grid(tuning)}
 
 
 @command(

@@ -136,11 +136,14 @@ def refresh(
     corrector: Path,
     clicks: Path | None = None,
     ids: Path | None = None,
-    popularity_weight: float = 0.02,
+    popularity_weight: float | None = None,
 ) -> Answer:
     """Give all items the bias of another corrector, in one step."""
     counted, named = read_ids(clicks, "clicks"), read_ids(ids)
-    popularity = None if counted is None else Popularity(counted, popularity_weight)
+    if counted is None and (named is not None or popularity_weight is not None):
+        raise NNNormError("--ids and --popularity-weight need --clicks; give it, or leave them out")
+    weight = 0.02 if popularity_weight is None else popularity_weight
+    popularity = None if counted is None else Popularity(counted, weight)
     with open_index(url) as index:
         options = {"popularity": popularity, "ids": _ids_like(index, named)}
         with show_progress("Refreshing", _LEFT) as progress:

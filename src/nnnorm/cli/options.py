@@ -107,7 +107,7 @@ LINES = {
     "only": _setting("Items that may be returned, as the engine has it.", flags=("--filter",)),
     "replace": _setting("Replace items whose ids are in the index."),
     "ignore_missing": _setting("Skip ids that the index doesn't have."),
-    "popularity_weight": _setting("Weight of log(1 + clicks)."),
+    "popularity_weight": _setting("Weight of log(1 + clicks). [default: 0.02]"),
     "undo": _setting("Return to the newer version."),
     "add": _setting("Add to the bank in --output."),
     "half_life": _setting("With --max-references: 30d, or a number.", "TIME"),
@@ -132,6 +132,7 @@ LINES = {
     "save_corrector": _output("Also write a corrector, for items that come later."),
     "export": _output("Write a page that works from disk; don't serve.", "FOLDER"),
     "report": _output("Write tables (report.md) and plots there.", "FOLDER"),
+    "explain": _output("Also print the figures, and what they mean."),
     "as_json": _output("Print JSON for programs.", flags=("--json",)),
 }
 
