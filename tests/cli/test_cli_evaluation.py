@@ -218,6 +218,7 @@ def test_options_that_do_not_go_together_are_refused(problem):
     for command in ("tune", "compare"):
         both = ["--method", "dualis", "--gallery-references", "narrow.npy"]
         assert_fails(run(command, *FILES, *BANK, *both), "must share dim")
+        assert_fails(run(command, *FILES, "--references", "narrow.npy"), "must share dim")
 
 
 def test_wrong_usage_has_exit_code_2(problem):
