@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -265,19 +264,3 @@ def hide_secrets(text: str, address: str, *others: str | None) -> str:
         if secret:
             text = text.replace(secret, "…")
     return show_url(text)
-
-
-class Done:
-    """Counts work of all threads and reports it to a callback."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._lock, self._done = threading.Lock(), 0
-
-    def add(self, n: int) -> None:
-        """Count `n` more units of work."""
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += n
-            self._progress(self._done, self._total)

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from nnnorm.dedup import as_units
 from nnnorm.embeddings import Embeddings, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.files import Done, Progress
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, KeepBestValues, Products, reduce_rows, top_k
+from nnnorm.files import Progress
+from nnnorm.reducers import KeepBestValues
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Done, Products, reduce_rows, top_k
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
@@ -247,13 +248,13 @@ class _KeepTopics:
         self._retrieved, self._topics = retrieved, topics
         self._found = np.zeros((n_rows, int(topics.max()) + 1), dtype=bool)
 
-    def update(self, block: FloatArray, first_column: int) -> None:
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
         last = first_column + block.shape[1]
-        hits = np.flatnonzero(block >= self._retrieved[first_column:last])
-        rows, columns = np.divmod(hits, block.shape[1])
-        self._found[rows, self._topics[first_column + columns]] = True
-        self._firsts.update(block, first_column)
-        self._best.update(block, first_column)
+        hits = np.flatnonzero(block[rows] >= self._retrieved[first_column:last])
+        places, columns = np.divmod(hits, block.shape[1])
+        self._found[rows.start + places, self._topics[first_column + columns]] = True
+        self._firsts.update(block, first_column, rows)
+        self._best.update(block, first_column, rows)
 
     def finish(self) -> tuple[FloatArray, IntArray, DoubleArray]:
         return self._best.finish(), self._found.sum(axis=1), self._firsts.finish()
@@ -265,9 +266,9 @@ class _KeepCounts:
     def __init__(self, n_rows: int, thresholds: FloatArray) -> None:
         self._thresholds, self._counts = thresholds, np.zeros(n_rows)
 
-    def update(self, block: FloatArray, first_column: int) -> None:
-        last = first_column + block.shape[1]
-        self._counts += np.count_nonzero(block >= self._thresholds[first_column:last], axis=1)
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        reached = block[rows] >= self._thresholds[first_column : first_column + block.shape[1]]
+        self._counts[rows] += np.count_nonzero(reached, axis=1)
 
     def finish(self) -> DoubleArray:
         return self._counts
