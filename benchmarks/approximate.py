@@ -56,7 +56,7 @@ from nnnorm.approximate import (
 from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation.sweep import sweep_hits
 from nnnorm.evaluation.truth import open_truth
-from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
+from nnnorm.report import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, scan, top_means
 
 OUTPUT = RESULTS / "approximate.json"
