@@ -39,7 +39,7 @@ def test_every_source_has_the_same_fingerprint(source):
     assert open_embeddings(source).fingerprint == open_embeddings(VALUES).fingerprint
 
 
-def test_every_source_can_be_normalised_as_it_is_read(source):
+def test_every_source_can_be_normalized_as_it_is_read(source):
     expected = VALUES / np.linalg.norm(VALUES, axis=1, keepdims=True)
     np.testing.assert_allclose(open_embeddings(source, normalize=True), expected, rtol=1e-6)
 

@@ -128,7 +128,7 @@ def test_a_name_as_long_as_the_file_system_allows_can_be_written(tmp_path):
 
 @posix_only
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_the_mode_of_a_new_file_honours_the_umask(tmp_path, umask, mode):
+def test_the_mode_of_a_new_file_honors_the_umask(tmp_path, umask, mode):
     before = os.umask(umask)
     try:
         write_whole(tmp_path / "new.bin", write_new)

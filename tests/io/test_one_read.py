@@ -70,7 +70,7 @@ def test_a_fingerprint_stays_the_same_between_releases():
     assert opened.fingerprint == "c17e6a64db598031afaa7e18fbfd9107"
 
 
-def test_a_normalised_fingerprint_says_so():
+def test_a_normalized_fingerprint_says_so():
     raw = open_embeddings(VALUES)
     unit = open_embeddings(VALUES, normalize=True)
     assert unit.fingerprint == raw.fingerprint + ":unit"

@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from nnnorm import evaluation
-from nnnorm.bias import Bias
+from nnnorm.bias import Bias, Popularity
 from nnnorm.cli.app import (
     SOURCE,
     AllowGalleryRows,
@@ -52,7 +52,6 @@ from nnnorm.methods import (
     label_method,
     make_method,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.report import (
     tabulate_ablation,
     tabulate_check,

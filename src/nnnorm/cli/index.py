@@ -15,6 +15,7 @@ import numpy as np
 import typer
 from typer import Argument, Option
 
+from nnnorm.bias import Popularity
 from nnnorm.cli.app import (
     SOURCE,
     Debug,
@@ -41,7 +42,6 @@ from nnnorm.index import (
     open_index,
     verify_index,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.ranking import Ranking
 from nnnorm.tables import read_json, read_jsonl
 
