@@ -15,12 +15,6 @@ from tests.io.matrices import VALUES, nonzero_rows, patient, refusal, small_bloc
 # Normalizing: explicit, never silent
 
 
-def test_nothing_is_normalized_unless_asked():
-    opened = open_embeddings(3 * VALUES)
-    assert not opened.normalized
-    np.testing.assert_array_equal(opened, 3 * VALUES)
-
-
 @patient
 @given(nonzero_rows, st.integers(-90, 58), st.integers(16, 200))
 def test_normalized_rows_have_unit_norm_at_any_scale(rows, exponent, n_bytes):
@@ -40,10 +34,6 @@ def test_normalizing_an_opened_matrix_leaves_the_first_as_it_was():
     assert not raw.normalized
     np.testing.assert_array_equal(raw, 3 * VALUES)
     np.testing.assert_array_equal(unit, open_embeddings(3 * VALUES, normalize=True))
-
-
-def test_normalizing_twice_is_normalizing_once():
-    unit = open_embeddings(VALUES, normalize=True)
     assert open_embeddings(unit, normalize=True) is unit
     assert open_embeddings(unit) is unit
 
