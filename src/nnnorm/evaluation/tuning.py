@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
-from nnnorm.bias import Bias
+from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
@@ -47,7 +47,6 @@ from nnnorm.methods import (
     find_method,
     make_method,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
