@@ -23,7 +23,7 @@ from nnnorm.bias import Bias
 from nnnorm.dedup import UniqueRows
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
+from nnnorm.evaluation import Scan, Tuning, clusters_of, count_occurrences, scan, tune
 from nnnorm.explore.candidates import Answer, Candidates
 from nnnorm.explore.material import Material, Served
 from nnnorm.explore.pictures import Thumbnails
@@ -143,6 +143,7 @@ class Session:
         self.chosen = draw_some(len(material.queries), most, seed)
         self.queries = _in_memory(material.queries, self.chosen)
         self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
+        self.clusters = None if self.truth is None else clusters_of(self.truth)
         given = material.references if material.bank is None else material.bank
         unique = use_references(given, material.references, progress=progress)
         self.unique = cast(UniqueRows, unique)

@@ -78,7 +78,7 @@ function drawHeat(root, grid, now) {
   const known = new Map(cells.map((cell) => [`${cell.reference_k} ${cell.alpha}`, cell]));
   const highest = d3.greatest(cells, (cell) => cell.recall_at_1);
   const heldFocus = root.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by k and α, ${center ? "centred" : "not centred"}` });
+  const table = make("div", { class: "heat", role: "grid", "aria-label": `R@1 by k and α, ${center ? "centered" : "not centered"}` });
   table.style.gridTemplateColumns = `2.6rem repeat(${alphas.length}, minmax(0, 1fr))`;
   table.append(make("div", { class: "row", role: "row" }, make("span", { class: "axis", role: "columnheader" }, "k \\ α"),
     alphas.map((alpha) => make("span", { class: "axis", role: "columnheader" }, alpha % 0.25 ? "" : String(alpha)))));
@@ -101,7 +101,7 @@ function drawHeat(root, grid, now) {
     make("span", {}, `${percent(low)} `, make("span", { class: "ramp" }), ` ${percent(high)}, middle: uncorrected, ${percent(grid.uncorrected)}`),
     make("span", {}, isNnn ? "framed: the nearest to the current setting" : "the current method is not NNN"),
     make("span", {}, "★ highest"),
-    make("span", {}, center ? "centred" : "not centred")));
+    make("span", {}, center ? "centered" : "not centered")));
   if (heldFocus) table.querySelector(`[data-key="${heldFocus}"]`)?.focus();
 }
 
