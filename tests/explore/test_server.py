@@ -105,7 +105,7 @@ def test_nothing_can_be_written(client):
         ("search?text=" + "a" * 501, "text: string should have at most 500 characters"),
         ("search?query=0&k=101", "k: input should be less than or equal to 100"),
         ("search?query=0&alpha=nan", "alpha: input should be a finite number"),
-        ("search?query=0&alpha=-1", "alpha: input should be greater than or equal to 0"),
+        ("search?query=0&alpha=-1", "alpha must be from 0 to 1.5; got -1"),
         ("search?query=0&reference_k=5", "reference_k must be one of 1, 2, 3"),
         ("search?query=0&method=magic", "method must be one of nnn, csls, dn, is, qbnorm"),
         ("search?query=0&where=background", "where must be column=value"),

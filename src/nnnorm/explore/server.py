@@ -21,7 +21,7 @@ import numpy as np
 
 from nnnorm.errors import NNNormError, NNNormWarning, require
 from nnnorm.explore.recording import STATIC, make_table
-from nnnorm.explore.session import MOST_ALPHA, Session, Setting
+from nnnorm.explore.session import Session, Setting
 from nnnorm.explore.views import Views, Which, pack
 from nnnorm.version import __version__
 
@@ -167,17 +167,18 @@ def make_app(session: Session, host: str = "127.0.0.1") -> Any:
 def _limit_parameters(query: Any, depends: Any, session: Session) -> dict[str, Any]:
     """The types and limits of parameters by their names, as FastAPI reads them."""
     whole = query(ge=0, le=2**31 - 1)
-    finite = {"ge": 0, "allow_inf_nan": False}
+    # `Session.open_method` has the limits of settings, which depend on the data.
+    number = Annotated[float | None, query(allow_inf_nan=False)]
     filters = Annotated[list[str], query(max_length=8, description="column=value")]
 
     def open_setting(
         method: Annotated[
             str, query(description="One of `methods` in /api/about.", max_length=20)
         ] = "nnn",
-        reference_k: Annotated[int | None, query(ge=1, le=2**31 - 1)] = None,
-        alpha: Annotated[float | None, query(le=MOST_ALPHA, **finite)] = None,
-        weight: Annotated[float | None, query(le=1000, **finite)] = None,
-        beta: Annotated[float | None, query(le=1000, **finite)] = None,
+        reference_k: int | None = None,
+        alpha: number = None,
+        weight: number = None,
+        beta: number = None,
         center: bool | None = None,
     ) -> Setting:
         params = {"reference_k": reference_k, "alpha": alpha, "weight": weight, "beta": beta}
