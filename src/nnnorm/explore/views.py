@@ -19,8 +19,17 @@ from nnnorm.dedup import NEAR_COPY, Deduplicator
 from nnnorm.embeddings import ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.explore.material import Served
-from nnnorm.explore.session import BoolArray, FloatArray, IntArray, Session, Setting, kept
+from nnnorm.explore.session import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    Session,
+    Setting,
+    draw_some,
+    kept,
+)
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
+from nnnorm.methods import label_method
 from nnnorm.ranking import search
 from nnnorm.scoring import Matrix, top_k
 from nnnorm.version import __version__
@@ -33,6 +42,8 @@ _PATHS = (
     *("about", "queries", "search", "hubs", "hub", "hub/now", "copies", "scan"),
     *("quality", "grid", "map", "map/values", "items", "bank"),
 )
+# What may be missing, and changes what the page offers.
+_OPTIONAL = ("truth", "captions", "query_captions", "pictures", "encode")
 N_HUBS = 30
 # The verdict on items if the inputs are too small for `scan`.
 NOT_SCANNED = "not scanned"
@@ -108,11 +119,7 @@ class Views:
             "n_references": session.unique.n_rows,
             "n_unique": len(session.unique),
             "dim": material.gallery.dim,
-            "has_truth": material.truth is not None,
-            "has_captions": material.captions is not None,
-            "has_pictures": material.pictures is not None,
-            "can_encode": material.encode is not None,
-            "has_query_captions": material.query_captions is not None,
+            **{f"has_{name}": getattr(material, name) is not None for name in _OPTIONAL},
             "is_demo": not material.options,
             "served": None if material.served is None else material.served.describe(),
             "examples": list(material.examples),
@@ -122,7 +129,7 @@ class Views:
             "methods": [
                 {
                     "name": name,
-                    "label": _label(session.open_method(name, {})),
+                    "label": Served.label if name == Served.name else label_method(name),
                     "knobs": [vars(knob) for knob in session.knobs(name)],
                 }
                 for name in session.offered
@@ -143,10 +150,8 @@ class Views:
                 raise NNNormError("the queries have no texts; give --query-captions")
             has_all = [all(word in texts[row].lower() for word in words) for row in rows.tolist()]
             rows = rows[np.array(has_all, dtype=bool)]
-        some = rows
-        if len(rows) > k:
-            some = np.random.default_rng(seed).choice(rows, k, replace=False)
-        return {"n_found": len(rows), "queries": self.list_queries(some)}
+        drawn = rows[draw_some(len(rows), k, seed)]
+        return {"n_found": len(rows), "queries": self.list_queries(drawn)}
 
     def list_queries(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
         """Return queries by number, with their texts."""
@@ -173,7 +178,6 @@ class Views:
         """What the controls show, and the commands that make the same bias."""
         return {
             "method": method.name,
-            "label": _label(method),
             "params": self.session.resolved(method),
             "commands": self._commands(method),
         }
@@ -296,8 +300,6 @@ class Views:
         is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
         return {
             "setting": self._setting(method),
-            "n_queries": n_queries,
-            "n_items": n_items,
             "n_uncertain": session.rank(method).n_uncertain,
             "before": evaluation.measure_hubness(was).to_dict(),
             "after": evaluation.measure_hubness(now).to_dict(),
@@ -368,8 +370,7 @@ class Views:
         first = session.first(None)
         is_taken = first == item
         wrong = np.flatnonzero(is_taken & ~self._is_right(first))
-        shown = np.random.default_rng(session.seed).permutation(wrong)[:_N_WRONG]
-        shown.sort()
+        shown = wrong[draw_some(len(wrong), _N_WRONG, session.seed)]
         rows = session.queries.take(shown)
         slots = Deduplicator(rows.__getitem__).add(rows).slots if len(rows) else shown
         groups = [shown[slots == slot] for slot in np.unique(slots)]
@@ -382,8 +383,8 @@ class Views:
 
     def _draw(self, mask: BoolArray) -> IntArray:
         """Some of the items of a mask, drawn at random."""
-        items = np.random.default_rng(self.session.seed).permutation(np.flatnonzero(mask))
-        return np.sort(items[:_N_SHOWN])
+        items = np.flatnonzero(mask)
+        return items[draw_some(len(items), _N_SHOWN, self.session.seed)]
 
     def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
         """Return what `scan` says about items, with reasons, if it is done and was possible."""
@@ -461,7 +462,6 @@ class Views:
         return {
             "has_truth": True,
             "setting": setting,
-            "n_queries": len(session.queries),
             "n_uncertain": session.rank(method).n_uncertain,
             "recalls": rows,
         }
@@ -553,10 +553,6 @@ class Views:
             ],
             "automatic": self._automatic(),
         }
-
-
-def _label(method: Setting) -> str:
-    return method.label if isinstance(method, Served) else method.variant.label
 
 
 def _check_below(what: str, number: int, n_rows: int) -> None:

@@ -32,7 +32,7 @@ export function hubsView(root) {
     learn(found.setting);
     drawHubTiles(tiles, found);
     drawHistogram(chart, found);
-    words.textContent = `${count(found.n_queries)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(found.n_items)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic. A hub is an item that is the top result of far more queries than its share.`;
+    words.textContent = `${count(about.n_sampled)} queries${about.n_sampled < about.n_queries ? ` of ${count(about.n_queries)}, drawn at random,` : ""} on ${count(about.n_gallery)} items. ${found.n_uncertain ? `${count(found.n_uncertain)} of them may not be exact. ` : ""}The vertical scale is logarithmic. A hub is an item that is the top result of far more queries than its share.`;
     if (state.hub === undefined && found.hubs.length) state.hub = found.hubs[0];
     drawTable(rows, found);
     drawNever(never, found);

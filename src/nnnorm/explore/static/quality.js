@@ -23,7 +23,7 @@ export function qualityView(root) {
     }
     drawQualityTiles(tiles, found);
     drawRecalls(chart, found.recalls);
-    words.textContent = `${count(found.n_queries)} queries, 95 % intervals; queries of one item are drawn together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}A setting that is chosen here, on these very queries, looks a little better than it is; nnnorm tune keeps them apart.`;
+    words.textContent = `${count(about.n_sampled)} queries, 95 % intervals; queries of one item are drawn together. ${found.n_uncertain ? `${count(found.n_uncertain)} queries may not be exact. ` : ""}A setting that is chosen here, on these very queries, looks a little better than it is; nnnorm tune keeps them apart.`;
     if (grid) drawHeat(heat, grid, found.setting);
     else if (!drawHeat.isAsked) {
       drawHeat.isAsked = true;

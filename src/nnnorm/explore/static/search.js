@@ -4,9 +4,9 @@ import { learn } from "./controls.js";
 
 export function searchView(root) {
   const input = make("input", { type: "search", id: "ask", maxlength: "500", autocomplete: "off",
-    "aria-label": about.can_encode ? "Type a query" : "Find a query by its words",
-    placeholder: about.can_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
-  const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.can_encode ? "Search" : "Find"));
+    "aria-label": about.has_encode ? "Type a query" : "Find a query by its words",
+    placeholder: about.has_encode ? `Type a query${about.examples.length && !isNarrow() ? `, such as “${about.examples[0]}”` : ""}` : "Find a query by its words" });
+  const form = make("form", { class: "ask", role: "search" }, input, make("button", { class: "button main" }, about.has_encode ? "Search" : "Find"));
   const chips = make("div", { class: isRecorded ? "chips many" : "chips" });
   const asked = make("div", { class: "asked" });
   const before = make("ol", { class: "cards", id: "before" });
@@ -19,13 +19,13 @@ export function searchView(root) {
     make("span", {}, "“hub ×9”: the top result of 9 queries before the correction"),
     isRecorded ? null : make("span", {}, "click an item to search with it"),
     about.has_captions || about.has_pictures ? null : make("span", {}, "to see more than numbers, start with --captions FILE or --images FOLDER"));
-  form.hidden = isRecorded || !(about.can_encode || about.has_query_captions);
+  form.hidden = isRecorded || !(about.has_encode || about.has_query_captions);
   root.append(make("div", { class: "stack" }, form, chips, asked, sides, legend));
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = input.value.trim();
     if (!text) return;
-    if (about.can_encode) change({ text, query: undefined, item: undefined }, true);
+    if (about.has_encode) change({ text, query: undefined, item: undefined }, true);
     else offer(text);
   });
 
