@@ -89,6 +89,11 @@ class Material:
     examples: Sequence[str] = ()
     notes: Sequence[str] = ()
 
+    @property
+    def past_queries(self) -> Bank | Embeddings:
+        """The references as they were given."""
+        return self.references if self.bank is None else self.bank
+
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number."""
         return str(item if self.ids is None else self.ids[item])

@@ -227,7 +227,7 @@ class Views:
         right = [one for one in all_right if mask[one]]
         n_items = int(mask.sum())
         raw, corrected = (
-            np.where(mask, self.session.score(row, some), np.float32(-np.inf))
+            np.where(mask, self.session.score(row.tobytes(), some), np.float32(-np.inf))
             for some in (None, method)
         )
         before, before_scores = _best(raw, min(k, n_items))
