@@ -74,17 +74,15 @@ def convert_blip(
     folder: Path,
     *,
     vocabulary: Path | None = None,
-    image_size: int | None = None,
 ) -> Path:
     """Write a checkpoint as a folder of transformers, once; return the folder."""
     vocabulary = find_vocabulary(path, vocabulary, VOCABULARY)
     with expect_kind(path, "BLIP retrieval"):
-        seen = vision_config(state, image_size)
+        seen = vision_config(state)
         config = _make_config(state, seen)
     made_from = {
         "checkpoint_sha256": hash_file(path),
         "vocabulary_sha256": hash_file(vocabulary),
-        "image_size": seen["image_size"],
     }
     about = folder / "made_from.json"
     if about.is_file() and json.loads(about.read_text(encoding="utf-8")) == made_from:

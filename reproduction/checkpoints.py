@@ -131,28 +131,6 @@ def count_layers(state: Mapping[str, Any], pattern: str) -> int:
     return 1 + max((int(m[1]) for key in state if (m := re.match(pattern, key))), default=-1)
 
 
-def resize_positions(
-    positions: torch.Tensor, n_extra: int, patch: int, image_size: int | None
-) -> tuple[torch.Tensor, int]:
-    """Fit position embeddings to the size of the images (bicubic, as in the authors' code).
-
-    Returns them and the side of the images: the given one, or that of the training.
-    """
-    extra, patches = positions[:n_extra].float(), positions[n_extra:].float()
-    old = round(len(patches) ** 0.5)
-    size = image_size or patch * old
-    if size < patch or size % patch:
-        raise NNNormError(f"image_size must be a multiple of the patch size {patch}; got {size}")
-    side = size // patch
-    if old != side:
-        grid = patches.reshape(1, old, old, -1).permute(0, 3, 1, 2)
-        grid = torch.nn.functional.interpolate(
-            grid, size=(side, side), mode="bicubic", align_corners=False
-        )
-        patches = grid.permute(0, 2, 3, 1).flatten(1, 2)[0]
-    return torch.cat([extra, patches]), size
-
-
 def find_vocabulary(path: Path, given: Path | None, name: str) -> Path:
     """Return the vocabulary of a checkpoint: the given file, or the one next to it."""
     found = given or path.with_name(name)

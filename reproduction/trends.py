@@ -18,7 +18,6 @@ import numpy as np
 from nnnorm.report import Table
 from reproduction.paper import GRIDS, Cell, Experiment, Value, find_tables
 from reproduction.run import Runner, run_cell
-from reproduction.tables import describe
 
 Setting: TypeAlias = tuple[float, int]
 _LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
@@ -101,7 +100,9 @@ class _Source:
         if self.runner is None:
             return None
         if there not in self.done:
-            words = f"{there.dataset}, {there.direction} retrieval: {describe(there)}"
+            words = (
+                f"{there.dataset}, {there.direction} retrieval: {there.metric} of {there.method}"
+            )
             cell = Cell(there.model, words, there)
             self.done[there] = run_cell(
                 self.runner, cell, keep_going=self._keep_going, by_rule=False

@@ -121,14 +121,6 @@ def test_a_file_that_holds_other_objects_is_never_unpickled(tmp_path):
         load(tmp_path / "x.pth")
 
 
-@pytest.mark.parametrize(("kind", "dim"), [("albef", 16), ("beit3", 128), ("blip", 16)])
-def test_another_image_size_interpolates_the_positions(checkpoint, pictures, kind, dim):
-    path = checkpoint(kind)
-    assert load(path, image_size=64).encode_images(pictures[:2]).shape == (2, dim)
-    with pytest.raises(NNNormError, match="multiple of the patch size 16; got 40"):
-        load(path, image_size=40)
-
-
 @pytest.mark.parametrize("kind", ["albef", "blip"])
 def test_bert_s_vocabulary_must_be_there_and_belong_to_the_checkpoint(changed, tmp_path, kind):
     path = changed(kind)

@@ -169,7 +169,7 @@ def test_a_trend_that_fails_leaves_the_other_tables_and_is_said(tmp_path, monkey
     assert all(cell["figure"] for cell in sweep["cells"])
     assert found["trends"][0]["ours"] == {"ours": "α 0.75, k 8"}
     words = " ".join(result.stderr.split())
-    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: best" in words
+    assert "cells failed, the first in table trends, CLIP, coco, image retrieval: setting" in words
     assert "out of memory" in words
 
 

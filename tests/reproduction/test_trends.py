@@ -104,7 +104,7 @@ def test_a_setting_that_fails_leaves_the_other_trends_as_they_are(trends, error,
         assert found[words] == trends[words]
     failed = [cell for cell in cells if cell.failed is not None]
     assert {(cell.row, cell.failed) for cell in failed} == {("CLIP", reason)}
-    assert failed[0].column == "flickr30k, image retrieval: best (α, k), own bank"
+    assert failed[0].column == "flickr30k, image retrieval: setting of nnn"
     assert any("there are no images" in (cell.missing or "") for cell in cells)
     with pytest.raises(type(error)):
         find_trends({"ours": BrokenWorld(error)}, other=False, keep_going=False)
