@@ -1,4 +1,4 @@
-"""Tables of measured figures: in the paper's own shape, one line per cell, an overview, as LaTeX.
+"""Tables of measured figures: in the paper's own shape, an overview, and as LaTeX.
 
 In the paper's shape a row has up to three lines: measured with the paper's rule, measured with the
 one-standard-error rule, and printed in the paper. Recalls and precisions are in %, gains in points;
@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from nnnorm.report import Table
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Cell, Figure, PaperTable, load_paper
+from reproduction.paper import Cell, Figure, PaperTable, Value, load_paper
 from reproduction.synthetic import NOTES
 
 _DIGITS = {"kurtosis": 1, "mean_absolute_error": 1, "max": 0, "antihub_share": 1, "speedup": 2}
@@ -89,7 +89,7 @@ class _Layout:
         if figure is None:
             return "–" if line == "ours" else ""
         there = self.cells[row, column].experiment
-        text = show_figure(Figure(figure.value), there.metric)
+        text = show_value(figure.value, there.metric)
         if isinstance(figure.value, tuple):
             return text
         if there.metric == "gain":
@@ -144,45 +144,14 @@ class _Layout:
 def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
     """Lay out figures in the paper's shape, with its own below, or by name of the other data."""
     layout = _Layout(table)
+    in_rows = other and table.has_models_in_rows
     for name, cells in found.items():
         for cell in cells:
-            layout.cells[_place(table, cell, name, other=other)] = cell
+            column = cell.fill_headings("Other" if in_rows else None)
+            if other and column[0] == column[1]:
+                column = ("", column[1])
+            layout.cells[name if in_rows else cell.row, column] = cell
     return layout.to_table(*_title_and_notes(table, found, notes, other=other))
-
-
-def _place(table: PaperTable, cell: Cell, name: str, *, other: bool) -> tuple[str, _Column]:
-    """Return row and column of a cell; other data take the place of models."""
-    if not other:
-        return cell.row, cell.fill_headings()
-    column = cell.fill_headings("Other" if table.has_models_in_rows else None)
-    if column[0] == column[1]:
-        column = ("", column[1])
-    return name if table.has_models_in_rows else cell.row, column
-
-
-def list_cells(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
-    """List every measured cell with its interval, and the difference from the paper's figure."""
-    rows = []
-    for name, cells in found.items():
-        for cell in cells:
-            figure, printed, metric = cell.figure, cell.printed, cell.experiment.metric
-            if figure is None:
-                continue
-            row, column = cell.row, cell.column
-            if other:
-                row, headings = _place(table, cell, name, other=True)
-                column = ", ".join(filter(None, headings))
-            difference = ""
-            if isinstance(printed, int | float) and isinstance(figure.value, int | float):
-                digits = _digits(metric)
-                change = f"{figure.value - printed:+.{digits and max(digits, 2)}f}"
-                difference = change.replace("-", "−")
-            by_rule = "" if cell.by_rule is None else show_figure(cell.by_rule, metric)
-            theirs = "" if printed is None else show_figure(Figure(printed), metric)
-            rows.append((row, column, show_figure(figure, metric), by_rule, theirs, difference))
-    columns = ("", "figure", "ours", "1-SE rule", "the paper's", "difference")
-    title, every = _title_and_notes(table, found, notes, other=other)
-    return Table(title, columns, tuple(rows), tuple(every))
 
 
 def _title_and_notes(
@@ -262,16 +231,12 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
     return Table(title, ("table", "in the paper", "needs", "there"), tuple(rows), notes)
 
 
-def show_figure(figure: Figure, metric: str) -> str:
-    """Show a figure with the decimals of its metric, and its interval."""
-    if isinstance(figure.value, tuple):
-        alpha, reference_k = figure.value
+def show_value(value: Value, metric: str) -> str:
+    """Show a figure with the decimals of its metric."""
+    if isinstance(value, tuple):
+        alpha, reference_k = value
         return f"({alpha:g}, {reference_k})" if reference_k else "no correction"
-    digits = _digits(metric)
-    text = f"{figure.value:.{digits}f}"
-    if figure.low is not None and figure.high is not None:
-        text += f" [{figure.low:.{digits}f}, {figure.high:.{digits}f}]"
-    return text.replace("-", "−")
+    return f"{value:.{_digits(metric)}f}".replace("-", "−")
 
 
 def _signed(value: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 from nnnorm import NNN, DualSoftmax, NNNormError, audit, evaluate, open_embeddings
 from nnnorm.evaluation import Task, compare_occurrences, count_occurrences, measure_hubness
 from reproduction.material import EmbeddingFolder, NotThere, read_visogender
-from reproduction.paper import Experiment, Figure, find_tables, load_paper
+from reproduction.paper import Experiment, Figure, find_tables
 from reproduction.run import Runner, run_table
 from tests.made import make_paper_folder
 
@@ -68,18 +68,6 @@ class Losing:
     def bank(self, direction, bank, share):
         rows = np.eye(9, dtype=np.float32)
         return open_embeddings(np.repeat(0.95 * rows[:4] + 0.3 * rows[8], 130, axis=0))
-
-
-@pytest.mark.slow
-def test_every_table_of_the_paper_is_produced_from_a_folder_with_clip(runner):
-    for table in load_paper().tables:
-        cells = run_table(runner, table)
-        assert len(cells) == len(table.cells)
-        assert any(cell.figure for cell in cells), table.name
-        for cell in cells:
-            assert (cell.figure is None) == (cell.missing is not None)
-            if cell.experiment.model == "CLIP":
-                assert cell.figure, (table.name, cell.column, cell.missing)
 
 
 def test_the_uncorrected_recall_is_that_of_the_test_part(folder, runner):
@@ -284,13 +272,3 @@ def test_references_that_a_setting_needs_and_a_bank_lacks_are_missing_material(r
     given = {"reference_k": 512, "alpha": 0.75}
     with pytest.raises(NotThere, match=r"the bank has \d+ references, too few for k = 512"):
         runner.measure(replace(NNN_OWN, direction="text", params=given))
-
-
-@pytest.mark.slow
-def test_missing_material_leaves_out_its_cells_only(runner):
-    (table,) = find_tables(["image-retrieval"])
-    cells = run_table(runner, table)
-    assert [o.row for o in cells if o.figure] == ["CLIP"] * 8
-    assert all("siglip" in o.missing for o in cells if o.row == "SigLIP")
-    with pytest.raises(NotThere):
-        runner.measure(replace(PLAIN, model="SigLIP"))
