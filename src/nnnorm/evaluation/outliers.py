@@ -42,10 +42,9 @@ from nnnorm.embeddings import (
 )
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.drift import open_corrector
-from nnnorm.files import Done, Progress, write_whole
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.files import Progress, write_whole
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Done, count_threads, strips_in_order
 from nnnorm.tables import check_ids
-from nnnorm.threads import count_threads, strips_in_order
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 DoubleArray: TypeAlias = npt.NDArray[np.float64]
