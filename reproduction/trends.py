@@ -116,7 +116,7 @@ def _summarize(source: _Source) -> Iterable[tuple[str, str]]:
     own = [(there, setting) for there, setting in settings if _is_own(there)]
     other = [setting for there, setting in settings if not _is_own(there)]
     yield "(1) own bank: median setting", _medians([setting for _, setting in own])
-    yield "(1) foreign bank: median setting", _medians(other)
+    yield "(1) other bank: median setting", _medians(other)
     found = source.cells("image-retrieval", "text-retrieval", methods=["none"])
     before = {_place_of(there): value for there, value in found if isinstance(value, float)}
     for name, place in (("α", 0), ("k", 1)):

@@ -12,7 +12,7 @@ import pytest
 
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Figure, find_tables
+from reproduction.paper import find_tables
 from reproduction.run import Results, Runner, run_table
 from tests.made import make_paper_folder
 
@@ -103,20 +103,12 @@ def test_a_figure_that_cannot_be_kept_is_a_figure_all_the_same(root):
     assert again == first
 
 
-def test_a_cell_says_what_it_is(tmp_path):
-    Results(tmp_path).keep({"experiment": {"metric": "max"}, "seed": 0}, Figure(3.0))
-    (path,) = tmp_path.iterdir()
-    stored = json.loads(path.read_text())
-    assert stored["experiment"] == {"metric": "max"}
-    assert stored["figure"]["value"] == 3.0
-
-
 _SCRIPT = """
 import sys
 from pathlib import Path
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Figure, find_tables
+from reproduction.paper import find_tables
 from reproduction.run import Results, Runner, run_table
 
 root = Path(sys.argv[1])

@@ -57,7 +57,7 @@ def trends():
     ("words", "ours"),
     [
         ("(1) own bank: median setting", "α 0.8125, k 64"),
-        ("(1) foreign bank: median setting", "α 0.25, k 8"),
+        ("(1) other bank: median setting", "α 0.25, k 8"),
         ("(2) correlation of uncorrected R@1 and best α", "−1.00"),
         ("(2) correlation of uncorrected R@1 and best k", "–"),  # all the same
         ("(3) same α ± 0.25 for images and texts", "16 of 16"),
@@ -75,7 +75,7 @@ def test_trends_are_found_where_they_are(trends, words, ours):
 def test_the_paper_s_own_figures_are_those_of_its_tables(trends):
     printed = {words: trend.printed for words, trend in trends.items()}
     assert printed["(1) own bank: median setting"] == "α 0.75, k 64"
-    assert printed["(1) foreign bank: median setting"] == "α 0.5, k 16"
+    assert printed["(1) other bank: median setting"] == "α 0.5, k 16"
     assert printed["(3) same α ± 0.25 for images and texts"] == "48 of 56"
     assert printed["settings to try: DBNorm over NNN"] == "7.6×"  # 441 + 400 over 110
     assert printed["compute of tuning: DBNorm over NNN"] == "100×"
