@@ -14,6 +14,7 @@ from nnnorm import NNNormError
 from nnnorm.errors import MissingExtraError
 from nnnorm.files import make_folder, write_whole
 from nnnorm.report import plots
+from reproduction import say
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures
 from reproduction.material import EmbeddingFolder, read_visogender, save_visogender
@@ -104,9 +105,10 @@ def run(given: argparse.Namespace) -> None:
         every = [*tables, *(find_tables(_OF_TRENDS) if with_trends else [])]
         needed = find_needed(folder, every, set(sources))
         check_sources(folder, needed, sources)
-        encode_needed(folder, needed, sources, device=given.encode_on, step=_say)
+        encode_needed(folder, needed, sources, device=given.encode_on)
     kept = _open_results(given)
     options: Any = {"seed": given.seed, "results": kept, "device": given.device}
+    options["debug"] = given.debug
     if folder is not None:
         report.measure({"ours": Runner(folder.open, **options)}, tables, folder, with_trends)
     if others:
@@ -170,12 +172,10 @@ class Report:
         with_trends: bool,
     ) -> None:
         """Measure tables with the paper's models, or on other data if there is no folder."""
-        other, keep_going = folder is None, not self._given.debug
+        other = folder is None
         for table in tables:
             found: Found = {
-                name: run_table(
-                    runner, table, data=name if other else None, step=_say, keep_going=keep_going
-                )
+                name: run_table(runner, table, data=name if other else None)
                 for name, runner in runners.items()
             }
             every = [cell for cells in found.values() for cell in cells]
@@ -195,8 +195,8 @@ class Report:
                 prefix = f"{name}-" if other else ""
                 self.figures |= find_figures(runners[name], table, cells, prefix, folder)
         if with_trends:
-            _say(_TRENDS)
-            trends, every = find_trends(runners, other=other, keep_going=keep_going)
+            say(_TRENDS)
+            trends, every = find_trends(runners, other=other)
             if any(trend.is_measured for trend in trends):
                 self.tables.append(tabulate_trends(trends))
                 self.results.append({"table": _TRENDS, "trends": [asdict(one) for one in trends]})
@@ -259,11 +259,6 @@ def _find_reason(cells: Sequence[Cell]) -> str:
 
 def _write(path: Path, text: str) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
-
-
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"{text} …", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -126,14 +126,13 @@ def _make_model(state: State, seen: dict[str, Any]) -> tuple[torch.nn.Module, li
         max_position_embeddings=len(state[PLACES]),
     )
     dim = state["text_proj.weight"].shape[0]
-    with torch.device("meta"):
-        parts = {
-            "vision_model": BlipVisionModel(BlipVisionConfig(**seen)),
-            "vision_proj": torch.nn.Linear(seen["hidden_size"], dim),
-            "text_encoder": BertModel(bert, add_pooling_layer=False),
-            "text_proj": torch.nn.Linear(width, dim),
-        }
-        return torch.nn.ModuleDict(parts), unused
+    parts = {
+        "vision_model": BlipVisionModel(BlipVisionConfig(**seen)),
+        "vision_proj": torch.nn.Linear(seen["hidden_size"], dim),
+        "text_encoder": BertModel(bert, add_pooling_layer=False),
+        "text_proj": torch.nn.Linear(width, dim),
+    }
+    return torch.nn.ModuleDict(parts), unused
 
 
 def clean_caption(text: str, max_words: int | None = _MAX_WORDS) -> str:
@@ -186,9 +185,6 @@ def read_word_pieces(path: Path, n_words: int) -> Any:
         pieces = tokenizers.BertWordPieceTokenizer(words, lowercase=True)
     except Exception as error:  # the library raises Exception itself
         raise NNNormError(f"vocabulary {path} can't be read ({error}); is it BERT's?") from error
-    for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"):
-        if token not in words:
-            raise NNNormError(f"vocabulary {path} has no {token}; is it BERT's?")
     if len(words) != n_words:
         raise NNNormError(
             f"vocabulary {path} has {len(words)} pieces, the checkpoint {n_words}; take that of "

@@ -94,21 +94,18 @@ class Beit3(CheckpointEncoder):
 
 
 def make_model(state: State) -> nn.Module:
-    """Make the model of a checkpoint's sizes, on the device "meta"."""
+    """Make the model of a checkpoint's sizes."""
     n_words, width = state["beit3.text_embed.weight"].shape
     patch = state["beit3.vision_embed.proj.weight"].shape[3]
     n_places = {branch: len(state[f"{_PLACES}.{branch}.weight"]) for branch in "AB"}
     there = count_layers(state, r"beit3\.encoder\.layers\.(\d+)\.")
-    with torch.device("meta"):
-        embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
-        embed.cls_token = nn.Parameter(torch.empty(1, 1, width))
-        encoder = _Encoder(width, PUBLISHED.get(width, there), n_places)
-        parts = {"text_embed": nn.Embedding(n_words, width), "vision_embed": embed}
-        beit3 = nn.ModuleDict({**parts, "encoder": encoder})
-        heads = {
-            f"{name}_head": nn.Linear(width, width, bias=False) for name in ("vision", "language")
-        }
-        return nn.ModuleDict({"beit3": beit3, **heads})
+    embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
+    embed.cls_token = nn.Parameter(torch.empty(1, 1, width))
+    encoder = _Encoder(width, PUBLISHED.get(width, there), n_places)
+    parts = {"text_embed": nn.Embedding(n_words, width), "vision_embed": embed}
+    beit3 = nn.ModuleDict({**parts, "encoder": encoder})
+    heads = {f"{name}_head": nn.Linear(width, width, bias=False) for name in ("vision", "language")}
+    return nn.ModuleDict({"beit3": beit3, **heads})
 
 
 def _both(make: Callable[[], nn.Module]) -> Any:

@@ -94,35 +94,22 @@ def expect_kind(path: Path, kind: str) -> Iterator[None]:
 
 
 def fill_model(model: torch.nn.Module, state: State, path: Path) -> Any:
-    """Give a model made on the device "meta" exactly the tensors of a checkpoint."""
-    wanted = {
-        key: tuple(tensor.shape)
-        for key, tensor in model.state_dict().items()
-        if not key.endswith("position_ids")
-    }
-    hint = "is it a checkpoint of another kind or task?"
-    if missing := [key for key in wanted if key not in state]:
-        raise NNNormError(
-            f"checkpoint {path} lacks {len(missing)} of the {len(wanted)} tensors this model "
-            f"needs: {_list_some(missing)}; {hint}"
-        )
-    if unknown := [key for key in state if key not in wanted]:
-        raise NNNormError(
-            f"checkpoint {path} has {len(unknown)} tensors this model does not know: "
-            f"{_list_some(unknown)}; {hint}"
-        )
-    for key, shape in wanted.items():
-        if tuple(state[key].shape) != shape:
+    """Give a model exactly the tensors of a checkpoint."""
+    wide = {key: tensor.float() for key, tensor in state.items()}
+    try:
+        found = model.load_state_dict(wide, strict=False)
+    except RuntimeError as error:  # the second line has the first key and both shapes
+        words = str(error).splitlines()[1].strip()
+        raise NNNormError(f"checkpoint {path} does not fit this model: {words}") from error
+    # Numbers of positions are computed, and stored by some versions only.
+    missing = [key for key in found.missing_keys if not key.endswith("position_ids")]
+    for keys, words in ((missing, "lacks"), (found.unexpected_keys, "has unknown")):
+        if keys:
+            shown = ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")
             raise NNNormError(
-                f"checkpoint {path}: {key} must have shape {shape}; got {tuple(state[key].shape)}"
+                f"checkpoint {path} {words} tensors ({len(keys)}): {shown}; is it of another kind "
+                "or task?"
             )
-    model = model.to_empty(device="cpu")
-    model.load_state_dict({key: tensor.float() for key, tensor in state.items()}, strict=False)
-    for name, buffer in model.named_buffers():  # which no checkpoint needs
-        if name.endswith("position_ids"):
-            buffer.copy_(torch.arange(buffer.shape[-1]).expand_as(buffer))
-        elif name.endswith("token_type_ids"):
-            buffer.zero_()
     return model.eval()
 
 
@@ -155,7 +142,3 @@ def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _list_some(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")

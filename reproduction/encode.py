@@ -10,7 +10,7 @@ Every name and path is checked before the first model is loaded.
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -21,12 +21,12 @@ import numpy.typing as npt
 from nnnorm import NNNormError
 from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder, write_whole
+from reproduction import say
 from reproduction.material import SHARE, EmbeddingFolder, RowFile
 from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
-Step: TypeAlias = Callable[[str], None]
 _ROWS = 512  # between two saves: what an interruption can lose
 _CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
@@ -203,10 +203,8 @@ def encode_needed(
     sources: Mapping[str, Source],
     *,
     device: str = "auto",
-    step: Step | None = None,
 ) -> None:
     """Encode rows, model by model; a model without embeddings matches pairs instead."""
-    say = step or (lambda text: None)
     for model in dict.fromkeys(model for model, _, _ in needed):
         source = sources[load_paper().models[model]]
         say(f"Loading {source.source}")
@@ -219,10 +217,10 @@ def encode_needed(
             if side == "scores":
                 from reproduction.blip import match_to_files
 
-                match_to_files(encoder, *_list_pairs(folder, dataset), place, step=step)
+                match_to_files(encoder, *_list_pairs(folder, dataset), place)
             else:
                 say(f"Encoding {side} of {dataset} with {model}")
-                fill_rows(encoder, side, folder.items(dataset, side), rows, place, say)
+                fill_rows(encoder, side, folder.items(dataset, side), rows, place)
 
 
 def _list_pairs(
@@ -245,7 +243,6 @@ def fill_rows(
     items: Sequence[str],
     rows: IntArray,
     folder: Path,
-    say: Step,
 ) -> None:
     """Encode some rows into a file with a row per item; those that are done are kept."""
     make_folder(folder)

@@ -40,13 +40,11 @@ class Trend:
         return self.words != _COUNTED and any(text != _NONE for text in self.ours.values())
 
 
-def find_trends(
-    runners: dict[str, Runner], *, other: bool, keep_going: bool = True
-) -> tuple[list[Trend], list[Cell]]:
+def find_trends(runners: dict[str, Runner], *, other: bool) -> tuple[list[Trend], list[Cell]]:
     """Compute the trends with one or several runners, and return every figure they needed."""
-    sources = {"": _Source(None, None, keep_going)}
+    sources = {"": _Source(None, None)}
     for name, runner in runners.items():
-        sources[name] = _Source(runner, name if other else None, keep_going)
+        sources[name] = _Source(runner, name if other else None)
     rows: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         for words, text in _summarize(source):
@@ -75,8 +73,8 @@ def tabulate_trends(trends: Sequence[Trend]) -> Table:
 class _Source:
     """Figures of experiments: printed ones, or measured ones."""
 
-    def __init__(self, runner: Runner | None, data: str | None, keep_going: bool) -> None:
-        self.runner, self._data, self._keep_going = runner, data, keep_going
+    def __init__(self, runner: Runner | None, data: str | None) -> None:
+        self.runner, self._data = runner, data
         self.done: dict[Experiment, Cell] = {}
 
     def cells(
@@ -104,9 +102,7 @@ class _Source:
                 f"{there.dataset}, {there.direction} retrieval: {there.metric} of {there.method}"
             )
             cell = Cell(there.model, words, there)
-            self.done[there] = run_cell(
-                self.runner, cell, keep_going=self._keep_going, by_rule=False
-            )
+            self.done[there] = run_cell(self.runner, cell, by_rule=False)
         figure = self.done[there].figure
         return None if figure is None else figure.value
 

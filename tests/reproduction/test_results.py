@@ -109,18 +109,20 @@ from pathlib import Path
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
 from reproduction.paper import find_tables
+from reproduction import run
 from reproduction.run import Results, Runner, run_table
 
 root = Path(sys.argv[1])
 
-def step(text):
+def say(text):
     if "(6 of" in text:
         print("waiting", flush=True)
         sys.stdin.read()
 
 runner = Runner(EmbeddingFolder(root).open, results=Results(root / "results"))
 (table,) = find_tables(["k-sweep-image"])
-run_table(runner, table, step=step)
+run.say = say
+run_table(runner, table)
 """
 
 
