@@ -24,7 +24,7 @@ from nnnorm.dedup import (
     drop_copies,
     is_sample,
 )
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.bootstrap import Interval, binomial_half_width
 from nnnorm.evaluation.hubness import Hubness, count_occurrences, measure_hubness
@@ -358,6 +358,8 @@ class _Study:
     def check_bank(self, bank: Embeddings) -> None:
         """Warn of references that are queries, items, or unlike the queries."""
         test, held = self._test, self._held
+        for rows in (test.queries, bank):
+            check_same_dim(rows, test.gallery)
         warn_of_overlap(bank, test.queries)
         if held is not None and held.queries.fingerprint != test.queries.fingerprint:
             warn_of_overlap(bank, held.queries, role="validation queries")

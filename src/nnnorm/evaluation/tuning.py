@@ -319,6 +319,8 @@ def try_settings(
 ) -> Trial:
     """Try no correction and every setting of some methods, from one pass over each input."""
     check_same_dim(queries, gallery)
+    if gallery_references is not None:
+        check_same_dim(gallery_references, gallery)
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
     groups = clusters_of(right) if clusters is None else np.asarray(clusters)
     if groups.shape != (len(right),):

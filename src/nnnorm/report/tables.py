@@ -393,7 +393,7 @@ def tabulate_drift(drift: Drift) -> Table:
     notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
     notes.append(
         f"Hubs: items with at least twice the mean number of hits, counted over {drift.n_items:,} "
-        "items, as `nnnorm diagnose` does."
+        "items, as `nnnorm evaluate` does."
     )
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 
