@@ -239,12 +239,12 @@ def evaluate(
         options: Any = {"truth": right, "memory_budget": budget, "progress": progress}
         raw = evaluation.evaluate(asked, items, **options)
         evaluations = [raw]
-        results = [evaluation.make_result(NO_CORRECTION, {}, raw, None)]
+        results = [evaluation.make_result(NO_CORRECTION, {}, raw)]
         if loaded is not None:
             done = evaluation.evaluate(asked, items, loaded, weight=weight, **options)
             evaluations.append(done)
             params = _with_weight(loaded, weight)
-            results.append(evaluation.report_gain(loaded.method, params, done, raw, seed=seed))
+            results.append(evaluation.make_result(loaded.method, params, done, raw, seed=seed))
     others = [evaluation.mean_metrics(one) for one in evaluations]
     notes = [
         f"{label_method(result.method)}: MRR {means['mrr']:.4f}, median rank "

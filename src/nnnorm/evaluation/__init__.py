@@ -29,7 +29,6 @@ from nnnorm.evaluation.comparison import (
     ablate,
     compare,
     make_result,
-    report_gain,
 )
 from nnnorm.evaluation.drift import Drift, measure_drift
 from nnnorm.evaluation.groups import Audit, audit

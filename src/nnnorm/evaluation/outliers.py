@@ -299,11 +299,11 @@ def _find_odd_norms(
                 faults[start + int(row)] = "all its entries are equal"
     is_unit = np.abs(lengths - 1) <= _UNIT
     if unit or (unit is None and norms is None and is_unit.mean() >= _MOSTLY):
-        odd, words = ~is_unit, "where others have unit norms"
+        odd, words = ~is_unit, "others have unit norms"
     else:
         low, high = (float(np.median(lengths)),) * 2 if norms is None else norms
         odd = (lengths > _ODD_NORM * high) | (lengths * _ODD_NORM < low)
-        words = f"where others have {low:.3g}" + (f" to {high:.3g}" if high > low else "")
+        words = f"others have {low:.3g}" + (f" to {high:.3g}" if high > low else "")
     found = {int(row): f"its norm is {lengths[row]:.3g}, {words}" for row in np.flatnonzero(odd)}
     return faults | found
 

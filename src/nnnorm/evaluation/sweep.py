@@ -143,16 +143,12 @@ def _list_params(name: MethodName, grid: Grid) -> Iterator[dict[str, Any]]:
     if not parts or (not all(parts) and find_method(name)[1].grid):
         raise NNNormError(f"the grid of {name} is empty; give each parameter at least one value")
     for axes in parts:
-        if not isinstance(axes, Mapping) or set(axes) != set(parts[0]):
+        is_same = isinstance(axes, Mapping) and set(axes) == set(parts[0])
+        if not is_same or any(np.ndim(v) != 1 or not len(v) for v in axes.values()):
             raise NNNormError(
                 f"the grid of {name} must be a dict of parameters to lists of values, or a list of "
                 f"such with the same parameters; got {grid!r}"
             )
-        for param, values in axes.items():
-            if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
-                raise NNNormError(
-                    f"the grid of {name} must give {param} a list of values; got {values!r}"
-                )
         for cell in itertools.product(*(axes[param] for param in parts[0])):
             plain = (value.item() if isinstance(value, np.generic) else value for value in cell)
             yield dict(zip(parts[0], plain, strict=True))
@@ -198,7 +194,7 @@ def _ready(values: FloatArray) -> Correction:
 def _bounds(
     corrections: Sequence[Correction], n_gallery: int
 ) -> tuple[npt.NDArray[np.float64], FloatArray, FloatArray]:
-    """Mean of each correction, and each item's least and greatest centred correction."""
+    """Mean of each correction, and each item's least and greatest centered correction."""
     means = np.empty(len(corrections))
     lower = np.full(n_gallery, np.inf, dtype=np.float32)
     upper = np.full(n_gallery, -np.inf, dtype=np.float32)
@@ -207,10 +203,10 @@ def _bounds(
         values = correction()
         means[number] = values.mean(dtype=np.float64)
         largest = max(largest, float(np.abs(values).max()))
-        centred = values - np.float32(means[number])
-        np.minimum(lower, centred, out=lower)
-        np.maximum(upper, centred, out=upper)
-    # Room for the rounding of centring, so that no pair is lost to it.
+        centered = values - np.float32(means[number])
+        np.minimum(lower, centered, out=lower)
+        np.maximum(upper, centered, out=upper)
+    # Room for the rounding of centering, so that no pair is lost to it.
     slack = np.float32(4e-6 * largest)
     return means, lower - slack, upper + slack
 
@@ -236,8 +232,8 @@ class _Strip:
         self.best = np.empty((len(corrections), len(scores)), dtype=np.float32)
         for best, correction in zip(self.best, corrections, strict=True):
             best[:] = np.maximum.reduceat(self.raw - correction()[self.items], self.starts)
-        centred = self.best + means[:, None].astype(np.float32)
-        self.worst_right, self.best_right = centred.min(axis=0), centred.max(axis=0)
+        centered = self.best + means[:, None].astype(np.float32)
+        self.worst_right, self.best_right = centered.min(axis=0), centered.max(axis=0)
 
     def find_pairs(self, lower: FloatArray, upper: FloatArray) -> None:
         """Keep the wrong items that may be first under some correction."""

@@ -220,7 +220,7 @@ def tune(
     truth : array or list
         The right items, see `truth.open_truth`.
     methods : sequence of str, or "all"
-        "all" leaves out the methods that need a gallery bank where there is none.
+        "all" leaves out the methods that need a gallery bank if there is none.
     gallery_references : array or path, shape (n_gallery_references, dim), optional
         A bank of gallery-side items, for the methods that use one.
     duplicates : {"drop", "keep"}
