@@ -166,7 +166,14 @@ class EmbeddingFolder:
 
     def _check(self, source: Any, model: str, dataset: str, side: str) -> Embeddings:
         name = f"{model}, {side} of {dataset}"
-        return open_embeddings(source, name=name, normalize=self._normalize, metric="cosine")
+        opened = open_embeddings(source, name=name, normalize=self._normalize)
+        low, high = opened.norm_range
+        if max(1 - low, high - 1) > 0.005:
+            raise NNNormError(
+                f"the rows of {opened.name} do not have unit norm (norms {low:.4g} to {high:.4g}), "
+                "and the paper's scores are cosines; pass --normalize"
+            )
+        return opened
 
     def items(self, dataset: str, side: str) -> Sequence[str]:
         """Return the paths of the images, from where the lists are, or the captions."""
