@@ -457,7 +457,7 @@ def _count_near_copies(references: Embeddings, rows: IntArray) -> float:
         block = references.rows(start, stop)
         least = NEAR_COPY * measure_rows(block, "rows")
         is_near = sampled @ block.T > least
-        return np.count_nonzero(is_near[:, is_first[start:stop]])
+        return int(np.count_nonzero(is_near[:, is_first[start:stop]]))
 
     return sum(_in_strips(count, len(references))) / _N_SAMPLED - 1
 
