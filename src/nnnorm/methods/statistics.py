@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.dedup import References, count_params, count_references, describe_size, used_rows
+from nnnorm.dedup import References, UniqueRows, count_params, describe_size
 from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
@@ -96,7 +96,9 @@ class Statistics:
         self.options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
         self.about: dict[str, Any] = {}
         self.solver: Solver = solver
-        self._center, self._quality = center, quality
+        self._quality = quality
+        if center is not None:
+            self.center = center
         self._kept: dict[_Request, tuple[FloatArray, dict[str, Any]]] = {}
         self._evidence: dict[tuple[int, bool], Evidence] = {}
         self._active: dict[BankName, BoolArray] = {}
@@ -112,7 +114,11 @@ class Statistics:
         **options: Any,
     ) -> "Statistics":
         """Statistics of the products of embeddings."""
-        rows = used_rows(references)
+        if isinstance(references, UniqueRows):
+            rows, n_given = references.embeddings, references.n_rows
+            counted = count_params(references)
+        else:
+            rows, n_given, counted = references, len(references), {}
         prints = {"gallery": gallery.fingerprint, "references": references.fingerprint}
         if gallery_references is not None:
             check_same_dim(gallery, gallery_references)
@@ -120,8 +126,8 @@ class Statistics:
         return cls(
             Products(gallery, rows, memory_budget=memory_budget),
             gallery_references,
-            n_references=count_references(references),
-            counted=count_params(references),
+            n_references=n_given,
+            counted=counted,
             dim=gallery.dim,
             fingerprints=prints,
             reference_norms=rows.norm_range,
@@ -129,12 +135,10 @@ class Statistics:
             **options,
         )
 
-    @property
+    @cached_property
     def center(self) -> npt.NDArray[np.float32]:
         """What is subtracted from the items if they are centered: by default their mean."""
-        if self._center is None:
-            self._center = self.scores.center()
-        return self._center
+        return self.scores.center()
 
     @cached_property
     def gallery_scores(self) -> Scores:
@@ -231,7 +235,9 @@ class Statistics:
 
     def prepare(self, methods: Iterable[Formula]) -> None:
         """Compute what the formulas of several settings ask for, in one pass over each bank."""
-        asked = (request for method in methods for request in _Asked(method, self).requests)
+        asked: list[_Request] = []
+        for method in methods:
+            asked += _Asked(method, self).requests
         self._compute(dict.fromkeys(asked))
 
     def _get(self, request: _Request) -> FloatArray:
@@ -268,26 +274,29 @@ class Statistics:
     def _scan(self, scores: Scores, requests: list[_Mean | _Log]) -> None:
         """Compute means and log-mean-exps of one bank; a single mean by the solver."""
         first = requests[0]
-        if len(requests) == 1 and isinstance(first, _Mean):
+        if len(requests) == 1 and isinstance(first, _Mean) and self.solver != "exact":
             self._kept[first] = compute_means(
                 self.solver, scores, int(first.reference_k), quality=self._quality, **self.options
             )
             return
-        means = [request for request in requests if isinstance(request, _Mean)]
-        logs = sorted((one for one in requests if isinstance(one, _Log)), key=lambda one: one.beta)
-        all_means = np.empty((len(means), self.n_gallery), dtype=np.float32)
-        all_logs = np.empty((len(logs), self.n_gallery))
-        largest = max((int(request.reference_k) for request in means), default=0)
-        betas = [request.beta for request in logs]
-        for start, stop, (best, found) in scan(scores, k=largest, betas=betas, **self.options):
-            for request, values in zip(means, all_means, strict=True):
-                prefix = best[:, : request.reference_k]
-                values[start:stop] = prefix.mean(axis=1, dtype=np.float64)
-            all_logs[:, start:stop] = found
-        for request, values in zip(means, all_means, strict=True):
-            self._kept[request] = values, {"solver": "exact"}
-        for one, log in zip(logs, all_logs, strict=True):
-            self._kept[one] = log, {}
+        ks: dict[int, FloatArray] = {}
+        betas: dict[float, FloatArray] = {}
+        for request in requests:
+            if isinstance(request, _Mean):
+                ks[int(request.reference_k)] = np.empty(self.n_gallery, dtype=np.float32)
+            else:
+                betas[request.beta] = np.empty(self.n_gallery)
+        largest = max(ks, default=0)
+        for start, stop, (best, logs) in scan(scores, k=largest, betas=list(betas), **self.options):
+            for k, means in ks.items():
+                means[start:stop] = best[:, :k].mean(axis=1, dtype=np.float64)
+            for values, log in zip(betas.values(), logs, strict=True):
+                values[start:stop] = log
+        for request in requests:
+            if isinstance(request, _Mean):
+                self._kept[request] = ks[int(request.reference_k)], {"solver": "exact"}
+            else:
+                self._kept[request] = betas[request.beta], {}
 
 
 class _Asked(Statistics):
@@ -295,14 +304,12 @@ class _Asked(Statistics):
 
     def __init__(self, method: Formula, real: Statistics) -> None:
         self.n_gallery, self.requests = 1, list[_Request]()
+        self._method, self._real, has_means = method, real, False
         method.parts(self)
-        banks = {request.bank for request in self.requests if isinstance(request, _Log)}
-        if "gallery_references" in banks.union(method.gated_by) and real.gallery_bank is None:
-            raise NNNormError(
-                f"method {method.name} needs a gallery bank (gallery_references, or gallery_scores "
-                "for ready scores); without one use InvertedSoftmax (--method is)"
-            )
-        has_means = any(isinstance(request, _Mean) for request in self.requests)
+        for request in self.requests:
+            has_means |= isinstance(request, _Mean)
+        if "gallery_references" in method.gated_by:
+            self._check_gallery_bank()
         if real.solver not in ("auto", "exact") and not has_means:
             raise NNNormError(
                 f"solver {real.solver} computes means of the best references, which method "
@@ -313,5 +320,14 @@ class _Asked(Statistics):
         return np.zeros(1)
 
     def _get(self, request: _Request) -> FloatArray:
+        if isinstance(request, _Log) and request.bank == "gallery_references":
+            self._check_gallery_bank()
         self.requests.append(request)
         return np.zeros(1)
+
+    def _check_gallery_bank(self) -> None:
+        if self._real.gallery_bank is None:
+            raise NNNormError(
+                f"method {self._method.name} needs a gallery bank (gallery_references, or "
+                "gallery_scores for ready scores); without one use InvertedSoftmax (--method is)"
+            )
