@@ -38,6 +38,7 @@ from real_sets import (
     Pairs,
     machine,
     points,
+    residual,
     table,
     to_json,
     what_is_missing,
@@ -50,13 +51,12 @@ from nnnorm.approximate import (
     ListModel,
     choose_quality,
     learn_lists,
-    residual,
     sample_means,
 )
 from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation.sweep import sweep_hits
 from nnnorm.evaluation.truth import open_truth
-from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
+from nnnorm.report import BLUE, GREY, ORANGE, label_axes, make_panels
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, scan, top_means
 
 OUTPUT = RESULTS / "approximate.json"

@@ -275,9 +275,11 @@ class Statistics:
         """Compute means and log-mean-exps of one bank; a single mean by the solver."""
         first = requests[0]
         if len(requests) == 1 and isinstance(first, _Mean) and self.solver != "exact":
-            self._kept[first] = compute_means(
-                self.solver, scores, int(first.reference_k), quality=self._quality, **self.options
-            )
+            evidence = self._evidence.get((first.reference_k, first.is_centered))
+            sample = None if evidence is None else evidence.sample
+            options = {"quality": self._quality, "sample": sample, **self.options}
+            reference_k = int(first.reference_k)
+            self._kept[first] = compute_means(self.solver, scores, reference_k, **options)
             return
         ks: dict[int, FloatArray] = {}
         betas: dict[float, FloatArray] = {}
