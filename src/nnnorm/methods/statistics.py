@@ -14,7 +14,7 @@ costs no more than one fit.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from nnnorm.methods.automatic import Evidence, measure
 from nnnorm.methods.transport import transport_biases
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, scan, top_k
 from nnnorm.solvers import Solver, compute_means
+
+if TYPE_CHECKING:
+    from nnnorm.methods.base import Method
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -52,21 +55,6 @@ class _Transport:
 
 
 _Request: TypeAlias = _Mean | _Log | _Transport
-
-
-class Formula(Protocol):
-    """A method, as far as `Statistics.prepare` is concerned."""
-
-    @property
-    def name(self) -> str:
-        """The command-line name."""
-
-    def parts(self, statistics: "Statistics") -> list[FloatArray]:
-        """The terms that add up to the values."""
-
-    @property
-    def gated_by(self) -> tuple[BankName, ...]:
-        """The banks whose activation sets it needs."""
 
 
 class Statistics:
@@ -233,7 +221,7 @@ class Statistics:
 
     # --- computing ---------------------------------------------------------------------------
 
-    def prepare(self, methods: Iterable[Formula]) -> None:
+    def prepare(self, methods: Iterable["Method"]) -> None:
         """Compute what the formulas of several settings ask for, in one pass over each bank."""
         asked: list[_Request] = []
         for method in methods:
@@ -304,7 +292,7 @@ class Statistics:
 class _Asked(Statistics):
     """Notes what the formula of a method asks for, and answers with zeros."""
 
-    def __init__(self, method: Formula, real: Statistics) -> None:
+    def __init__(self, method: "Method", real: Statistics) -> None:
         self.n_gallery, self.requests = 1, list[_Request]()
         self._method, self._real, has_means = method, real, False
         method.parts(self)
