@@ -38,6 +38,7 @@ from real_sets import (
     Pairs,
     machine,
     points,
+    residual,
     table,
     to_json,
     what_is_missing,
@@ -50,14 +51,13 @@ from nnnorm.approximate import (
     ListModel,
     choose_quality,
     learn_lists,
-    residual,
     sample_means,
 )
 from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation.sweep import sweep_hits
 from nnnorm.evaluation.truth import open_truth
-from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means, top_values
+from nnnorm.report import BLUE, GREY, ORANGE, label_axes, make_panels
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, scan, top_means
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"
@@ -218,7 +218,7 @@ def prefix_means(scores: Products, k: float) -> Floats:
     """Mean of the k best of every row, where k need not be whole: between those on either side."""
     whole = int(k)
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in top_values(scores, whole + 1):
+    for start, stop, (best, _) in scan(scores, k=whole + 1):
         lower, upper = best[:, :whole].mean(axis=1), best.mean(axis=1)
         means[start:stop] = lower + (k - whole) * (upper - lower)
     return means

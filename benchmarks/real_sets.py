@@ -336,6 +336,12 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
+    """The standard deviation of the error relative to that of the exact values."""
+    estimated, right = (np.asarray(each, dtype=np.float64) for each in (values, exact))
+    return float((estimated - right).std() / right.std())
+
+
 def points(gain: float) -> str:
     """A difference in points, with its sign.
 

@@ -11,7 +11,6 @@ from nnnorm.approximate import (
     best_lists,
     choose_quality,
     learn_lists,
-    residual,
     sample_means,
 )
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means
@@ -32,6 +31,12 @@ def topics(n_items, n_references, dim=48, seed=0):
         return open_embeddings((rows / np.linalg.norm(rows, axis=1, keepdims=True)), name="made")
 
     return draw(n_items), draw(n_references)
+
+
+def residual(values, exact):
+    """Standard deviation of the error relative to that of the exact values."""
+    estimated, right = (np.asarray(each, dtype=np.float64) for each in (values, exact))
+    return (estimated - right).std() / right.std()
 
 
 class Estimate(NamedTuple):
@@ -81,12 +86,11 @@ def test_more_quality_leaves_less(problem):
 
 
 @pytest.mark.parametrize("quality", [2, 8, 32])
-def test_the_reported_error_is_the_actual_error(problem, quality):
+def test_the_reported_error_is_seldom_too_low_and_not_far_too_high(problem, quality):
     gallery, references, exact = problem
     estimate = approximate_means(gallery, references, 64, quality=quality)
     made = residual(estimate.values, exact)
-    # Training items are exact, which lowers the actual error a little.
-    assert made == pytest.approx(estimate.error, rel=0.5)
+    assert 0.8 * made < estimate.error < 2.5 * made
 
 
 def test_the_same_seed_gives_the_same_values_and_another_seed_others(problem):

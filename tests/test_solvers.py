@@ -9,12 +9,11 @@ import pytest
 
 import nnnorm
 from nnnorm import CSLS, DN, NNN, NNNormError, solvers
-from nnnorm.approximate import residual
 from nnnorm.errors import NNNormWarning
 from nnnorm.methods.statistics import Statistics
 from nnnorm.scoring import Matrix, Products, top_means
-from nnnorm.solvers import SOLVER_NAMES, compute_means, measure_error
-from tests.test_approximate import topics
+from nnnorm.solvers import SOLVER_NAMES, compute_means
+from tests.test_approximate import residual, topics
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_auto_is_approximate_where_exact_is_slow_and_the_error_is_small(
     values, about = auto(problem)
     assert about["solver"] == "approximate"
     assert 0 < about["error"] <= 0.15
-    assert about["error"] / 2 < residual(values, exact_means(20)) < 2 * about["error"]
+    assert about["error"] / 2.5 < residual(values, exact_means(20)) < 1.25 * about["error"]
 
 
 @pytest.mark.slow
@@ -148,7 +147,7 @@ def test_the_approximate_solver_reports_its_quality_and_error(problem, exact_mea
     error = residual(bias.values, exact_means(32))
     assert bias.params["solver"] == "approximate"
     assert bias.params["quality"] == 8
-    assert bias.params["error"] == pytest.approx(error, rel=0.5)
+    assert 0.8 * error < bias.params["error"] < 2.5 * error
     assert 0 < error < 0.2
 
 
@@ -179,10 +178,6 @@ def test_every_bias_of_shared_statistics_names_its_own_solver(problem):
     statistics.prepare([CSLS(20), CSLS(30)])  # in one exact pass
     found = [CSLS(k).make_bias(statistics).params["solver"] for k in (10, 20, 30)]
     assert found == ["approximate", "exact", "exact"]
-
-
-def test_the_error_against_the_same_references_is_zero(problem, exact_means):
-    assert measure_error(exact_means(20), Products(*problem), 20) == pytest.approx(0, abs=1e-5)
 
 
 # --- torch, and what is rejected -----------------------------------------------------------------

@@ -9,7 +9,8 @@ References in other lists are missed, more so for some items than for others. Th
 hundred items is therefore computed as well. A ridge regression predicts from them what is missed,
 given what was found (means over ranks 1, 2, 3–4, …) and the mean and standard deviation of the
 item's scores with all centroids. Cross-validation on the same items measures the error that
-remains.
+remains: its standard deviation relative to that of m_k. Few items are far off, and a sample may
+have none of them, so three standard errors are added to the mean squared error.
 """
 
 import itertools
@@ -21,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
-from nnnorm.files import Done, Progress
+from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
+    Done,
     Products,
     Scores,
     count_threads,
@@ -40,6 +42,7 @@ Weights: TypeAlias = npt.NDArray[np.float64]
 _N_TRAINING = 512
 _SMALLEST_BANK = 8192
 _RIDGE = 1e-3
+_MARGIN = 3.0
 # Items whose scores with all centroids stay in the cache.
 _PIECE = 1024
 
@@ -59,13 +62,6 @@ def sample_means(
     n_sampled = min(_N_TRAINING, -(-n_items // 4))
     rows = np.sort(np.random.default_rng(seed).permutation(n_items)[:n_sampled])
     return Sample(rows, top_means(scores.some_rows(rows), k, memory_budget=memory_budget))
-
-
-def residual(values: npt.ArrayLike, exact: npt.ArrayLike) -> float:
-    """Compute the standard deviation of the error relative to that of the exact values."""
-    estimated, right = (np.asarray(each, dtype=np.float64) for each in (values, exact))
-    spread = float(right.std())
-    return float((estimated - right).std()) / spread if spread else 0.0
 
 
 # --- time and error to expect ------------------------------------------------------------------
@@ -347,7 +343,7 @@ def _rank_edges(k: int) -> list[tuple[int, int]]:
 def _learn_missed(
     features: FloatArray, missed: FloatArray, rng: np.random.Generator
 ) -> tuple[Weights, float]:
-    """Learn to predict what an item's mean misses; also return the cross-validated error."""
+    """Learn to predict what an item's mean misses; also return the error, cross-validated."""
     known = features.astype(np.float64)
     folds = rng.permutation(len(known)) % 8
     errors = np.empty(len(known))
@@ -355,7 +351,9 @@ def _learn_missed(
         held_out = folds == fold
         weights = _fit_ridge(known[~held_out], missed[~held_out])
         errors[held_out] = missed[held_out] - _predict(weights, known[held_out])
-    return _fit_ridge(known, missed), float(errors.std())
+    squares = (errors - errors.mean()) ** 2
+    highest = squares.mean() + _MARGIN * squares.std() / len(squares) ** 0.5
+    return _fit_ridge(known, missed), float(highest) ** 0.5
 
 
 def _predict(weights: Weights, features: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

@@ -4,8 +4,8 @@ Query logs repeat themselves. Without this step the k best references of a popul
 copies of one query, and popularity would pass for hubness.
 
 A row is a copy if it equals an earlier row, or if its cosine with an earlier unique row is above
-`NEAR_COPY`. A hash finds equal rows. Near copies are looked for if there are at most 32,768 rows, or
-if random rows have at least two near copies each on average. With fewer, popular queries hardly
+`NEAR_COPY`. A hash finds equal rows. Near copies are looked for if there are at most 32,768 rows,
+or if random rows have at least two near copies each on average. With fewer, popular queries hardly
 change a mean, and the search takes as long as scoring 2,000 items.
 
 Up to 4,096 rows, every row is compared with all others. Beyond that, rows are projected to 64
@@ -457,7 +457,7 @@ def _count_near_copies(references: Embeddings, rows: IntArray) -> float:
         block = references.rows(start, stop)
         least = NEAR_COPY * measure_rows(block, "rows")
         is_near = sampled @ block.T > least
-        return np.count_nonzero(is_near[:, is_first[start:stop]])
+        return int(np.count_nonzero(is_near[:, is_first[start:stop]]))
 
     return sum(_in_strips(count, len(references))) / _N_SAMPLED - 1
 

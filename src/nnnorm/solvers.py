@@ -7,9 +7,10 @@
     auto          exact if that takes less than about 30 seconds, otherwise approximate if its
                   measured error is at most 0.15, otherwise exact with a warning
 
-`auto` starts the exact work and extrapolates its time after two seconds, so the decision holds on
-any machine. The parameters of a bias say which solver ran; of approximate means also the quality
-and the error, which is measured: the standard deviation of the error relative to that of m_k.
+`auto` starts the exact work and extrapolates its time after two seconds, by the processor time of
+all threads, so the decision holds on any machine and doesn't depend on what else it is doing. The
+parameters of a bias say which solver ran; of approximate means also the quality and the error,
+which is measured on a sample, with a margin (`approximate.py`).
 """
 
 import math
@@ -23,20 +24,28 @@ import numpy.typing as npt
 
 from nnnorm.approximate import (
     ListModel,
+    Sample,
     choose_quality,
     count_list_scores,
     is_worth_lists,
     learn_lists,
-    residual,
     sample_means,
 )
 from nnnorm.errors import NNNormError, require, warn
 from nnnorm.files import Progress
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, check_k, top_means
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Products,
+    Scores,
+    count_threads,
+    top_means,
+)
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
 SOLVER_NAMES: tuple[str, ...] = get_args(Solver)
+# A sample of items with known means is left out of exact work if it is this share of the gallery.
+_LARGE_SAMPLE = 0.04
 # Seconds after which the rate of exact work is known, and seconds that it may take.
 _OBSERVED, _LONG = 2.0, 30.0
 # What `auto` accepts of approximate means: error, and time relative to exact means.
@@ -58,19 +67,24 @@ def check_solver(solver: str, quality: int | None) -> None:
         raise NNNormError(f"quality must be a whole number of at least 1; got {quality!r}")
 
 
+def processor_time() -> float:
+    """Seconds that the threads of this process would have taken on free cores."""
+    return time.process_time() / count_threads()
+
+
 def compute_means(
     solver: Solver,
     scores: Scores,
     k: int,
     *,
     quality: int | None = None,
+    sample: Sample | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] = processor_time,
 ) -> tuple[FloatArray, dict[str, Any]]:
-    """Compute m_k of every row."""
+    """Compute m_k of every row; `sample` are rows whose means are known."""
     check_solver(solver, quality)
-    check_k(k, scores.shape[1])
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     if not isinstance(scores, Products):
         if solver not in ("auto", "exact"):
@@ -79,26 +93,31 @@ def compute_means(
             )
         return top_means(scores, k, **options), {"solver": "exact"}
     if solver == "auto":
-        return _auto_means(scores, k, clock, **options)
+        return _auto_means(scores, k, sample, clock, **options)
     model = None
     if solver == "approximate":
         quality = choose_quality(scores.shape[0]) if quality is None else quality
         if is_worth_lists(*scores.shape, k, quality):
-            sample = sample_means(scores, k, memory_budget=memory_budget)
+            sample = sample or sample_means(scores, k, memory_budget=memory_budget)
             model = learn_lists(scores, k, quality, sample, memory_budget=memory_budget)
     elif solver != "exact":
         return _torch_means(scores, k, solver, **options), {"solver": solver}
     if model is None:
-        return top_means(scores, k, **options), {"solver": "exact"}
+        return _exact_means(scores, k, sample, **options)
     return _model_means(model, scores, **options)
 
 
-def measure_error(
-    values: FloatArray, given: Scores, k: int, *, memory_budget: int = DEFAULT_MEMORY_BUDGET
-) -> float:
-    """Measure the error of means against the references that were given, on a sample of items."""
-    sample = sample_means(given, k, memory_budget=memory_budget)
-    return residual(values[sample.rows], sample.exact)
+def _exact_means(
+    scores: Products, k: int, sample: Sample | None, **options: Any
+) -> tuple[FloatArray, dict[str, Any]]:
+    n_items, about = scores.shape[0], {"solver": "exact"}
+    if sample is None or not _LARGE_SAMPLE * n_items < len(sample.rows) < n_items:
+        return top_means(scores, k, **options), about
+    others = np.delete(np.arange(n_items), sample.rows)
+    means = np.empty(n_items, dtype=np.float32)
+    means[sample.rows] = sample.exact
+    means[others] = top_means(scores.some_rows(others), k, **options)
+    return means, about
 
 
 # --- auto --------------------------------------------------------------------------------------
@@ -113,14 +132,14 @@ class _TooLong(Exception):
 
 
 def _auto_means(
-    scores: Products, k: int, clock: Callable[[], float], **options: Any
+    scores: Products, k: int, sample: Sample | None, clock: Callable[[], float], **options: Any
 ) -> tuple[FloatArray, dict[str, Any]]:
     try:
         watched = {**options, "progress": _watch(options["progress"], clock)}
-        return top_means(scores, k, **watched), {"solver": "exact"}
+        return _exact_means(scores, k, sample, **watched)
     except _TooLong as long:
         seconds = long.seconds
-    model, least_error = _find_model(scores, k, options["memory_budget"])
+    model, least_error = _find_model(scores, k, sample, options["memory_budget"])
     if model is not None:
         return _model_means(model, scores, **options)
     announced = f"exact means will take about {_duration(seconds)}"
@@ -132,7 +151,7 @@ def _auto_means(
         )
     warn(announced)
     options["progress"] = options["progress"] or _make_bar()
-    return top_means(scores, k, **options), {"solver": "exact"}
+    return _exact_means(scores, k, sample, **options)
 
 
 def _watch(progress: Progress | None, clock: Callable[[], float]) -> Progress:
@@ -153,10 +172,12 @@ def _watch(progress: Progress | None, clock: Callable[[], float]) -> Progress:
     return report
 
 
-def _find_model(scores: Products, k: int, memory_budget: int) -> tuple[ListModel | None, float]:
+def _find_model(
+    scores: Products, k: int, sample: Sample | None, memory_budget: int
+) -> tuple[ListModel | None, float]:
     """Find the least quality with a small error that still saves time; also the least error."""
     n_scores = scores.shape[0] * scores.shape[1]
-    quality, least_error, spent, sample = choose_quality(scores.shape[0]), math.inf, 0.0, None
+    quality, least_error, spent = choose_quality(scores.shape[0]), math.inf, 0.0
     while is_worth_lists(*scores.shape, k, quality):
         learning, probing = count_list_scores(*scores.shape, quality)
         spent += _LIST_SCORE * learning / n_scores

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nnnorm.approximate import Sample
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_k
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -48,6 +49,8 @@ class Evidence(NamedTuple):
     density: float | None = None
     coverage: float | None = None
     spread: float | None = None
+    # The items that were looked at, with their m_k.
+    sample: Sample | None = None
 
     @property
     def t(self) -> float | None:
@@ -66,9 +69,9 @@ class Evidence(NamedTuple):
 
     def to_params(self) -> dict[str, float]:
         """The measurements for the `params` of a bias."""
-        if self.t is None:
-            return {"reliability": self.reliability}
-        return {**self._asdict(), "match": self.match}
+        measured = {} if self.t is None else {**self._asdict(), "match": self.match}
+        measured.pop("sample", None)
+        return {**measured, "reliability": self.reliability}
 
 
 def choose_reference_k(n_references: int, n_gallery: int) -> int:
@@ -125,6 +128,7 @@ def measure(
         _correlation(means, density),
         _coverage((queries @ others.T).argmax(axis=1), len(candidates)),
         _spread(means, float((rows @ queries.T).std()), density, of_items),
+        Sample(items, means.astype(np.float32)),
     )
 
 

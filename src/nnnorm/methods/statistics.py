@@ -269,9 +269,11 @@ class Statistics:
         """Compute means and log-mean-exps of one bank; a single mean by the solver."""
         first = requests[0]
         if len(requests) == 1 and isinstance(first, _Mean):
-            self._kept[first] = compute_means(
-                self.solver, scores, int(first.reference_k), quality=self._quality, **self.options
-            )
+            evidence = self._evidence.get((first.reference_k, first.is_centered))
+            sample = None if evidence is None else evidence.sample
+            options = {"quality": self._quality, "sample": sample, **self.options}
+            k = int(first.reference_k)
+            self._kept[first] = compute_means(self.solver, scores, k, **options)
             return
         means = [request for request in requests if isinstance(request, _Mean)]
         logs = sorted((one for one in requests if isinstance(one, _Log)), key=lambda one: one.beta)
@@ -279,7 +281,7 @@ class Statistics:
         all_logs = np.empty((len(logs), self.n_gallery))
         largest = max((int(request.reference_k) for request in means), default=0)
         betas = [request.beta for request in logs]
-        for start, stop, best, found in scan(scores, k=largest, betas=betas, **self.options):
+        for start, stop, (best, found) in scan(scores, k=largest, betas=betas, **self.options):
             for request, values in zip(means, all_means, strict=True):
                 prefix = best[:, : request.reference_k]
                 values[start:stop] = prefix.mean(axis=1, dtype=np.float64)
