@@ -56,8 +56,8 @@ from nnnorm.approximate import (
 from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation.sweep import sweep_hits
 from nnnorm.evaluation.truth import open_truth
-from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, make_panels
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, top_means, top_values
+from nnnorm.report import BLUE, GREY, ORANGE, label_axes, make_panels
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, scan, top_means
 
 OUTPUT = RESULTS / "approximate.json"
 PLOT = ROOT / "docs" / "images" / "approximate.png"
@@ -218,7 +218,7 @@ def prefix_means(scores: Products, k: float) -> Floats:
     """Mean of the k best of every row, where k need not be whole: between those on either side."""
     whole = int(k)
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in top_values(scores, whole + 1):
+    for start, stop, (best, _) in scan(scores, k=whole + 1):
         lower, upper = best[:, :whole].mean(axis=1), best.mean(axis=1)
         means[start:stop] = lower + (k - whole) * (upper - lower)
     return means

@@ -318,7 +318,7 @@ def show(gain: list[float]) -> str:
 
 def draw_forest(results: dict[str, Any], figure: Any) -> None:
     """One row per search: NNN's own rule with its interval, and what few past queries give."""
-    from nnnorm.report.figure import BLUE, GREY, ORANGE, label_axes, style_axes
+    from nnnorm.report import BLUE, GREY, ORANGE, label_axes, style_axes
 
     rows = sorted(
         (row for row in results["rows"] if row["bank"] == "own"),

@@ -53,12 +53,10 @@ def make_material(n_items: int, n_queries: int, n_references: int = 20_000) -> M
     queries += 0.3 * rows(of_item[truth], 1.0, np.full(n_queries, 0.4))
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     references = rows(rng.integers(0, N_TOPICS, n_references), 1.2, np.full(n_references, 0.5))
-    bank = open_embeddings(references, name="references")
     return Material(
         gallery=open_embeddings(gallery, name="gallery"),
         queries=open_embeddings(queries.astype(np.float32), name="queries"),
-        references=bank,
-        given_references=bank,
+        references=open_embeddings(references, name="references"),
         truth=open_truth(truth, n_queries=n_queries, n_gallery=n_items),
         captions=[f"item {n} of topic {topic}" for n, topic in enumerate(of_item)],
     )

@@ -22,8 +22,7 @@ from real_sets import RESULTS, Flickr8k, Floats, Ints, read_unsplash500, rows_of
 from real_sets import table as make_table
 
 import nnnorm
-from nnnorm.evaluation.outliers import WATCH, count_alerts
-from nnnorm.evaluation.signals import SIGNALS
+from nnnorm.evaluation.outliers import SIGNALS, WATCH, count_alerts
 
 OUTPUT = RESULTS / "hostile.json"
 # Of each kind of hub, at least 100 that count (see `LEAST_HELD`) in each set.

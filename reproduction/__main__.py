@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,13 @@ from nnnorm.files import make_folder, write_whole
 from nnnorm.report import plots
 from reproduction.encode import Source, check_sources, encode_needed, find_needed, read_sources
 from reproduction.figures import Figures, find_figures, find_histograms
-from reproduction.latex import make_document
-from reproduction.material import EmbeddingFolder
-from reproduction.paper import PaperTable, find_tables
-from reproduction.results import Results
-from reproduction.run import Outcome, Runner, run_table
+from reproduction.material import EmbeddingFolder, read_visogender, save_visogender
+from reproduction.paper import Cell, PaperTable, find_tables
+from reproduction.run import Results, Runner, run_table
 from reproduction.runtime import DEVICES
-from reproduction.standins import open_stand_in
-from reproduction.tables import Found, lay_out, list_cells, tabulate_overview
+from reproduction.synthetic import open_data
+from reproduction.tables import Found, lay_out, list_cells, make_document, tabulate_overview
 from reproduction.trends import find_trends, tabulate_trends
-from reproduction.visogender import read_visogender, save_visogender
 
 _TRENDS = "trends"
 _OF_TRENDS = ("settings", "image-retrieval", "text-retrieval", "k-sweep")
@@ -59,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--embeddings", type=Path, metavar="DIR", help="folder of lists and embeddings")
     add("--models", type=Path, metavar="TOML", help="encode what is missing with these models")
     add("--encoder", action="append", default=[], metavar="clip=MODEL", help="the same, for one")
-    add("--stand-in", action="append", default=[], help="other data: shapes, flickr8k=FOLDER")
+    add("--data", action="append", default=[], help="other data: shapes, flickr8k=FOLDER")
     add("--visogender", type=Path, metavar="TSV", help="write VisoGender's lists to --embeddings")
     add("--images", type=Path, metavar="FOLDER", help="pictures of --visogender")
     add("--results", type=Path, metavar="FOLDER", help="where finished cells are kept")
@@ -84,19 +81,23 @@ def run(given: argparse.Namespace) -> None:
         _write_visogender(given)
     if given.embeddings is not None:
         folder = EmbeddingFolder(given.embeddings, normalize=given.normalize, seed=given.seed)
+    report = Report(given)
     if given.table is None and not given.histogram:
         if given.visogender is None:
             overview = tabulate_overview(folder)
-            rows = [dict(zip(overview.columns, row, strict=True)) for row in overview.rows]
-            _deliver(given, [overview], rows, {})
+            report.tables = [overview]
+            report.results = [
+                dict(zip(overview.columns, row, strict=True)) for row in overview.rows
+            ]
+            report.deliver()
         return
     names = given.table or []
     tables = find_tables([name for name in names if name != _TRENDS])
     with_trends = _TRENDS in names or "all" in names
-    others = dict(open_stand_in(text) for text in given.stand_in)
+    others = dict(open_data(text) for text in given.data)
     sources = _find_sources(given)
     if folder is None and not others:
-        raise NNNormError("give --embeddings DIR with the models' embeddings, or --stand-in shapes")
+        raise NNNormError("give --embeddings DIR with the models' embeddings, or --data shapes")
     if sources and folder is None:
         raise NNNormError("--models and --encoder need --embeddings DIR, where embeddings go")
     if given.histogram and (folder is None or given.plots is None):
@@ -111,36 +112,29 @@ def run(given: argparse.Namespace) -> None:
         encode_needed(folder, needed, sources, device=given.encode_on, step=_say)
     kept = _open_results(given)
     options: Any = {"seed": given.seed, "results": kept, "device": given.device}
-    session = Session(given.by_cell, keep_going=not given.debug)
     if folder is not None:
         runner = Runner(folder.open, **options)
-        session.measure({"ours": runner}, tables, folder)
+        report.measure({"ours": runner}, tables, folder, with_trends)
         for text in given.histogram:
-            session.figures |= find_histograms(runner, text, folder)
-        if with_trends:
-            session.find_trends({"ours": runner}, stand_ins=False)
+            report.figures |= find_histograms(runner, text, folder)
     if others:
         runners = {
             name: Runner(lambda *_, material=material: material, **options)
             for name, material in others.items()
         }
-        session.measure(runners, tables, None)
-        if with_trends:
-            session.find_trends(runners, stand_ins=True)
-    session.check_measured()
-    _deliver(given, session.tables, session.results, session.figures)
+        report.measure(runners, tables, None, with_trends)
+    report.check_measured()
+    report.deliver()
     if kept is not None and kept.n_found:
         print(f"{kept.n_found} figures were there; {kept.n_kept} were measured", file=sys.stderr)
-    session.check_failures(kept is not None)
+    report.check_failures(kept is not None)
 
 
 def _write_visogender(given: argparse.Namespace) -> None:
     if given.embeddings is None:
         raise NNNormError("--visogender needs --embeddings DIR, where its lists go")
-    images = Path(os.path.realpath(given.images or Path()))
-    for path in save_visogender(
-        read_visogender(given.visogender, images), make_folder(given.embeddings)
-    ):
+    found = read_visogender(given.visogender, Path(os.path.realpath(given.images or Path())))
+    for path in save_visogender(found, make_folder(given.embeddings)):
         print(path, file=sys.stderr)
 
 
@@ -166,114 +160,114 @@ def _open_results(given: argparse.Namespace) -> Results | None:
     return None
 
 
-class Session:
-    """Collects tables, results for JSON, figures and failures of one call."""
+class Report:
+    """Tables, results for JSON, figures and failures of one call."""
 
-    def __init__(self, by_cell: bool, *, keep_going: bool) -> None:
-        self._show, self._keep_going = list_cells if by_cell else lay_out, keep_going
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._given = given
         self.tables: list[Any] = []
         self.results: list[dict[str, Any]] = []
         self.figures: Figures = {}
-        self._outcomes: list[tuple[str, Outcome]] = []
+        self._cells: list[tuple[str, Cell]] = []  # with the names of their tables
 
     def measure(
         self,
         runners: dict[str, Runner],
         tables: Sequence[PaperTable],
         folder: EmbeddingFolder | None,
+        with_trends: bool,
     ) -> None:
-        """Measure tables with the paper's models, or with stand-ins if there is no folder."""
-        stand_ins = folder is None
+        """Measure tables with the paper's models, or on other data if there is no folder."""
+        other, keep_going = folder is None, not self._given.debug
+        show = list_cells if self._given.by_cell else lay_out
         for table in tables:
             found: Found = {
                 name: run_table(
-                    runner,
-                    table,
-                    stand_in=name if stand_ins else None,
-                    step=_say,
-                    keep_going=self._keep_going,
+                    runner, table, data=name if other else None, step=_say, keep_going=keep_going
                 )
                 for name, runner in runners.items()
             }
-            every = [outcome for outcomes in found.values() for outcome in outcomes]
-            self._outcomes += [(table.name, outcome) for outcome in every]
-            if not stand_ins and not any(outcome.figure for outcome in every):
+            every = [cell for cells in found.values() for cell in cells]
+            self._add_cells(table.name, every)
+            if not other and not any(cell.figure for cell in every):
                 if len(tables) > 1:
-                    reason = _reason(every)
-                    print(f"Note: table {table.name} is left out: {reason}", file=sys.stderr)
+                    _note_left_out(table.name, every)
                 continue
-            one = next(iter(runners.values()))
-            timed = {"device": one.runs_on} if table.is_timed else {}
+            runs_on = next(iter(runners.values())).runs_on
+            timed = {"device": runs_on} if table.is_timed else {}
             notes = [f"Timed on {where}." for where in timed.values()]
-            self.tables.append(self._show(table, found, notes, stand_ins=stand_ins))
-            cells = {name: [asdict(o) for o in outcomes] for name, outcomes in found.items()}
-            measured = {"stand_ins": cells} if stand_ins else {"cells": cells["ours"]}
+            self.tables.append(show(table, found, notes, other=other))
+            listed = {name: [asdict(cell) for cell in cells] for name, cells in found.items()}
+            measured = {"other_data": listed} if other else {"cells": listed["ours"]}
             self.results.append({"table": table.name, **timed, **measured})
-            for name, outcomes in found.items():
-                prefix = f"{name}-" if stand_ins else ""
-                self.figures |= find_figures(runners[name], table, outcomes, prefix, folder)
+            for name, cells in found.items():
+                prefix = f"{name}-" if other else ""
+                self.figures |= find_figures(runners[name], table, cells, prefix, folder)
+        if with_trends:
+            _say(_TRENDS)
+            trends, every = find_trends(runners, other=other, keep_going=keep_going)
+            if any(trend.is_measured for trend in trends):
+                self.tables.append(tabulate_trends(trends))
+                self.results.append({"table": _TRENDS, "trends": [asdict(one) for one in trends]})
+            elif self._cells:
+                _note_left_out(_TRENDS, every)
+            self._add_cells(_TRENDS, every)
 
-    def find_trends(self, runners: dict[str, Runner], *, stand_ins: bool) -> None:
-        """Sum up the four trends and the cost of DBNorm."""
-        _say(_TRENDS)
-        trends, outcomes = find_trends(runners, stand_ins=stand_ins, keep_going=self._keep_going)
-        is_one_of_several = bool(self._outcomes)
-        self._outcomes += [(_TRENDS, outcome) for outcome in outcomes]
-        if any(trend.is_measured for trend in trends):
-            self.tables.append(tabulate_trends(trends))
-            self.results.append({"table": _TRENDS, "trends": [asdict(one) for one in trends]})
-        elif is_one_of_several:
-            print(f"Note: table {_TRENDS} is left out: {_reason(outcomes)}", file=sys.stderr)
+    def _add_cells(self, table: str, cells: Sequence[Cell]) -> None:
+        self._cells += [(table, cell) for cell in cells]
 
     def check_measured(self) -> None:
         """Raise if nothing at all was measured."""
-        if not (self.tables or self.figures) and self._outcomes:
-            reason = _reason([outcome for _, outcome in self._outcomes])
+        if not (self.tables or self.figures) and self._cells:
+            reason = _find_reason([cell for _, cell in self._cells])
             raise NNNormError(
-                f"nothing of table {self._outcomes[0][0]} can be measured: {reason}. "
+                f"nothing of table {self._cells[0][0]} can be measured: {reason}. "
                 "--models TOML or --encoder clip=MODEL encodes what is missing"
             )
 
     def check_failures(self, are_kept: bool) -> None:
         """Raise if cells failed, after everything else is delivered."""
-        failed = [(name, outcome) for name, outcome in self._outcomes if outcome.failed]
+        failed = [(name, cell) for name, cell in self._cells if cell.failed]
         if failed:
             name, first = failed[0]
             kept = "are kept; the same command measures only these again" if are_kept else "stand"
             raise NNNormError(
-                f"{len(failed)} of {len(self._outcomes)} cells failed, the first in table {name}, "
+                f"{len(failed)} of {len(self._cells)} cells failed, the first in table {name}, "
                 f"{first.row}, {first.column}: {first.failed}. All other figures {kept}"
             )
 
+    def deliver(self) -> None:
+        """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
+        given = self._given
+        if given.markdown is not None:
+            _write(given.markdown, "\n\n".join(table.to_markdown() for table in self.tables) + "\n")
+        if given.latex is not None:
+            _write(given.latex, make_document(self.tables))
+        if given.plots is not None:
+            make_folder(given.plots)
+            for name, draw in self.figures.items():
+                plots.save_figure(draw(), given.plots / name)
+                print(f"Plot: {given.plots / name}", file=sys.stderr)
+        if given.json:
+            print(json.dumps(self.results, indent=2, ensure_ascii=False))
+            return
+        for place, table in enumerate(self.tables):
+            if place:
+                print()
+            table.print()
 
-def _reason(outcomes: Sequence[Outcome]) -> str:
+
+def _note_left_out(table: str, cells: Sequence[Cell]) -> None:
+    print(f"Note: table {table} is left out: {_find_reason(cells)}", file=sys.stderr)
+
+
+def _find_reason(cells: Sequence[Cell]) -> str:
     """Return why there is no figure: a failure, or else what is missing."""
-    return next((o.failed for o in outcomes if o.failed), None) or str(outcomes[0].missing)
+    return next((cell.failed for cell in cells if cell.failed), None) or str(cells[0].missing)
 
 
-def _deliver(given: argparse.Namespace, tables: list[Any], results: Any, figures: Figures) -> None:
-    """Write Markdown, LaTeX and plots where asked, then print the tables, or JSON."""
-    writers: dict[str, Callable[[list[Any]], str]] = {
-        "markdown": lambda every: "\n\n".join(table.to_markdown() for table in every) + "\n",
-        "latex": make_document,
-    }
-    for name, write in writers.items():
-        path = getattr(given, name)
-        if path is not None:
-            text = write(tables).encode()
-            write_whole(path, lambda file, text=text: file.write(text))  # type: ignore[misc]
-    if given.plots is not None:
-        make_folder(given.plots)
-        for name, draw in figures.items():
-            plots.save_figure(draw(), given.plots / name)
-            print(f"Plot: {given.plots / name}", file=sys.stderr)
-    if given.json:
-        print(json.dumps(results, indent=2, ensure_ascii=False))
-        return
-    for place, table in enumerate(tables):
-        if place:
-            print()
-        table.print()
+def _write(path: Path, text: str) -> None:
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def _say(text: str) -> None:

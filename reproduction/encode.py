@@ -12,7 +12,6 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm import NNNormError
-from nnnorm.encoders import Encoder
+from nnnorm.encoders import Encoder, load_encoder
 from nnnorm.files import make_folder, write_whole
-from reproduction.material import EmbeddingFolder
+from reproduction.material import SHARE, EmbeddingFolder, RowFile
 from reproduction.paper import TWO_BANKS, Experiment, PaperTable, load_paper
-from reproduction.protocol import SHARE
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 Needed: TypeAlias = dict[tuple[str, str, str], IntArray]  # model, data set and side to its rows
 Step: TypeAlias = Callable[[str], None]
 _ROWS = 512  # between two saves: what an interruption can lose
+_CHECKPOINTS = (".pth", ".pt", ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ def read_sources(path: Path) -> dict[str, Source]:
 def is_path(source: str) -> bool:
     """Return whether a source names a file or folder rather than a model on the hub."""
     path = Path(source)
-    files = (".pth", ".pt", ".safetensors")
-    return path.suffix in files or path.is_absolute() or len(path.parts) > 2 or path.exists()
+    is_file = path.suffix in _CHECKPOINTS
+    return is_file or path.is_absolute() or len(path.parts) > 2 or path.exists()
 
 
 def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: set[str]) -> Needed:
@@ -79,27 +78,26 @@ def find_needed(folder: EmbeddingFolder, tables: Sequence[PaperTable], shorts: s
             f"the paper has no model {unknown[0]!r}; its models are: {', '.join(models)}"
         )
     wanted = {models[short] for short in shorts}
-    parts: dict[tuple[str, str, str], set[tuple[str, float]]] = {}
-    for table in tables:
-        for cell in table.cells:
-            if cell.experiment.model in wanted:
-                for dataset, side, part, share in _find_parts(cell.experiment):
-                    parts.setdefault((cell.experiment.model, dataset, side), set()).add(
-                        (part, share)
-                    )
-    needed: Needed = {}
-    for (model, dataset, side), some in parts.items():
-        rows = [np.arange(0)]
-        for part, share in some:
-            if part == "all":
-                rows.append(np.arange(len(folder.items(dataset, side))))
-            elif part != "scores":
-                found = folder.part(dataset, part, share)
-                rows.append(found.images if side == "images" else found.captions)
-        missing = _select_missing(folder, model, dataset, side, np.unique(np.concatenate(rows)))
-        if missing is not None:
-            needed[model, dataset, side] = missing
-    return needed
+    needed: dict[tuple[str, str, str], list[IntArray]] = {}
+    experiments = dict.fromkeys(cell.experiment for table in tables for cell in table.cells)
+    parts = dict.fromkeys(
+        (there.model, *part)
+        for there in experiments
+        if there.model in wanted
+        for part in _find_parts(there)
+    )
+    for model, dataset, side, part, share in parts:
+        rows = needed.setdefault((model, dataset, side), [np.arange(0)])
+        if part == "all":
+            rows.append(np.arange(len(folder.items(dataset, side))))
+        elif part != "scores":
+            found = folder.part(dataset, part, share)
+            rows.append(found.images if side == "images" else found.captions)
+    left = {
+        place: _select_missing(folder, *place, np.unique(np.concatenate(rows)))
+        for place, rows in needed.items()
+    }
+    return {place: rows for place, rows in left.items() if rows is not None}
 
 
 def _find_parts(there: Experiment) -> list[tuple[str, str, str, float]]:
@@ -166,13 +164,39 @@ def _check_source(short: str, source: Source) -> list[str]:
             words = str(error).partition("\n")[0]
             return [f"{short}: {source.source} is neither a file nor on the hub ({words})"]
         return []
-    problems = [] if path.exists() else [f"{short}: there is no {path}"]
-    if path.is_file():
-        name = "beit3.spm" if short.startswith("beit") else "vocab.txt"
-        vocabulary = source.tokenizer or path.with_name(name)
-        if not vocabulary.is_file():
-            problems.append(f"{short}: its vocabulary {vocabulary} is not there")
-    return problems
+    if not path.exists():
+        return [f"{short}: there is no {path}"]
+    vocabulary = source.tokenizer or path.with_name(
+        "beit3.spm" if short.startswith("beit") else "vocab.txt"
+    )
+    if path.is_file() and not vocabulary.is_file():
+        return [f"{short}: its vocabulary {vocabulary} is not there"]
+    return []
+
+
+def load_model(source: Source, *, device: str = "auto", work: Path | None = None) -> Encoder:
+    """Load a model: a checkpoint of its authors, or whatever `load_encoder` loads."""
+    path = Path(source.source)
+    if path.suffix not in _CHECKPOINTS:
+        return load_encoder(source.source, device=device)
+    from reproduction.albef import Albef
+    from reproduction.beit3 import Beit3
+    from reproduction.blip import convert_blip, is_blip
+    from reproduction.checkpoints import read_checkpoint
+
+    state = read_checkpoint(path)
+    options: Any = {"vocabulary": source.tokenizer, "image_size": source.image_size}
+    if any(key.startswith("beit3.") for key in state):
+        return Beit3(path, state, device=device, **options)
+    if is_blip(state):
+        folder = (work or path.parent) / f"{path.stem}-transformers"
+        return load_encoder(convert_blip(path, state, folder, **options), device=device)
+    if any(key.startswith("visual_encoder.") for key in state):
+        return Albef(path, state, device=device, **options)
+    raise NNNormError(
+        f"checkpoint {path} is neither ALBEF's or BLIP's (visual_encoder.…) nor BEiT-3's "
+        f"(beit3.…); its tensors begin with {next(iter(state), 'nothing')}"
+    )
 
 
 def encode_needed(
@@ -184,29 +208,22 @@ def encode_needed(
     step: Step | None = None,
 ) -> None:
     """Encode rows, model by model; a model without embeddings matches pairs instead."""
-    from reproduction.models import load_model
-    from reproduction.models.matching import match_to_files
-
     say = step or (lambda text: None)
     for model in dict.fromkeys(model for model, _, _ in needed):
         source = sources[load_paper().models[model]]
         say(f"Loading {source.source}")
-        encoder = load_model(
-            source.source,
-            tokenizer=source.tokenizer,
-            image_size=source.image_size,
-            device=device,
-            work=make_folder(folder.path(model, "").parent),
-        )
+        work = make_folder(folder.path(model, "").parent)
+        encoder = load_model(source, device=device, work=work)
         for (other, dataset, side), rows in needed.items():
             if other != model:
                 continue
             place = folder.path(model, dataset)
             if side == "scores":
+                from reproduction.blip import match_to_files
+
                 match_to_files(encoder, *_list_pairs(folder, dataset), place, step=step)
             else:
-                label = f"Encoding {side} of {dataset} with {model}"
-                say(label)
+                say(f"Encoding {side} of {dataset} with {model}")
                 fill_rows(encoder, side, folder.items(dataset, side), rows, place, say)
 
 
@@ -230,16 +247,15 @@ def fill_rows(
     items: Sequence[str],
     rows: IntArray,
     folder: Path,
-    say: Callable[[str], Any] = lambda text: None,
+    say: Step,
 ) -> None:
     """Encode some rows into a file with a row per item; those that are done are kept."""
     make_folder(folder)
     listed = hashlib.sha256(json.dumps([Path(item).name for item in items]).encode())
     about = {**encoder.about, "n_rows": len(items), "items_sha256": listed.hexdigest()}
     about = json.loads(json.dumps(about))
-    path, encoded = folder / f"{side}.npy", folder / f"{side}.rows.npy"
-    stored = folder / f"{side}.json"
-    if encoded.exists():
+    path, stored = folder / f"{side}.npy", folder / f"{side}.json"
+    if stored.exists():
         found = json.loads(stored.read_text(encoding="utf-8"))
         moves = (
             {"model"} if about.get("weights_sha256") else set()
@@ -249,24 +265,13 @@ def fill_rows(
                 f"{path} was made with another {changed[0]} ({str(found.get(changed[0]))[:60]}; "
                 f"now {str(about[changed[0]])[:60]}); choose another folder, or remove it"
             )
-        is_there = np.load(encoded)
     else:
         text = json.dumps(about, indent=1, ensure_ascii=False)
         write_whole(stored, lambda file: file.write(text.encode()))
-        is_there = np.zeros(len(items), dtype=bool)
-        write_whole(encoded, partial(np.save, arr=is_there))
-    if not path.exists():
-        new = path.with_suffix(".new")
-        shape = len(items), encoder.dim
-        np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape).flush()
-        new.replace(path)
-    matrix = np.load(path, mmap_mode="r+")
+    matrix = RowFile(path, (len(items), encoder.dim))
     encode = encoder.encode_images if side == "images" else encoder.encode_texts
-    missing = rows[~is_there[rows]]
+    missing = rows[~matrix.is_there[rows]]
     for start in range(0, len(missing), _ROWS):
         some = missing[start : start + _ROWS]
         say(f"{start:,} of {len(missing):,} rows")
-        matrix[some] = encode([items[row] for row in some])
-        matrix.flush()  # before the rows are called encoded
-        is_there[some] = True
-        write_whole(encoded, partial(np.save, arr=is_there))
+        matrix.write(some, encode([items[row] for row in some]))

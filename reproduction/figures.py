@@ -15,8 +15,8 @@ from nnnorm import NNNormError
 from nnnorm.evaluation import count_occurrences, find_hubs, find_rescued
 from nnnorm.report import Hits, plot_audit, plot_hits, plots
 from reproduction.material import EmbeddingFolder, Shown
-from reproduction.paper import Experiment, PaperTable, find_fine_tuned, load_paper
-from reproduction.run import Outcome, Runner
+from reproduction.paper import Cell, Experiment, PaperTable, find_fine_tuned, load_paper
+from reproduction.run import Runner
 
 Figures: TypeAlias = dict[str, Callable[[], Any]]
 _PLACES, _QUERIES = 10, 4
@@ -26,12 +26,12 @@ _GREEN, _ORANGE, _BLUE = "#009E73", "#D55E00", "#0072B2"
 def find_figures(
     runner: Runner,
     table: PaperTable,
-    outcomes: Sequence[Outcome],
+    cells: Sequence[Cell],
     prefix: str = "",
     folder: EmbeddingFolder | None = None,
 ) -> Figures:
     """Return the figures that belong to a table, as functions that draw them."""
-    after = [o.experiment for o in outcomes if o.figure and o.experiment.method == "nnn"]
+    after = [c.experiment for c in cells if c.figure and c.experiment.method == "nnn"]
     if not after:
         return {}
     if table.name == "gender":

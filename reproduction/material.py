@@ -1,19 +1,29 @@
-"""Embeddings of the paper's experiments: where they are, and their roles as queries and banks.
+"""The paper's data: splits, VisoGender, and embeddings in their roles as queries and banks.
 
     DIR/coco.json  flickr30k.json  visogender.tsv     pairs and splits
     DIR/clip/coco/images.npy  texts.npy               rows in the order of those files
     DIR/clip/coco/images.rows.npy                     which rows are encoded; without it, all are
     DIR/blip-itm/coco/test-scores.npy                 scores of a model that has no embeddings
 
+Test is the test split with five captions per image. As many images of train are held out for
+tuning. References are a share of train, drawn from the rest: their captions are the bank for image
+retrieval, the images that for text retrieval. Smaller shares are subsets of larger ones.
+
+VisoGender's single-person table (OO) has a row per picture: 23 occupations, each with five people
+perceived as masculine by annotators and five as feminine, and an object. Pictures are given by URL;
+downloaded ones are found by number, such as ``OO_1.jpg``. The query for an occupation is "The
+{occupation} and their {object}"; all pictures together are the gallery.
+
 Missing files raise `NotThere`, so a missing model leaves out its own cells only. Messages name
 places inside the folder, never the folder itself: they go into captions.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +33,144 @@ from nnnorm.datasets import Pairs, load_pairs
 from nnnorm.embeddings import Embeddings
 from nnnorm.encoders import open_image
 from nnnorm.evaluation import Task
+from nnnorm.files import write_whole
+from nnnorm.tables import read_columns
 from reproduction.paper import Direction, load_paper
-from reproduction.protocol import SHARE, Part, split_pairs
-from reproduction.visogender import GENDERS, VisoGender, read_visogender
 
+IntArray: TypeAlias = npt.NDArray[np.int64]
+SHARE = 0.2  # of train, where the paper says nothing else
+GENDERS = ("masculine", "feminine")
+_CAPTIONS = 5  # of a test or tuning image; references keep all of theirs
 _NAMES = {
     "images": ("images.npy", "images", "images.npz", "images.parquet", "img_emb.npy", "img_emb"),
     "texts": ("texts.npy", "texts", "texts.npz", "texts.parquet", "text_emb.npy", "text_emb"),
 }
 _SCORES = ("test-scores.npy", "reference-scores.npy")
+_COLUMNS = ("IDX", "Occupation", "Object", "Occupation_perceived_gender")
 
 
 class NotThere(NNNormError):
     """Material of an experiment that was not found."""
+
+
+# --- splits ---------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """Numbers of some images and captions, and the position of each caption's image among them."""
+
+    images: IntArray
+    captions: IntArray
+    image_of: IntArray
+
+    def truth(self, direction: Direction) -> IntArray:
+        """Return the image of each caption, or (query, item) pairs."""
+        if direction == "image":
+            return self.image_of
+        return np.stack([self.image_of, np.arange(len(self.image_of))], axis=1)
+
+
+class Splits(NamedTuple):
+    """Three parts that share no image."""
+
+    test: Part
+    validation: Part
+    references: Part
+
+
+def split_pairs(pairs: Pairs, *, share: float = SHARE, seed: int = 0) -> Splits:
+    """Split a data set with the splits train and test as the paper does."""
+    tested, trained = pairs.split("test"), pairs.split("train")
+    order = np.random.default_rng(seed).permutation(trained)
+    held, rest = order[: len(tested)], order[len(tested) :]
+    n_references = min(max(1, round(share * len(trained))), len(rest))
+    if len(held) < len(tested) or n_references == 0:
+        raise NNNormError(
+            f"{pairs.name} has {len(trained):,} train images, too few to hold out as many for "
+            f"tuning as the {len(tested):,} of test and have references left"
+        )
+    return Splits(
+        _make_part(pairs, tested, _CAPTIONS),
+        _make_part(pairs, np.sort(held), _CAPTIONS),
+        _make_part(pairs, np.sort(rest[:n_references]), None),
+    )
+
+
+def _make_part(pairs: Pairs, images: IntArray, at_most: int | None) -> Part:
+    captions = pairs.captions_of(images, at_most)
+    place = np.zeros(len(pairs.images), dtype=np.int64)
+    place[images] = np.arange(len(images))
+    image_of = place[pairs.image_of[captions]]
+    if at_most is not None and len(silent := np.setdiff1d(np.arange(len(images)), image_of)):
+        raise NNNormError(
+            f"{pairs.name}: {len(silent)} test or tuning images have no caption, the first is "
+            f"{pairs.images[images[silent[0]]]}; leave them out first"
+        )
+    return Part(images, captions, image_of)
+
+
+# --- VisoGender -----------------------------------------------------------------------------------
+
+
+class VisoGender(NamedTuple):
+    """Pictures in the order of the table, with their occupations, objects and genders."""
+
+    numbers: tuple[str, ...]
+    images: tuple[str, ...]
+    occupations: tuple[str, ...]
+    objects: tuple[str, ...]
+    genders: tuple[str, ...]
+
+    @property
+    def questions(self) -> dict[str, str]:
+        """Occupation to its query; the most frequent object is used if there are several."""
+        found: dict[str, Counter[str]] = {}
+        for occupation, thing in zip(self.occupations, self.objects, strict=True):
+            found.setdefault(occupation, Counter())[thing] += 1
+        return {
+            occupation: f"The {occupation} and their {things.most_common(1)[0][0]}"
+            for occupation, things in found.items()
+        }
+
+
+def read_visogender(path: Path, images: Path = Path()) -> VisoGender:
+    """Read the table; pictures are looked for in `images` by their number."""
+    columns = read_columns(path, _COLUMNS)
+    numbers = columns["IDX"]
+    if twice := [number for number, times in Counter(numbers).items() if times > 1]:
+        raise NNNormError(f"{path}: IDX must be unique, but {twice[0]} is there twice")
+    genders = [gender.lower() for gender in columns["Occupation_perceived_gender"]]
+    for number, gender in zip(numbers, genders, strict=True):
+        if gender not in GENDERS:
+            raise NNNormError(
+                f"{path}: {number} has the perceived gender {gender!r}; expected "
+                f"{' or '.join(GENDERS)}"
+            )
+    there = {file.stem: str(file) for file in sorted(images.iterdir())} if images.is_dir() else {}
+    occupations, objects = (
+        tuple(" ".join(cell.replace("_", " ").split()) for cell in columns[name])
+        for name in ("Occupation", "Object")
+    )
+    found = tuple(there.get(number, str(images / f"{number}.jpg")) for number in numbers)
+    return VisoGender(tuple(numbers), found, occupations, objects, tuple(genders))
+
+
+def save_visogender(found: VisoGender, folder: Path) -> tuple[Path, ...]:
+    """Write ``visogender.tsv`` and the lists of its pictures and queries into a folder."""
+    rows = zip(found.numbers, found.occupations, found.objects, found.genders, strict=True)
+    contents = {
+        "visogender-captions.txt": list(found.questions.values()),
+        "visogender-images.txt": list(found.images),
+        # The table last: if it exists, the lists do too.
+        "visogender.tsv": ["\t".join(cells) for cells in (_COLUMNS, *rows)],
+    }
+    for name, lines in contents.items():
+        text = "".join(f"{line}\n" for line in lines).encode()
+        write_whole(folder / name, lambda file, text=text: file.write(text))  # type: ignore[misc]
+    return tuple(folder / name for name in contents)
+
+
+# --- embeddings in their roles --------------------------------------------------------------------
 
 
 class Shown(NamedTuple):
@@ -71,10 +206,10 @@ class Material(Protocol):
     def task(self, direction: Direction, part: str) -> Task:
         """Return queries, gallery and truth of "test" or "validation"."""
 
-    def bank(self, direction: Direction, bank: str, share: float) -> Any:
+    def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
         """Return references: queries of a training part."""
 
-    def gallery_bank(self, direction: Direction, share: float) -> Any:
+    def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
         """Return gallery-side items of the data set's own training part."""
 
     def show(self, direction: Direction) -> Shown:
@@ -85,6 +220,34 @@ class Material(Protocol):
 
     def scores(self) -> Scores:
         """Return ready scores, for models with cross-attention."""
+
+
+class RowFile:
+    """A matrix on disk that is filled by rows; a file next to it says which rows are there."""
+
+    def __init__(self, path: Path, shape: tuple[int, int], fill: float = 0.0) -> None:
+        self._done = path.with_suffix(".rows.npy")
+        if not path.exists() or not self._done.exists():
+            # Which rows are there comes first: without it, the matrix would count as complete.
+            self._save(np.zeros(shape[0], dtype=bool))
+            new = path.with_suffix(".new")
+            matrix = np.lib.format.open_memmap(new, mode="w+", dtype=np.float32, shape=shape)
+            if fill:
+                matrix[:] = fill
+            matrix.flush()
+            new.replace(path)
+        self._matrix = np.load(path, mmap_mode="r+")
+        self.is_there: npt.NDArray[np.bool_] = np.load(self._done)
+
+    def write(self, rows: IntArray, values: npt.NDArray[np.float32]) -> None:
+        """Write rows; an interruption loses these at most."""
+        self._matrix[rows] = values
+        self._matrix.flush()  # before the rows are called finished
+        self.is_there[rows] = True
+        self._save(self.is_there)
+
+    def _save(self, is_there: npt.NDArray[np.bool_]) -> None:
+        write_whole(self._done, partial(np.save, arr=is_there))
 
 
 class EmbeddingFolder:
@@ -166,7 +329,14 @@ class EmbeddingFolder:
 
     def _check(self, source: Any, model: str, dataset: str, side: str) -> Embeddings:
         name = f"{model}, {side} of {dataset}"
-        return open_embeddings(source, name=name, normalize=self._normalize, metric="cosine")
+        opened = open_embeddings(source, name=name, normalize=self._normalize)
+        low, high = opened.norm_range
+        if max(1 - low, high - 1) > 0.005:
+            raise NNNormError(
+                f"the rows of {opened.name} do not have unit norm (norms {low:.4g} to {high:.4g}), "
+                "and the paper's scores are cosines; pass --normalize"
+            )
+        return opened
 
     def items(self, dataset: str, side: str) -> Sequence[str]:
         """Return the paths of the images, from where the lists are, or the captions."""

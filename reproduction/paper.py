@@ -1,7 +1,8 @@
-"""The paper's tables as data: every cell is an experiment with its printed figure.
+"""The paper's tables as data: a table is a list of cells, rows × settings.
 
 A table in `paper.json` has shared settings, rows and columns; the experiment of a cell combines the
-three. The only results stored here are those of the paper.
+three. A cell has the printed figure, and gets the measured ones. The only results stored here are
+those of the paper.
 """
 
 import json
@@ -9,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from nnnorm import NNNormError
 
 Direction = Literal["image", "text"]  # what is retrieved
+Value: TypeAlias = float | tuple[float, int]  # or a setting: α and k
 
 # The grids of appendix B.1: α and k of NNN; both β of DBNorm, coarse and then fine around the
 # published settings.
@@ -68,14 +70,19 @@ class Experiment:
     def is_tuned(self) -> bool:
         """Whether another rule that tunes may give another figure."""
         given = self.method == "none" or self.params is not None
-        return not given and self.search == "exact" and self.metric not in ("seconds", "speedup")
+        return not given and self.search == "exact" and not self.is_timed
 
     @property
     def is_about_groups(self) -> bool:
         """Whether it is part of the VisoGender audit."""
         return self.metric.startswith(("bias@", "precision@"))
 
-    def as_stand_in(self, name: str) -> "Experiment":
+    @property
+    def is_timed(self) -> bool:
+        """Whether the figure is a time, or a quotient of times."""
+        return self.metric in ("seconds", "speedup", "tuning_seconds")
+
+    def on_other_data(self, name: str) -> "Experiment":
         """Return the experiment on other data, which has its own bank and one other bank."""
         bank = self.bank
         if bank is not None:
@@ -89,18 +96,33 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class PaperCell:
-    """A cell: its headings, its experiment and the printed figure (None for a plot)."""
+class Figure:
+    """A result on the paper's scale: recalls and precisions in %, gains in points."""
+
+    value: Value
+    low: float | None = None
+    high: float | None = None
+    used: Mapping[str, Any] | None = None  # bank and settings
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: its headings, its experiment, the printed figure (None for a plot), the measured."""
 
     row: str
     column: str
     experiment: Experiment
-    printed: float | tuple[float, int] | None
+    printed: Value | None = None
     group: str = ""  # the printed headings above the column, names of data sets left open
     heading: str = ""
+    figure: Figure | None = None
+    by_rule: Figure | None = None  # tuned by the one-standard-error rule
+    missing: str | None = None  # material that is not there
+    failed: str | None = None
 
-    def fill_headings(self, experiment: Experiment, dataset: str | None = None) -> tuple[str, str]:
-        """Return group and heading with the names of an experiment."""
+    def fill_headings(self, dataset: str | None = None) -> tuple[str, str]:
+        """Return group and heading with the names of the experiment."""
+        experiment = self.experiment
         long, short = _NAMES.get(experiment.dataset, (experiment.dataset,) * 2)
         bank, bank_short = _NAMES.get(experiment.bank or "", ("", ""))
         names = {
@@ -122,7 +144,7 @@ class PaperTable:
     number: str
     label: str
     title: str
-    cells: tuple[PaperCell, ...] = field(repr=False)
+    cells: tuple[Cell, ...] = field(repr=False)
     notes: tuple[str, ...] = field(repr=False)
     shows: Literal["figure", "change", "interval"] = "figure"
     best: Literal["group", "heading", "smaller"] | None = None
@@ -178,7 +200,7 @@ def load_paper() -> Paper:
                 headings = given.pop("group", ""), given.pop("heading")
                 value = tuple(printed) if isinstance(printed, list) else printed
                 about_cell = row["label"], column["label"], Experiment(**given), value
-                cells.append(PaperCell(*about_cell, *headings))
+                cells.append(Cell(*about_cell, *headings))
         names = ("name", "number", "label", "title", "shows", "best", "n_queries")
         kept = {name: table[name] for name in names if name in table}
         tables.append(PaperTable(**kept, cells=tuple(cells), notes=tuple(table["notes"])))

@@ -6,7 +6,10 @@ one-standard-error rule of the package gives a second figure. Duplicates in a ba
 they are there, as in the paper.
 
 Steps that cells share (a tuning, an evaluation) are computed once per run; embeddings stay open
-until another model's turn. A cell that fails leaves the others as they are.
+until another model's turn. A cell that fails leaves the others as they are. Finished cells are kept
+in a folder, one file each, so that an interrupted run continues. The name of a file is a digest of
+all that its figure depends on: the experiment, the content of the embeddings, the seed and the
+version. Figures of other inputs are therefore never found.
 """
 
 import hashlib
@@ -14,7 +17,8 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,58 +28,43 @@ import nnnorm
 from nnnorm import NNN, Bias, NNNormError, NNNormWarning, Ranking, evaluation
 from nnnorm.errors import MissingExtraError
 from nnnorm.evaluation import Task
+from nnnorm.files import make_folder, write_whole
 from nnnorm.methods import make_method
 from reproduction.material import Groups, Material, NotThere, Shown
-from reproduction.paper import GRIDS, TWO_BANKS, Experiment, PaperTable
-from reproduction.results import Figure, Results
-from reproduction.runtime import Timed, check_device, describe_device, time_exact, time_index
+from reproduction.paper import GRIDS, TWO_BANKS, Cell, Experiment, Figure, PaperTable
+from reproduction.runtime import Timed, describe_device, time_exact, time_index
 
 T = TypeVar("T")
 Step: TypeAlias = Callable[[str], None]
 _PER_CENT = ("antihub_share", "precision@1", "precision@5")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """One cell: its experiment, the measured and the printed figure."""
-
-    row: str
-    column: str
-    experiment: Experiment
-    figure: Figure | None = None
-    missing: str | None = None
-    printed: float | tuple[float, int] | None = None
-    by_rule: Figure | None = None
-    failed: str | None = None
-
-
 def run_table(
     runner: "Runner",
     table: PaperTable,
     *,
-    stand_in: str | None = None,
+    data: str | None = None,
     step: Step | None = None,
     keep_going: bool = True,
-) -> list[Outcome]:
-    """Run all cells of a table."""
-    cells: dict[Hashable, Outcome] = {}
-    for number, cell in enumerate(table.cells):
-        experiment, printed = cell.experiment, cell.printed
-        if stand_in is not None:
-            experiment, printed = experiment.as_stand_in(stand_in), None
-        key = number if stand_in is None else str(experiment)
-        cells.setdefault(key, Outcome(cell.row, cell.column, experiment, printed=printed))
-    outcomes: list[Outcome] = []
-    for outcome in cells.values():
+) -> list[Cell]:
+    """Run all cells of a table; on other data, those that are different experiments there."""
+    cells: Sequence[Cell] = table.cells
+    if data is not None:
+        moved: dict[Experiment, Cell] = {}
+        for cell in cells:
+            there = cell.experiment.on_other_data(data)
+            moved.setdefault(there, replace(cell, experiment=there, printed=None))
+        cells = list(moved.values())
+    done = []
+    for number, cell in enumerate(cells, 1):
         if step is not None:
-            place = f"{len(outcomes) + 1} of {len(cells)}"
-            step(f"{table.name}: {outcome.experiment.model}, {outcome.column} ({place})")
-        done = run_cell(runner, outcome, keep_going=keep_going, by_rule=not table.is_timed)
-        outcomes.append(done)
-    return outcomes
+            place = f"{number} of {len(cells)}"
+            step(f"{table.name}: {cell.experiment.model}, {cell.column} ({place})")
+        done.append(run_cell(runner, cell, keep_going=keep_going, by_rule=not table.is_timed))
+    return done
 
 
-def run_cell(runner: "Runner", cell: Outcome, *, keep_going: bool, by_rule: bool) -> Outcome:
+def run_cell(runner: "Runner", cell: Cell, *, keep_going: bool, by_rule: bool) -> Cell:
     """Run one cell; its figure stays if the one by the other rule fails."""
     figure = other = None
     try:
@@ -87,15 +76,49 @@ def run_cell(runner: "Runner", cell: Outcome, *, keep_going: bool, by_rule: bool
     except Exception as error:
         if not keep_going:
             raise
-        return replace(cell, figure=figure, failed=_explain(error))
+        words = str(error).partition("\n")[0]
+        if isinstance(error, MemoryError):
+            words = "out of memory"
+        elif not isinstance(error, NNNormError):
+            words = f"{type(error).__name__} ({words})"
+        return replace(cell, figure=figure, failed=words)
     return replace(cell, figure=figure, by_rule=other)
 
 
-def _explain(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "out of memory"
-    words = str(error).partition("\n")[0]
-    return words if isinstance(error, NNNormError) else f"{type(error).__name__} ({words})"
+class Results:
+    """A folder of finished cells, created with the first one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.n_found = self.n_kept = 0
+
+    def find(self, identity: Mapping[str, Any]) -> Figure | None:
+        """Return the stored figure of exactly this experiment and these inputs, if there is one."""
+        try:
+            figure = json.loads(self._path(identity).read_text(encoding="utf-8"))["figure"]
+            value = figure["value"]
+            value = (float(value[0]), int(value[1])) if isinstance(value, list) else float(value)
+            found = Figure(value, figure["low"], figure["high"], figure["used"])
+        except (OSError, KeyError, TypeError, ValueError, IndexError):
+            return None  # not there, or damaged: measured again, and overwritten
+        self.n_found += 1
+        return found
+
+    def keep(self, identity: Mapping[str, Any], figure: Figure) -> None:
+        """Write a figure, with what it depends on."""
+        text = json.dumps({"figure": asdict(figure), **identity}, indent=1, ensure_ascii=False)
+        try:
+            make_folder(self._folder)
+            write_whole(self._path(identity), lambda file: file.write(text.encode()))
+        except (NNNormError, OSError) as error:
+            words = f"a finished cell can't be kept ({error}); a resumed run repeats it"
+            warnings.warn(words, NNNormWarning, stacklevel=2)
+            return
+        self.n_kept += 1
+
+    def _path(self, identity: Mapping[str, Any]) -> Path:
+        text = json.dumps({"format": 2, **identity}, sort_keys=True)
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
 class Runner:
@@ -109,32 +132,29 @@ class Runner:
         results: Results | None = None,
         device: str = "cpu",
     ) -> None:
-        check_device(device)
         self._open, self._seed, self._results, self._device = open_material, seed, results, device
+        self.runs_on = describe_device(device)
         self._done: dict[Hashable, Any] = {}
-        self._opened: dict[Hashable, Any] = {}
-        self._model: str | None = None
-
-    @property
-    def runs_on(self) -> str:
-        """What the runtime table runs on."""
-        return describe_device(self._device)
+        self._opened: dict[str, dict[Hashable, Any]] = {}
 
     def measure(self, experiment: Experiment) -> Figure:
         """Run one experiment, or take its figure from the results that were kept."""
+        return self._once("figure", experiment, lambda: self._find_or_measure(experiment))
+
+    def _find_or_measure(self, there: Experiment) -> Figure:
         if self._results is None:
-            return self._measure(experiment)
+            return self._measure(there)
         identity = {
-            "experiment": asdict(experiment),
-            "inputs": self._digest_inputs(experiment),
+            "experiment": asdict(there),
+            "inputs": self._digest_inputs(there),
             "seed": self._seed,
             "version": nnnorm.__version__,
         }
-        if experiment.metric in ("seconds", "speedup", "tuning_seconds"):
+        if there.is_timed:
             identity["device"] = self.runs_on
         figure = self._results.find(identity)
         if figure is None:
-            figure = self._measure(experiment)
+            figure = self._measure(there)
             self._results.keep(identity, figure)
         return figure
 
@@ -142,8 +162,9 @@ class Runner:
         value, low, high = self._find_value(there)
         used = None
         if there.method != "none" and there.metric != "tuning_seconds":
-            n_references = self._count_references(there)
-            used = {"bank": there.bank, "share": there.share, "n_references": n_references}
+            is_scores = there.kind == "scores"
+            bank = self._material(there, "scores").references.T if is_scores else self._bank(there)
+            used = {"bank": there.bank, "share": there.share, "n_references": len(bank)}
             used |= self._setting(there) or {"method": "none"}
         return Figure(value, low, high, used)
 
@@ -153,10 +174,8 @@ class Runner:
         if metric == "setting":
             params = self._setting(there)
             return (float(params.get("alpha", 0)), int(params.get("reference_k", 0))), None, None
-        if metric in ("seconds", "speedup"):
+        if there.is_timed:
             return self._time(there), None, None
-        if metric == "tuning_seconds":
-            return self._time_tuning(there), None, None
         if there.is_about_groups:
             line = self.groups(there).line(metric)
             return _scale(line.before if there.method == "none" else line.after, scale)
@@ -175,8 +194,7 @@ class Runner:
         counts = self.occurrences(there)
         if metric == "ks_p_value":
             return evaluation.compare_occurrences(self.occurrences(plain), counts)[1], None, None
-        found = evaluation.measure_hubness(counts).to_dict()
-        return found[metric] * scale, None, None
+        return evaluation.measure_hubness(counts).to_dict()[metric] * scale, None, None
 
     def occurrences(self, experiment: Experiment) -> npt.NDArray[np.int64]:
         """Count how often each item is the first hit, for histograms."""
@@ -193,24 +211,25 @@ class Runner:
         """Return the test queries and items as people see them, and which belong together."""
         queries, gallery, truth = self._task(experiment, "test")
         right = evaluation.open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
-        return self._material(experiment).show(experiment.direction), right
+        return self._material(experiment, "show", experiment.direction), right
 
     def search_groups(self, experiment: Experiment, k: int) -> tuple[Groups, Ranking]:
         """Return a gallery in groups, and the first k items of its queries."""
-        found = self._material(experiment).groups()
+        found: Groups = self._material(experiment, "groups")
         plain = experiment.method == "none"
         bias = None if plain else self._fit(experiment, found.gallery)
         return found, nnnorm.search(found.queries, found.gallery, bias, k=k)
 
     def groups(self, experiment: Experiment) -> evaluation.Audit:
         """Return the audit of a gallery in groups, before and after the correction."""
+        corrected = replace(experiment, method="nnn", metric="")
 
         def audit() -> evaluation.Audit:
-            about = self._material(experiment).groups()
+            about: Groups = self._material(corrected, "groups")
             return nnnorm.audit(
                 about.queries,
                 about.gallery,
-                self._fit(replace(experiment, method="nnn"), about.gallery),
+                self._fit(corrected, about.gallery),
                 groups=about.groups,
                 ks=(6, 10),
                 difference=about.difference,
@@ -221,7 +240,7 @@ class Runner:
                 seed=self._seed,
             )
 
-        return self._once(("groups", experiment.model), audit)
+        return self._once("groups", corrected, audit)
 
     def _evaluate(self, experiment: Experiment) -> evaluation.Evaluation:
         plain = experiment.method == "none"
@@ -234,14 +253,14 @@ class Runner:
             queries, gallery, truth = self._task(there, "test")
             return nnnorm.evaluate(queries, gallery, bias, truth=truth)
 
-        return self._once(_key("evaluation", there), evaluate)
+        return self._once("evaluation", replace(there, metric=""), evaluate)
 
     def _evaluate_scores(self, there: Experiment) -> evaluation.Evaluation:
         """Evaluate ready scores: the inner products of their columns with unit vectors."""
-        ready = self._material(there).scores()
+        ready = self._material(there, "scores")
         bias = None
         if there.method != "none":
-            params = self._check_k(there.params or {}, ready.references.shape[1])
+            params = _check_k(there.params or {}, ready.references.shape[1])
             bias = NNN(**params).fit_scores(ready.references)
         n_items = len(ready.test)
         items = np.eye(n_items, dtype=np.float32)
@@ -255,29 +274,24 @@ class Runner:
 
     def _fit(self, there: Experiment, gallery: Any) -> Bias:
         bank = self._bank(there)
-        params = self._check_k(self._setting(there), len(bank))
+        params = _check_k(self._setting(there), len(bank))
         method = make_method(there.method if params else "none", **params)
         second = self._gallery_bank(there) if params else None
         return method.fit(gallery, bank, gallery_references=second, duplicates="keep")
-
-    def _check_k(self, params: Mapping[str, Any], n_references: int) -> dict[str, Any]:
-        if (k := params.get("reference_k", 0)) > n_references:
-            # The setting of another experiment may suit a larger bank only.
-            raise NotThere(f"the bank has {n_references} references, too few for k = {k}")
-        return dict(params)
 
     def _setting(self, there: Experiment) -> Mapping[str, Any]:
         """Return the given parameters, or those that the experiment's rule chooses."""
         if there.params is not None:
             return there.params
-        tuning = self.tuning(replace(there, select="max"))
+        tuning = self.tuning(there)
         if there.select == "one-standard-error":
             return tuning.best_by_rule.params
         return max(tuning.grid[1:], key=lambda cell: cell.recall_at_1).params
 
     def tuning(self, experiment: Experiment) -> evaluation.Tuning:
         """Try the paper's grid on the tuning images."""
-        return self._once(_key("tuning", experiment), lambda: self._tune(experiment))
+        there = replace(experiment, metric="", params=None, search="exact", select="max")
+        return self._once("tuning", there, lambda: self._tune(there))
 
     def _tune(self, there: Experiment) -> evaluation.Tuning:
         bank = self._bank(there)
@@ -300,20 +314,16 @@ class Runner:
                 seed=self._seed,
             )
 
-    def _time_tuning(self, there: Experiment) -> float:
-        """Return the processor seconds of one more tuning, with all inputs open."""
-        self.tuning(there)
-        started = time.process_time()
-        self._tune(there)
-        return time.process_time() - started
-
     def _time(self, there: Experiment) -> float:
+        if there.metric == "tuning_seconds":  # of one more tuning, with all inputs open
+            self.tuning(there)
+            started = time.process_time()
+            self._tune(there)
+            return time.process_time() - started
         if there.metric == "seconds":
             return self._timed(there).seconds
-        exact, index = (
-            self._timed(replace(there, search=search)).seconds for search in ("exact", "index")
-        )
-        return exact / index
+        exact, index = (self._timed(replace(there, search=how)) for how in ("exact", "index"))
+        return exact.seconds / index.seconds
 
     def _timed(self, there: Experiment) -> Timed:
         params = self._setting(there)
@@ -325,57 +335,42 @@ class Runner:
                 return time_exact(*sides, **given, device=self._device)
             return time_index(*sides, **given)
 
-        return self._once(_key("seconds", there), measure)
+        return self._once("seconds", replace(there, metric=""), measure)
 
-    # --- what experiments are made of, opened once per model --------------------------------------
+    # --- what experiments are made of ---
 
     def _task(self, there: Experiment, part: str) -> Task:
-        def read() -> Task:
-            queries, gallery, truth = self._material(there).task(there.direction, part)
-            return Task(
-                nnnorm.open_embeddings(queries, name=f"{part} queries"),
-                nnnorm.open_embeddings(gallery, name=f"{part} gallery"),
-                truth,
-            )
-
-        return self._keep_open(there, ("task", there.dataset, there.direction, part), read)
+        return self._material(there, "task", there.direction, part)
 
     def _bank(self, there: Experiment) -> Any:
-        bank, share, direction = there.bank or "", there.share, there.direction
-        return self._keep_open(
-            there,
-            ("bank", there.dataset, direction, bank, share),
-            lambda: nnnorm.open_embeddings(
-                self._material(there).bank(direction, bank, share), name="references"
-            ),
-        )
+        return self._material(there, "bank", there.direction, there.bank, there.share)
 
     def _gallery_bank(self, there: Experiment) -> Any:
         if there.method not in TWO_BANKS:
             return None
-        return self._keep_open(
-            there,
-            ("gallery bank", there.dataset, there.direction, there.share),
-            lambda: nnnorm.open_embeddings(
-                self._material(there).gallery_bank(there.direction, there.share),
-                name="gallery bank",
-            ),
-        )
+        return self._material(there, "gallery_bank", there.direction, there.share)
 
-    def _count_references(self, there: Experiment) -> int:
-        if there.kind == "scores":
-            return int(self._material(there).scores().references.shape[1])
-        return len(self._bank(there))
+    def _material(self, there: Experiment, what: str, *about: Any) -> Any:
+        """Open material once per model; that of one model fits in memory, that of all doesn't."""
+        if there.model not in self._opened:
+            self._opened = {there.model: {}}
+        opened, key = self._opened[there.model], (what, there.dataset, *about)
+        if key not in opened:
+            opened[key] = getattr(self._open(there.model, there.dataset), what)(*about)
+        return opened[key]
 
     def _digest_inputs(self, there: Experiment) -> list[str]:
         """Return digests of everything that the figure is computed from."""
         if there.kind == "scores":
-            key = "scores", there.model, there.dataset
-            return self._once(key, lambda: _digest(self._material(there).scores()))
+            plain = there.without_correction()
+            return self._once(
+                "digest",
+                replace(plain, metric=""),
+                lambda: _digest(self._material(there, "scores")),
+            )
         if there.is_about_groups:
-            *parts, _ = self._material(there).groups()  # what is shown changes no figure
-            parts.append(self._bank(there))
-            return _digest(parts)
+            *parts, _ = self._material(there, "groups")  # what is shown changes no figure
+            return _digest([*parts, self._bank(there)])
         parts = list(self._task(there, "test"))
         if there.method != "none":
             parts += [self._bank(there), self._gallery_bank(there)]
@@ -383,31 +378,19 @@ class Runner:
                 parts += self._task(there, "validation")
         return _digest(parts)
 
-    def _material(self, there: Experiment) -> Material:
-        return self._open(there.model, there.dataset)
-
-    def _keep_open(self, there: Experiment, key: Hashable, make: Callable[[], T]) -> T:
-        """Open embeddings once per model; those of one model fit in memory, those of all don't."""
-        if self._model != there.model:
-            self._model = there.model
-            self._opened.clear()
-        if key not in self._opened:
-            self._opened[key] = make()
-        found: T = self._opened[key]
-        return found
-
-    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def _once(self, what: str, there: Experiment, make: Callable[[], T]) -> T:
+        key = what, there
         if key not in self._done:
             self._done[key] = make()
         found: T = self._done[key]
         return found
 
 
-def _key(what: str, there: Experiment) -> tuple[Hashable, ...]:
-    """Return everything that a step depends on, which excludes the metric."""
-    params = tuple(sorted((there.params or {}).items()))
-    search = "" if what == "tuning" else there.search
-    return what, search, replace(there, metric="", search="exact", params=None), params
+def _check_k(params: Mapping[str, Any], n_references: int) -> dict[str, Any]:
+    if (k := params.get("reference_k", 0)) > n_references:
+        # The setting of another experiment may suit a larger bank only.
+        raise NotThere(f"the bank has {n_references} references, too few for k = {k}")
+    return dict(params)
 
 
 def _scale(interval: Any, scale: float) -> tuple[float, float, float]:

@@ -1,20 +1,18 @@
-"""Tables of measured figures: in the paper's own shape, one line per cell, and an overview.
+"""Tables of measured figures: in the paper's own shape, one line per cell, an overview, as LaTeX.
 
 In the paper's shape a row has up to three lines: measured with the paper's rule, measured with the
 one-standard-error rule, and printed in the paper. Recalls and precisions are in %, gains in points;
 intervals are 95 % intervals, with the captions of an image resampled together.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Literal, TypeAlias
 
 from nnnorm.report import Table
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Experiment, PaperTable, load_paper
-from reproduction.results import Figure
-from reproduction.run import Outcome
-from reproduction.standins import NOTES
+from reproduction.paper import Cell, Experiment, Figure, PaperTable, load_paper
+from reproduction.synthetic import NOTES
 
 METHODS = {"none": "no correction", "nnn": "NNN", "dn": "DN", "dualis": "DualIS"}
 METHODS["dualdis"] = "DualDIS"
@@ -35,137 +33,144 @@ _RULES = (
     "rule, which may choose no correction."
 )
 _Column: TypeAlias = tuple[str, str]  # group and heading
-Found: TypeAlias = Mapping[str, Sequence[Outcome]]
+Found: TypeAlias = Mapping[str, Sequence[Cell]]
+_LETTERS = str.maketrans(
+    {character: f"\\{character}" for character in "%&_#${}"}
+    | {character: f"${character}$" for character in "<>|"}
+    | {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {"`": "'", '"': "''", "·": r"$\cdot$"}
+    | {"−": "$-$", "±": r"$\pm$", "₁": "$_1$", "×": r"$\times$", "→": r"$\to$"}
+    | {"α": r"$\alpha$", "β": r"$\beta$", "λ": r"$\lambda$", "τ": r"$\tau$", "Δ": r"$\Delta$"}
+)
+_PREAMBLE = r"""\documentclass{article}
+\usepackage[a4paper,landscape,margin=15mm]{geometry}
+\usepackage{booktabs,graphicx}
+\begin{document}"""
 
 
-@dataclass
 class _Layout:
-    """Cells of a table in the paper's shape, by row, line and column."""
+    """Cells in the paper's shape, by row and column."""
 
-    table: PaperTable
-    figures: dict[tuple[str, _Line, _Column], Figure] = field(default_factory=dict)
-    experiments: dict[tuple[str, _Column], Experiment] = field(default_factory=dict)
-    rows: dict[str, None] = field(default_factory=dict)
-    columns: dict[_Column, None] = field(default_factory=dict)
-
-    def add(self, row: str, column: _Column, outcome: Outcome) -> None:
-        self.rows.setdefault(row)
-        self.columns.setdefault(column)
-        self.experiments[row, column] = outcome.experiment
-        printed = None if outcome.printed is None else self._printed(outcome.printed)
-        both = {"ours": outcome.figure, "by rule": outcome.by_rule, "printed": printed}
-        for line in _LINES:
-            if (figure := both[line]) is not None:
-                self.figures[row, line, column] = figure
-
-    def _printed(self, value: float | tuple[float, int]) -> Figure:
-        """Return the printed figure, with the ± that the paper prints in some tables."""
-        if isinstance(value, tuple) or self.table.n_queries is None:
-            return Figure(value)
-        half = 196 * (value / 100 * (1 - value / 100) / self.table.n_queries) ** 0.5
-        return Figure(value, value - half, value + half)
+    def __init__(self, table: PaperTable) -> None:
+        self._table = table
+        self.cells: dict[tuple[str, _Column], Cell] = {}
 
     def to_table(self, title: str, notes: Sequence[str]) -> Table:
         """Make the table, without the rows of which nothing was measured."""
         rows: list[tuple[str, ...]] = []
         bold: set[tuple[int, int]] = set()
-        for row in self.rows:
-            if not any((row, "ours", column) in self.figures for column in self.columns):
+        columns = list(dict.fromkeys(column for _, column in self.cells))
+        for row in dict.fromkeys(row for row, _ in self.cells):
+            if not any(self._figure(row, "ours", column) for column in columns):
                 continue
             for line, words in _LINES.items():
-                if any((row, line, column) in self.figures for column in self.columns):
-                    places = enumerate(self.columns, 1)
+                if any(self._figure(row, line, column) for column in columns):
+                    places = enumerate(columns, 1)
                     bold |= {(len(rows), n) for n, c in places if self._is_best(row, line, c)}
-                    cells = (self._show(row, line, column) for column in self.columns)
-                    rows.append((words or row, *cells))
-        groups = tuple(group for group, _ in self.columns)
-        if len(set(groups)) == 1 and len(groups) < len({cell.column for cell in self.table.cells}):
-            groups = ()  # stand-ins have one data set, which needs no heading
+                    shown = (self._show(row, line, column) for column in columns)
+                    rows.append((words or row, *shown))
+        groups = tuple(group for group, _ in columns)
+        if len(set(groups)) == 1 and len(groups) < len({cell.column for cell in self._table.cells}):
+            groups = ()  # other data have one data set, which needs no heading
         return Table(
             title,
-            ("", *(heading for _, heading in self.columns)),
+            ("", *(heading for _, heading in columns)),
             tuple(rows),
             tuple(notes),
             ("", *groups) if any(groups) else (),
             frozenset(bold),
         )
 
+    def _figure(self, row: str, line: _Line, column: _Column) -> Figure | None:
+        cell = self.cells.get((row, column))
+        if cell is None:
+            return None
+        if line == "ours":
+            return cell.figure
+        if line == "by rule":
+            return cell.by_rule
+        value, n_queries = cell.printed, self._table.n_queries
+        if n_queries is not None and isinstance(value, int | float):  # the ± of the paper
+            half = 196 * (value / 100 * (1 - value / 100) / n_queries) ** 0.5
+            return Figure(value, value - half, value + half)
+        return None if value is None else Figure(value)
+
     def _show(self, row: str, line: _Line, column: _Column) -> str:
-        figure = self.figures.get((row, line, column))
-        there = self.experiments.get((row, column))
-        if figure is None or there is None:
+        figure = self._figure(row, line, column)
+        if figure is None:
             return "–" if line == "ours" else ""
+        there = self.cells[row, column].experiment
         text = show_figure(Figure(figure.value), there.metric)
+        if isinstance(figure.value, tuple):
+            return text
         if there.metric == "gain":
             return _signed(figure.value)
         if there.metric in ("seconds", "speedup"):
             return text + (" s" if there.metric == "seconds" else "x")
-        if self.table.shows == "interval" and figure.low is not None and figure.high is not None:
+        if self._table.shows == "interval" and figure.low is not None and figure.high is not None:
             return f"{text} ± {(figure.high - figure.low) / 2:.2f}"
-        if self.table.shows == "change" and there.method != "none":
+        if self._table.shows == "change" and there.method != "none":
             before = self._original(row, line, column)
-            if before is not None and not isinstance(figure.value, tuple):
+            if before is not None:
                 return f"{text} ({_signed(figure.value - before)})"
         return text
 
     def _original(self, row: str, line: _Line, column: _Column) -> float | None:
         """Return the uncorrected figure of the same row and group of columns."""
         source: _Line = "printed" if line == "printed" else "ours"
-        for other in self.columns:
-            there = self.experiments.get((row, other))
-            if there is not None and other[0] == column[0] and there.method == "none":
-                figure = self.figures.get((row, source, other))
+        for (other_row, other), cell in self.cells.items():
+            if other_row == row and other[0] == column[0] and cell.experiment.method == "none":
+                figure = self._figure(row, source, other)
                 if figure is not None and not isinstance(figure.value, tuple):
                     return figure.value
         return None
 
     def _is_best(self, row: str, line: _Line, column: _Column) -> bool:
-        if self.table.best is None or line == "by rule":
+        best = self._table.best
+        if best is None or line == "by rule" or (row, column) not in self.cells:
             return False
-        if self.table.best == "smaller":
-            metric = self.experiments[row, column].metric
-            there = self.experiments.items()
-            rivals = [p for p, e in there if p[1] == column and e.metric == metric]
+        if best == "smaller":
+            metric = self.cells[row, column].experiment.metric
+            rivals = [
+                place
+                for place, cell in self.cells.items()
+                if place[1] == column and cell.experiment.metric == metric
+            ]
         else:
-            part = 0 if self.table.best == "group" else 1
-            rivals = [(row, other) for other in self.columns if other[part] == column[part]]
-        ranks = [self._rank(*place, line) for place in rivals]
-        known = [rank for rank in ranks if rank is not None]
-        ours = self._rank(row, column, line)
-        return len(known) > 1 and ours is not None and ours == max(known)
+            part = 0 if best == "group" else 1
+            rivals = [p for p in self.cells if p[0] == row and p[1][part] == column[part]]
+        ranks = {place: self._rank(*place, line) for place in rivals}
+        known = [rank for rank in ranks.values() if rank is not None]
+        return len(known) > 1 and ranks[row, column] == max(known)
 
     def _rank(self, row: str, column: _Column, line: _Line) -> float | None:
         """Return the figure as it is printed, larger for better."""
-        figure = self.figures.get((row, line, column))
+        figure = self._figure(row, line, column)
         if figure is None or isinstance(figure.value, tuple):
             return None
-        value = round(figure.value, _digits(self.experiments[row, column].metric))
-        return -value if self.table.best == "smaller" else value
+        value = round(figure.value, _digits(self.cells[row, column].experiment.metric))
+        return -value if self._table.best == "smaller" else value
 
 
-def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, stand_ins: bool) -> Table:
-    """Lay out figures in the paper's shape, with its own below, or by name of the stand-ins."""
+def lay_out(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
+    """Lay out figures in the paper's shape, with its own below, or by name of the other data."""
     layout = _Layout(table)
-    cells = {(cell.row, cell.column): cell for cell in table.cells}
     in_rows = table.has_models_in_rows
-    for name, outcomes in found.items():
-        for outcome in outcomes:
-            cell, row = cells[outcome.row, outcome.column], outcome.row
-            dataset = "Stand-in" if stand_ins and in_rows else None
-            column = cell.fill_headings(outcome.experiment, dataset)
-            if stand_ins:
-                row = name if in_rows else row
-                column = ("", column[1]) if column[0] == column[1] else column
-            layout.add(row, column, outcome)
-    return layout.to_table(*_title_and_notes(table, found, notes, stand_ins=stand_ins))
+    for name, cells in found.items():
+        for cell in cells:
+            column = cell.fill_headings("Other" if other and in_rows else None)
+            if other and column[0] == column[1]:
+                column = ("", column[1])
+            layout.cells[name if other and in_rows else cell.row, column] = cell
+    return layout.to_table(*_title_and_notes(table, found, notes, other=other))
 
 
-def list_cells(table: PaperTable, found: Found, notes: Sequence[str], *, stand_ins: bool) -> Table:
+def list_cells(table: PaperTable, found: Found, notes: Sequence[str], *, other: bool) -> Table:
     """List every measured cell with its interval, and the difference from the paper's figure."""
     rows = []
-    for name, outcomes in found.items():
-        for outcome in outcomes:
-            figure, printed, metric = outcome.figure, outcome.printed, outcome.experiment.metric
+    for name, cells in found.items():
+        for cell in cells:
+            figure, printed, metric = cell.figure, cell.printed, cell.experiment.metric
             if figure is None:
                 continue
             difference = ""
@@ -175,67 +180,67 @@ def list_cells(table: PaperTable, found: Found, notes: Sequence[str], *, stand_i
                 difference = change.replace("-", "−")
             rows.append(
                 (
-                    f"{name}, {outcome.experiment.direction}" if stand_ins else outcome.row,
-                    describe(outcome.experiment) if stand_ins else outcome.column,
+                    f"{name}, {cell.experiment.direction}" if other else cell.row,
+                    describe(cell.experiment) if other else cell.column,
                     show_figure(figure, metric),
-                    "" if outcome.by_rule is None else show_figure(outcome.by_rule, metric),
+                    "" if cell.by_rule is None else show_figure(cell.by_rule, metric),
                     "" if printed is None else show_figure(Figure(printed), metric),
                     difference,
                 )
             )
     columns = ("", "figure", "ours", "1-SE rule", "the paper's", "difference")
-    title, every = _title_and_notes(table, found, notes, stand_ins=stand_ins)
+    title, every = _title_and_notes(table, found, notes, other=other)
     return Table(title, columns, tuple(rows), tuple(every))
 
 
 def _title_and_notes(
-    table: PaperTable, found: Found, notes: Sequence[str], *, stand_ins: bool
+    table: PaperTable, found: Found, notes: Sequence[str], *, other: bool
 ) -> tuple[str, list[str]]:
-    every = [outcome for outcomes in found.values() for outcome in outcomes]
-    rules = [_RULES] if any(outcome.by_rule is not None for outcome in every) else []
+    every = [cell for cells in found.values() for cell in cells]
+    rules = [_RULES] if any(cell.by_rule is not None for cell in every) else []
     missing: list[str] = []
-    for outcomes in found.values():
-        missing += [note for note in _missing_notes(outcomes) if note not in missing]
+    for cells in found.values():
+        missing += [note for note in _missing_notes(cells) if note not in missing]
     more = [*notes, *_used_notes(table, every), *missing]
-    if stand_ins:
+    if other:
         first = "Other models and data than the paper's, so not comparable with it."
         own = [NOTES[table.name]] if table.name in NOTES else []
-        return f"{table.heading}, with stand-ins", [first, *rules, *own, *more]
+        return f"{table.heading}, on other data", [first, *rules, *own, *more]
     paper = load_paper()
     source = f"The paper: {paper.citation} ({paper.url}), {table.label}."
     return table.heading, [source, *rules, *table.notes, *more]
 
 
-def _used_notes(table: PaperTable, outcomes: Sequence[Outcome]) -> list[str]:
+def _used_notes(table: PaperTable, cells: Sequence[Cell]) -> list[str]:
     """Say which bank and setting were used where the paper does not."""
     if table.name != "cross-attention":
         return []
     notes = []
-    for outcome in outcomes:
-        used = outcome.figure and outcome.figure.used
+    for cell in cells:
+        used = cell.figure and cell.figure.used
         if used:
             notes.append(
-                f"{outcome.experiment.model}: {used['n_references']:,} references "
+                f"{cell.experiment.model}: {used['n_references']:,} references "
                 f"({100 * used['share']:g} % of train), k = {used['reference_k']}, "
                 f"α = {used['alpha']:g}."
             )
     return list(dict.fromkeys(notes))
 
 
-def _missing_notes(outcomes: Sequence[Outcome]) -> list[str]:
-    notes, n_cells = [], len(outcomes)
-    without = [outcome for outcome in outcomes if outcome.figure is None]
+def _missing_notes(cells: Sequence[Cell]) -> list[str]:
+    notes, n_cells = [], len(cells)
+    without = [cell for cell in cells if cell.figure is None]
     # A cell with a figure can lack only that of the second rule.
-    with_one = [outcome for outcome in outcomes if outcome.figure is not None]
+    with_one = [cell for cell in cells if cell.figure is not None]
     for some, rule in ((without, ""), (with_one, " by the one-standard-error rule")):
-        missing = [outcome.missing for outcome in some if outcome.missing is not None]
+        missing = [cell.missing for cell in some if cell.missing is not None]
         if missing:
             reasons = list(dict.fromkeys(missing))
             more = f" (and {len(reasons) - 1} more of the kind)" if len(reasons) > 1 else ""
             why = f"{reasons[0]}{more}"
             notes.append(f"No figure{rule} for {len(missing)} of {n_cells} cells: {why}.")
         # Reasons of failures may name files of this machine; they are in JSON and on the terminal.
-        if failed := [outcome for outcome in some if outcome.failed is not None]:
+        if failed := [cell for cell in some if cell.failed is not None]:
             first = f"{failed[0].row}, {failed[0].column}"
             notes.append(f"{len(failed)} of {n_cells} cells failed{rule}, such as {first}.")
     return notes
@@ -259,7 +264,7 @@ def tabulate_overview(folder: EmbeddingFolder | None = None) -> Table:
         "Run one with `python -m reproduction --table NAME --embeddings DIR`; the beginning of a "
         "name stands for all that begin so (ablation, full, k-sweep, methods, settings), `trends` "
         "for what the paper says of its settings in words, and `all` for everything.",
-        "Without the paper's models: `--stand-in shapes` runs any of them on data that ship.",
+        "Without the paper's models: `--data shapes` runs any of them on synthetic data that ship.",
     )
     title = f"The paper's {len(rows)} tables and figures"
     return Table(title, ("table", "in the paper", "needs", "there"), tuple(rows), notes)
@@ -299,7 +304,7 @@ def show_figure(figure: Figure, metric: str) -> str:
     return text.replace("-", "−")
 
 
-def _signed(value: float | tuple[float, int]) -> str:
+def _signed(value: float) -> str:
     """Return a change as the paper prints it; one that rounds to nothing has no sign."""
     text = f"{value:+.1f}".replace("-", "−")
     return "0.0" if text in ("+0.0", "−0.0") else text
@@ -309,3 +314,73 @@ def _digits(metric: str) -> int:
     if metric.startswith(("bias@", "ks_", "robin", "seconds")):
         return 3
     return _DIGITS.get(metric, 2)
+
+
+# --- LaTeX: plain `tabular` with booktabs, in a document that compiles by itself -----------------
+
+
+def make_document(tables: Sequence[Table]) -> str:
+    """Make a document of tables, each on a page of its own and no wider than it."""
+    pages = [_make_page(table) for table in tables]
+    return "\n\n".join([_PREAMBLE, *pages, r"\end{document}"]) + "\n"
+
+
+def make_tabular(table: Table) -> str:
+    """Make the tabular of a table, to be copied into a paper."""
+    body = []
+    for number, row in enumerate(table.rows):
+        if (
+            number
+            and not row[0].startswith("  ")
+            and any(r[0].startswith("  ") for r in table.rows)
+        ):
+            body.append(r"\addlinespace[2pt]")
+        body.append(_make_line(row, {c for r, c in table.bold if r == number}))
+    sides = "l" + "".join("l" if len(max(c, key=len)) > 30 else "r" for c in _columns(table))
+    lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", *_make_groups(table.groups)]
+    lines += [_make_line(table.columns), r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines)
+
+
+def _columns(table: Table) -> list[tuple[str, ...]]:
+    return list(zip(table.columns, *table.rows, strict=True))[1:]
+
+
+def _make_page(table: Table) -> str:
+    caption = " ".join([f"{table.title.rstrip('.')}.", *table.notes]).translate(_LETTERS)
+    fitted = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+    return "\n".join(
+        [
+            r"\noindent",
+            fitted,
+            f"{make_tabular(table)}}}",
+            rf"\par\medskip {caption}",
+            r"\clearpage",
+        ]
+    )
+
+
+def _make_groups(groups: Sequence[str]) -> list[str]:
+    """Make the line of the groups above the columns, and the rules below them."""
+    if not any(groups):
+        return []
+    cells, rules, place = [], [], 1
+    for group, some in groupby(groups):
+        n_columns = len(list(some))
+        if group:
+            cells.append(rf"\multicolumn{{{n_columns}}}{{c}}{{{group.translate(_LETTERS)}}}")
+            rules.append(rf"\cmidrule(lr){{{place}-{place + n_columns - 1}}}")
+        else:
+            cells += [""] * n_columns
+        place += n_columns
+    return [" & ".join(cells) + r" \\", " ".join(rules)]
+
+
+def _make_line(cells: Sequence[str], bold: Collection[int] = ()) -> str:
+    texts = [cell.translate(_LETTERS) for cell in cells]
+    if texts[0].startswith("  "):  # a line that belongs to the row above
+        texts[0] = rf"\quad {texts[0].lstrip()}"
+    texts = [rf"\textbf{{{text}}}" if n in bold else text for n, text in enumerate(texts)]
+    row = " & ".join(texts)
+    # After the \\ of the row above, a bracket would be taken for its argument.
+    return ("{}" if row.startswith("[") else "") + row + r" \\"

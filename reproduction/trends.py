@@ -16,12 +16,11 @@ from typing import TypeAlias
 import numpy as np
 
 from nnnorm.report import Table
-from reproduction.paper import GRIDS, Experiment, find_tables
-from reproduction.run import Outcome, Runner, run_cell
+from reproduction.paper import GRIDS, Cell, Experiment, Value, find_tables
+from reproduction.run import Runner, run_cell
 from reproduction.tables import describe
 
 Setting: TypeAlias = tuple[float, int]
-Value: TypeAlias = float | Setting | None
 _LIKE = 0.25  # two α are alike if they differ by no more: two steps of the paper's grid
 _DBNORM = "dualis"
 _NONE = "–"
@@ -43,12 +42,12 @@ class Trend:
 
 
 def find_trends(
-    runners: dict[str, Runner], *, stand_ins: bool, keep_going: bool = True
-) -> tuple[list[Trend], list[Outcome]]:
+    runners: dict[str, Runner], *, other: bool, keep_going: bool = True
+) -> tuple[list[Trend], list[Cell]]:
     """Compute the trends with one or several runners, and return every figure they needed."""
     sources = {"": _Source(None, None, keep_going)}
     for name, runner in runners.items():
-        sources[name] = _Source(runner, name if stand_ins else None, keep_going)
+        sources[name] = _Source(runner, name if other else None, keep_going)
     rows: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         for words, text in _summarize(source):
@@ -57,7 +56,7 @@ def find_trends(
         Trend(words, texts[""], {name: texts[name] for name in runners})
         for words, texts in rows.items()
     ]
-    return trends, [outcome for source in sources.values() for outcome in source.done.values()]
+    return trends, [cell for source in sources.values() for cell in source.done.values()]
 
 
 def tabulate_trends(trends: Sequence[Trend]) -> Table:
@@ -77,38 +76,37 @@ def tabulate_trends(trends: Sequence[Trend]) -> Table:
 class _Source:
     """Figures of experiments: printed ones, or measured ones."""
 
-    def __init__(self, runner: Runner | None, stand_in: str | None, keep_going: bool) -> None:
-        self.runner, self._stand_in, self._keep_going = runner, stand_in, keep_going
-        self.done: dict[str, Outcome] = {}
+    def __init__(self, runner: Runner | None, data: str | None, keep_going: bool) -> None:
+        self.runner, self._data, self._keep_going = runner, data, keep_going
+        self.done: dict[Experiment, Cell] = {}
 
     def cells(
         self, *tables: str, methods: Sequence[str] = ("none", "nnn")
     ) -> list[tuple[Experiment, Value]]:
         """Return the experiments of some tables with their figures, each experiment once."""
-        found: dict[str, tuple[Experiment, Value]] = {}
+        found: dict[Experiment, Value | None] = {}
         for table in find_tables(tables):
             for cell in table.cells:
                 there = cell.experiment
                 if there.method not in methods:
                     continue
-                if self._stand_in is not None:
-                    there = there.as_stand_in(self._stand_in)
-                if str(there) not in found:
-                    value = cell.printed if self.runner is None else self.value(there)
-                    found[str(there)] = (there, value)
-        return [(there, value) for there, value in found.values() if value is not None]
+                if self._data is not None:
+                    there = there.on_other_data(self._data)
+                if there not in found:
+                    found[there] = cell.printed if self.runner is None else self.value(there)
+        return [(there, value) for there, value in found.items() if value is not None]
 
-    def value(self, there: Experiment) -> Value:
+    def value(self, there: Experiment) -> Value | None:
         """Measure an experiment; None if that is not possible, or nothing is measured."""
         if self.runner is None:
             return None
-        if str(there) not in self.done:
+        if there not in self.done:
             words = f"{there.dataset}, {there.direction} retrieval: {describe(there)}"
-            cell = Outcome(there.model, words, there)
-            self.done[str(there)] = run_cell(
+            cell = Cell(there.model, words, there)
+            self.done[there] = run_cell(
                 self.runner, cell, keep_going=self._keep_going, by_rule=False
             )
-        figure = self.done[str(there)].figure
+        figure = self.done[there].figure
         return None if figure is None else figure.value
 
 

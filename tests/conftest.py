@@ -75,11 +75,12 @@ def tiny_encoder(tiny_model):
     loaded = {}
 
     def encoder_of(kind):
-        load = load_encoder
-        if kind in ("albef", "beit3"):
-            from reproduction.models import load_model as load
-        if kind not in loaded:
-            loaded[kind] = load(str(tiny_model(kind)), device="cpu")
+        if kind not in loaded and kind in ("albef", "beit3"):
+            from reproduction.encode import Source, load_model
+
+            loaded[kind] = load_model(Source(str(tiny_model(kind))), device="cpu")
+        elif kind not in loaded:
+            loaded[kind] = load_encoder(tiny_model(kind), device="cpu")
         return loaded[kind]
 
     return encoder_of

@@ -64,14 +64,6 @@ def test_a_parameter_that_equals_the_weight_is_shown(small):
     assert "weight=1, beta=1" in repr(bias)
 
 
-def test_a_file_without_the_norms_of_the_references_loads(path):
-    about = Bias([0.5], 1.0, "nnn").to_dict()
-    del about["reference_norms"]
-    metadata = {"format": "nnnorm.bias/1", "bias": json.dumps(about)}
-    save_file({"values": np.float32([0.5])}, path, metadata)
-    assert Bias.load(path).reference_norms is None
-
-
 def test_a_bias_keeps_its_own_copy_of_what_it_was_told():
     params = {"alpha": 0.5}
     bias = Bias(np.zeros(2), 0.5, "nnn", params=params)
@@ -156,13 +148,6 @@ def test_a_bias_with_a_changed_number_is_refused(path):
     path.write_bytes(whole)
     with pytest.raises(NNNormError, match=r"is a damaged bias file \(its numbers are not those"):
         Bias.load(path)
-
-
-def test_a_bias_of_an_earlier_version_has_no_digest_and_is_read(path):
-    bias = NNN(2, 0.5).fit(np.eye(4), 1 - np.eye(4), normalize=True)
-    about = {"format": "nnnorm.bias/1", "bias": json.dumps(bias.to_dict())}
-    save_file({"values": bias.values}, path, about)
-    np.testing.assert_array_equal(Bias.load(path).values, bias.values)
 
 
 def test_a_later_format_is_refused_by_name(path):

@@ -8,11 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
-from nnnorm import NNNormError, scoring, threads
+from nnnorm import NNNormError, scoring
 from nnnorm.embeddings import open_embeddings, open_matrix
 from nnnorm.reducers import KeepBestValues
-from nnnorm.scoring import Matrix, Products, log_mean_exp, top_k, top_means, top_values
-from nnnorm.threads import count_threads, in_threads, strips_in_order
+from nnnorm.scoring import (
+    Matrix,
+    Products,
+    count_threads,
+    in_threads,
+    log_mean_exp,
+    scan,
+    strips_in_order,
+    top_k,
+    top_means,
+)
 from tests import reference
 
 BUDGET = 2**20  # the smallest allowed: many blocks even on small problems
@@ -78,7 +87,7 @@ def test_the_best_values_survive_narrow_blocks_before_wide_ones(rng, widths):
     scores = np.sort(rng.normal(size=(4, 57)).astype(np.float32), axis=1)[:, ::-1]
     best, first = KeepBestValues(4, 8), 0
     for width in widths:
-        best.update(scores[:, first : first + width].copy(), first)
+        best.update(scores[:, first : first + width].copy(), first, slice(0, 4))
         first += width
     np.testing.assert_array_equal(best.finish(), scores[:, :8])
 
@@ -174,10 +183,12 @@ def test_mean_of_products_and_of_a_matrix_agree(small):
 def test_values_come_sorted_and_in_strips(small, blocks):
     blocks(4, 9)
     dense = small.gallery.astype(float) @ small.references.astype(float).T
-    strips = list(top_values(products(small.gallery, small.references), 6))
+    strips = list(scan(products(small.gallery, small.references), k=6))
     assert [start for start, _, _ in strips] == list(range(0, 23, 4))
     np.testing.assert_allclose(
-        np.concatenate([best for _, _, best in strips]), -np.sort(-dense, axis=1)[:, :6], atol=1e-6
+        np.concatenate([best for _, _, (best, _) in strips]),
+        -np.sort(-dense, axis=1)[:, :6],
+        atol=1e-6,
     )
 
 
@@ -270,7 +281,7 @@ def test_a_forked_child_makes_threads_of_its_own(monkeypatch):
 
 def blas_threads():
     """Threads of the BLAS that numpy uses; libraries that were loaded later do not count."""
-    return [library["num_threads"] for library in threads._blas().select(user_api="blas").info()]
+    return [library["num_threads"] for library in scoring._blas().select(user_api="blas").info()]
 
 
 def test_strips_come_in_order_whichever_is_done_first(monkeypatch):

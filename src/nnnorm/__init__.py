@@ -30,10 +30,10 @@ if TYPE_CHECKING:
         scan,
         tune,
     )
-    from nnnorm.index import build_index, open_index, rerank
+    from nnnorm.index import build_index, open_index
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn
     from nnnorm.popularity import Popularity
-    from nnnorm.ranking import Ranking, search
+    from nnnorm.ranking import Ranking, rerank, search
     from nnnorm.version import __version__
 
 _MODULES = {
@@ -42,14 +42,14 @@ _MODULES = {
     "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("NNNormError", "NNNormWarning"),
-    "nnnorm.index": ("build_index", "open_index", "rerank"),
+    "nnnorm.index": ("build_index", "open_index"),
     "nnnorm.embeddings": ("open_embeddings",),
     "nnnorm.methods": (
         *("CSLS", "DN", "NNN"),
         *("DualSoftmax", "InvertedSoftmax", "Sinkhorn"),
     ),
     "nnnorm.popularity": ("Popularity",),
-    "nnnorm.ranking": ("Ranking", "search"),
+    "nnnorm.ranking": ("Ranking", "rerank", "search"),
     "nnnorm.evaluation": (
         *("audit", "check", "compare", "diagnose"),
         *("evaluate", "scan", "tune"),

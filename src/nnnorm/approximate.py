@@ -24,9 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings
-from nnnorm.files import Done, Progress
+from nnnorm.files import Progress
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
+    Done,
     Products,
     Scores,
     count_threads,

@@ -1,9 +1,10 @@
 """Files of arrays: `.npy` (memory-mapped), `.npz`, parquet, folders of shards, and URLs.
 
 Only readability is checked here; form and values are checked in `embeddings.py`. Nothing is ever
-unpickled. Files behind a URL (``s3://``, ``gs://``) are copied by fsspec to a temporary folder,
-because a fit reads its rows several times. Parquet needs pyarrow (`pip install 'nnnorm[parquet]'`):
-embeddings are a list of floats per row, and keep the float type of the file.
+unpickled. Parquet needs pyarrow (`pip install 'nnnorm[parquet]'`): embeddings are a list of floats
+per row, and keep the float type of the file. A fit reads its rows more than once, so files behind a
+URL (``s3://``, ``gs://``) are copied to a temporary folder by fsspec, and parquet files that would
+fill the memory are unpacked there to a memory-mapped file (``TMPDIR`` says where).
 """
 
 import glob
@@ -13,10 +14,9 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,15 +29,15 @@ Ids: TypeAlias = npt.NDArray[Any]
 
 # A Path has lost the second slash of a URL. One letter is a drive of Windows.
 _URL = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]+):/+(.*)$", re.DOTALL)
-_COPIES: list[tempfile.TemporaryDirectory[str]] = []
+# Removed when the process ends.
+_TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 
 _SUFFIXES = (".npy", ".npz", ".parquet")
-_TEXT_SUFFIXES = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 # Folders that hold shards of embeddings: clip-retrieval's names, and one for sounds.
 _SHARD_FOLDERS = ("img_emb", "text_emb", "audio_emb")
 # Folders of `nnnorm encode` that are not finished.
 _UNFINISHED = (".partial", ".starting")
-# Several parquet files of more than one part in this many of the memory are read in pieces. Packed
+# Parquet files of more than one part in this many of the memory are unpacked to disk. Packed
 # embeddings take most of the bytes of unpacked ones.
 _LARGE_SHARE = 4
 _COLUMN, _IDS = "embedding", "id"
@@ -66,19 +66,16 @@ def read_files(source: str | os.PathLike[str], name: str) -> Found:
         path = show_url(address)
         full = f"{name} ({path})"
         files = _fetch(address, lambda copy: list_files(copy, full))
-    there = available_memory()
-    is_large = there is not None and sum(file.stat().st_size for file in files) > (
-        there // _LARGE_SHARE
-    )
-    read = [_read_file(file, full, in_pieces=is_large and len(files) > 1) for file in files]
+    there, size = available_memory(), sum(file.stat().st_size for file in files)
+    to_disk = there is not None and size > there // _LARGE_SHARE
+    read = [_read_file(file, full, to_disk) for file in files]
     return Found([part for part, _ in read], path, _join_ids([ids for _, ids in read], full))
 
 
 def _fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
     """Copy those files that `choose` finds in a folder of empty files with the same names."""
     fsspec = require("fsspec", "remote")
-    _COPIES.append(tempfile.TemporaryDirectory(prefix="nnnorm-", ignore_cleanup_errors=True))
-    folder = Path(_COPIES[-1].name)
+    folder = _make_temporary()
     try:
         fs, path = fsspec.core.url_to_fs(url)
         fs.invalidate_cache()  # what another process wrote since must be seen
@@ -101,6 +98,11 @@ def _fetch(url: str, choose: Callable[[Path], list[Path]]) -> list[Path]:
     return chosen
 
 
+def _make_temporary() -> Path:
+    _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="nnnorm-", ignore_cleanup_errors=True))
+    return Path(_TEMPORARY[-1].name)
+
+
 def list_files(path: Path, name: str) -> list[Path]:
     """The files that a path stands for: itself, the shards of a folder, or those of a pattern."""
     check_regular(path, name)
@@ -116,15 +118,9 @@ def list_files(path: Path, name: str) -> list[Path]:
         numbered = _numbered(files)
         return [file for _, file in numbered] if len(numbered) == len(files) else files
     if path.suffix not in _SUFFIXES:
-        hint = (
-            ". Read a text file yourself, for instance with numpy.loadtxt or pandas.read_csv, and "
-            "pass its float columns as an array"
-            if path.suffix.lower() in _TEXT_SUFFIXES
-            else ""
-        )
         raise NNNormError(
             f"{name}: expected one of {', '.join(_SUFFIXES)} or a folder of them; "
-            f"got the suffix {path.suffix!r}{hint}"
+            f"got the suffix {path.suffix!r}"
         )
     return [path]
 
@@ -147,14 +143,8 @@ def find_shards(folder: Path, name: str) -> list[Path]:
         if found:
             choices = " or ".join(str(folder / sub) for sub in found)
             raise NNNormError(f"{name} holds both kinds of embeddings; pass {choices}")
-        unnumbered = [file.name for file in files if file.suffix in _SUFFIXES]
-        what = (
-            f"whose files have no numbers (such as {unnumbered[0]})"
-            if unnumbered
-            else "without .npy or .parquet shards"
-        )
         raise NNNormError(
-            f"{name} is a folder {what}; "
+            f"{name} is a folder without numbered .npy or .parquet shards; "
             "expected a file, or a folder such as img_emb/ with img_emb_0.npy, img_emb_1.npy, …"
         )
     numbers = [number for number, _ in shards]
@@ -175,7 +165,7 @@ def _numbered(files: Iterable[Path]) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), file) for match, file in found if match)
 
 
-def _read_file(path: Path, name: str, in_pieces: bool) -> tuple[Array, Ids | str | None]:
+def _read_file(path: Path, name: str, to_disk: bool) -> tuple[Array, Ids | str | None]:
     check_regular(path, f"{name}: {path}")
     try:
         if path.suffix == ".npy":
@@ -192,9 +182,7 @@ def _read_file(path: Path, name: str, in_pieces: bool) -> tuple[Array, Ids | str
             ) from error
         raise unreadable(name, path.suffix, error) from error
     with _open_parquet(path, name) as file:
-        groups = range(file.metadata.num_row_groups)
-        rows = ParquetRows(path, name) if in_pieces else _read_rows(file, name, groups)
-        return cast(Array, rows), _read_ids(file, name)
+        return _read_rows(file, name, to_disk), _read_ids(file, name)
 
 
 def unreadable(name: str, kind: str, error: BaseException) -> NNNormError:
@@ -286,52 +274,26 @@ def read_batches(
             yield rows, {name: _as_values(batch.column(name)) for name in others}
 
 
-class ParquetRows:
-    """Rows of the column `embedding` of a parquet file, read by row groups when asked for."""
-
-    ndim = 2
-
-    def __init__(self, path: Path, name: str) -> None:
-        self.path, self.name = path, name
-        with _open_parquet(path, name) as file:
-            groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-            self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
-            no_rows = np.empty((0, 0), dtype=np.float32)
-            _, some = next(_embedding_batches(file, name), (None, no_rows))
-        self.dtype, self.shape = some.dtype, (int(self.starts[-1]), some.shape[1])
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: Any) -> Array:
-        wanted = np.arange(len(self))[rows]
-        found = np.empty((len(wanted), self.shape[1]), dtype=self.dtype)
-        groups = np.searchsorted(self.starts, wanted, "right") - 1
-        for group in np.unique(groups):
-            here = np.flatnonzero(groups == group)
-            found[here] = _read_group(self, int(group))[wanted[here] - self.starts[group]]
-        return found
-
-
-@lru_cache(maxsize=1)  # of all files: rows are read in order
-def _read_group(rows: ParquetRows, number: int) -> Array:
-    with _open_parquet(rows.path, rows.name) as file:
-        return _read_rows(file, rows.name, [number], rows.shape[1])
-
-
-def _read_rows(file: Any, name: str, groups: Sequence[int], dim: int | None = None) -> Array:
-    """Read the embeddings of row groups into one array."""
-    sizes = _announced(file, (_COLUMN, _IDS))
-    check_memory(sum(sizes[group] for group in groups), name)
-    n_rows = sum(file.metadata.row_group(group).num_rows for group in groups)
-    whole, start = np.empty((0, 0), dtype=np.float32), 0
-    for _, rows in _embedding_batches(file, name, groups=groups, dim=dim):
+def _read_rows(file: Any, name: str, to_disk: bool) -> Array:
+    """Read the column `embedding` into one array, in memory or in a temporary file."""
+    if not to_disk:
+        check_memory(sum(_announced(file, (_COLUMN, _IDS))), name)
+    n_rows, start = file.metadata.num_rows, 0
+    whole = np.empty((0, 0), dtype=np.float32)
+    for _, rows in _embedding_batches(file, name):
         if start == 0:
-            whole = np.empty((n_rows, rows.shape[1]), dtype=rows.dtype)
+            shape = n_rows, rows.shape[1]
+            if to_disk:
+                place = _make_temporary() / "embedding.npy"
+                whole = np.lib.format.open_memmap(place, "w+", rows.dtype, shape)  # type: ignore[no-untyped-call,unused-ignore]
+            else:
+                check_memory(n_rows * rows.nbytes // len(rows), name)
+                whole = np.empty(shape, dtype=rows.dtype)
         whole[start : start + len(rows)] = rows
         start += len(rows)
     if start != n_rows:  # rows that were never read must not pass for embeddings
         raise ValueError(f"{n_rows} rows announced, {start} found")
+    whole.flags.writeable = False
     return whole
 
 
@@ -340,9 +302,6 @@ def _embedding_batches(
     name: str,
     column: str = _COLUMN,
     others: Sequence[str] = (),
-    *,
-    groups: Sequence[int] | None = None,
-    dim: int | None = None,
 ) -> Iterator[tuple[Any, Array]]:
     """Batches with a column of embeddings and some others, and the embeddings of each."""
     from pyarrow import types
@@ -358,8 +317,8 @@ def _embedding_batches(
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not is_list or not types.is_floating(kind.value_type):
         raise NNNormError(f"{name}: column {column!r} must be a list of floats; it is {kind}")
-    start = 0
-    for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=[column, *others]):
+    start, dim = 0, None
+    for batch in file.iter_batches(_BATCH_ROWS, columns=[column, *others]):
         found = batch.column(column)
         if not len(found):
             continue

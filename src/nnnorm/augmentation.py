@@ -1,12 +1,13 @@
 """The correction inside any vector index: one extra dimension, or two.
 
-Store ``[r, m]`` and ask ``[q, −α]``: an index that compares by inner product then ranks by the
-corrected score. One more coordinate makes all stored norms equal, and cosine and L2 do the same.
-`Augmentation` is this arithmetic; the functions here and the indexes of `nnnorm.index` share it.
+Store ``[r, m]`` and query with ``[q, −α]``: an index that compares by inner product then ranks by
+the corrected score. One more coordinate makes all stored norms equal, and cosine and L2 do the
+same. `Augmentation` is this arithmetic; `Corrector`, the indexes and the functions here share it.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -20,6 +21,8 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 Target = Literal["ip", "cosine", "l2"]
 # Relative rounding error of a squared norm that is not a longer item.
 _ROUNDING = 1e-6
+# Bounds of the values hold exactly; this is for the rounding of float32.
+_MARGIN = 1e-4
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class Augmentation:
         rows = np.ascontiguousarray(stored[:, :dim], dtype=np.float32)
         return rows, values.astype(np.float32)
 
+    def widened(self, longest: float, extra: float) -> "Augmentation":
+        """The same with a radius that has room for values that are larger by `extra`."""
+        far = math.sqrt(max(0.0, (self.radius / (1 + _MARGIN)) ** 2 - longest**2))
+        far += self.scale * extra
+        return replace(self, radius=(1 + _MARGIN) * math.hypot(longest, far))
+
     def _with_bias(self, rows: FloatArray, values: FloatArray) -> FloatArray:
         stored = self.scale * (values.astype(np.float64) - self.shift)
         return np.column_stack([rows, stored]).astype(np.float32)
@@ -98,6 +107,29 @@ def fit_augmentation(
     return Augmentation(target, shift, scale, radius=math.sqrt(max(squares)))
 
 
+def bound_augmentation(
+    bias: Bias, banks: Iterable[Embeddings], longest: float, center: FloatArray | None
+) -> Augmentation:
+    """Choose shift, scale and radius with room for every item whose norm is at most `longest`.
+
+    The values are means of scores with the rows of `banks`, of items less `center` if it is given.
+    """
+    shift = float(bias.values.mean(dtype=np.float64))
+    highest, lowest, largest = shift, shift, 0.0
+    for bank in banks:
+        mean, (_, norm) = bank.mean(), bank.norm_range
+        along = np.zeros(1)
+        if center is not None:
+            along = np.concatenate([block @ center for _, block in bank.blocks()])
+        highest = max(highest, longest * norm - float(along.min()))
+        lowest = min(lowest, -longest * float(np.linalg.norm(mean)) - float(along.mean()))
+        largest = max(largest, norm)
+    # The stored value is about as large as the other coordinates; a power of two is exact.
+    scale = 2.0 ** -min(16, max(-16, round(math.log2(largest))))
+    far = scale * max(highest - shift, shift - lowest)
+    return Augmentation("l2", shift, scale, radius=(1 + _MARGIN) * math.hypot(longest, far))
+
+
 def augment_gallery(
     gallery: Source,
     bias: Bias,
@@ -107,7 +139,7 @@ def augment_gallery(
     scale: float = 1.0,
     normalize: bool | None = None,
 ) -> FloatArray:
-    """Extend items by their bias, for an index that is asked with `augment_queries`.
+    """Extend items by their bias, for an index that is searched with `augment_queries`.
 
     Parameters
     ----------
@@ -121,8 +153,8 @@ def augment_gallery(
     center : bool
         Store ``m − mean(m)``. Scores are then higher by ``weight·mean(m)``, the same for all items.
     scale : float
-        Store ``scale·m`` and ask ``−weight/scale``. A quantised index (int8, binary) is most
-        accurate where the extra coordinates of items and queries are about as large as the others.
+        Store ``scale·m`` and query with ``−weight/scale``. A quantized index (int8, binary) is most
+        accurate if the extra coordinates of items and queries are about as large as the others.
     normalize : bool, optional
         Divide every row by its norm; see `open_embeddings`.
 

@@ -33,9 +33,15 @@ from nnnorm.dedup import (
     drop_copies,
     warn_of_few_rows,
 )
-from nnnorm.embeddings import Embeddings, Metric, Source, measure_rows, open_embeddings
+from nnnorm.embeddings import (
+    EQUAL_NORMS,
+    Embeddings,
+    Source,
+    measure_rows,
+    open_embeddings,
+)
 from nnnorm.errors import NNNormError, warn
-from nnnorm.files import Progress, check_entries, damaged, load_record, save_record
+from nnnorm.files import Progress, damaged, load_record, save_record
 from nnnorm.tables import Clock, LogPart, read_counts, read_log, read_time, read_times
 from nnnorm.version import __version__
 
@@ -43,21 +49,12 @@ FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 _MAKER = "nnnorm bank build"
-_KINDS = {
-    "n_seen": int,
-    "n_forgotten": int,
-    "dim": int,
-    "normalized": bool,
-    "max_references": int | None,
-    "seed": int,
-    "half_life": float | None,
-    "clock": str | None,
-    "fingerprint": str,
-    "created": str,
-}
+# What a file keeps next to the arrays; all else in it follows from these.
+_SETTINGS = (
+    *("n_seen", "n_forgotten", "created", "normalized"),
+    *("half_life", "max_references", "seed", "clock"),
+)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
-_EQUAL_NORMS = 0.01
 _A_DAY = 86400.0  # times without an offset may be local ones, up to 14 hours before UTC
 
 
@@ -91,13 +88,12 @@ class Bank:
     """
 
     def __init__(self, kept: _Kept, about: dict[str, Any] | None = None) -> None:
-        if not isinstance(kept, _Kept):
+        if about is None:
             raise NNNormError(
                 "a bank is made by Bank.of(references), Bank.from_log(path) or Bank.load(path); "
                 f"got a {type(kept).__name__}"
             )
-        self._kept, self._n = kept, len(kept.rows)
-        self._about = {"n_seen": 0, "n_forgotten": 0, "created": _now(), **(about or {})}
+        self._kept, self._n, self._about = kept, len(kept.rows), about
         self._found: Deduplicator | None = None
         self._opened: Embeddings | None = None
 
@@ -150,9 +146,8 @@ class Bank:
         """
         opened = open_embeddings(references, name="references", normalize=normalize)
         parts = _split_rows(opened, times, counts)
-        first = next(parts)
-        bank = cls._empty(first, half_life, max_references, seed, opened.normalized)
-        bank._absorb(chain([first], parts), opened.name, len(opened), progress)
+        settings = (half_life, max_references, seed, opened.normalized)
+        bank, _ = cls._make(parts, settings, opened.name, len(opened), progress)
         return bank
 
     @classmethod
@@ -192,10 +187,9 @@ class Bank:
         Bank(55,123 unique of 1,000,000 queries, dim 512, seen 2026-01-01 to 2026-05-31)
         """
         parts = read_log(path, column=column, time=time, count=count)
-        first = next(parts)
-        bank = cls._empty(first, half_life, max_references, seed, bool(normalize))
-        low, high = bank._absorb(chain([first], parts), str(path), None, progress)
-        if normalize is None and high - low > _EQUAL_NORMS * high:
+        settings = (half_life, max_references, seed, bool(normalize))
+        bank, (low, high) = cls._make(parts, settings, str(path), None, progress)
+        if normalize is None and high - low > EQUAL_NORMS * high:
             warn(
                 f"rows of {path} have norms {low:.3g} to {high:.3g}, so the bank is for raw inner "
                 "products; for cosine pass normalize=True (--normalize), and if inner products "
@@ -204,16 +198,24 @@ class Bank:
         return bank
 
     @classmethod
-    def _empty(
-        cls, first: LogPart, half_life: Any, max_references: Any, seed: Any, normalized: bool
-    ) -> "Bank":
-        for name, value, least in (("max_references", max_references, 1), ("seed", seed, 0)):
-            is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (value is None and name != "seed") and not (is_whole and value >= least):
-                raise NNNormError(
-                    f"{name} must be a whole number of at least {least}; got {value!r}"
-                )
+    def _make(
+        cls,
+        parts: Iterator[LogPart],
+        settings: tuple[Any, Any, Any, bool],
+        name: str,
+        total: int | None,
+        progress: Progress | None,
+    ) -> tuple["Bank", tuple[float, float]]:
+        """Make a bank of the parts of an array or a log, and return the range of their norms."""
+        half_life, max_references, seed, normalized = settings
+        _check_whole("seed", seed, 0)
+        if max_references is not None:
+            _check_whole("max_references", max_references, 1)
+        first = next(parts)
         about = {
+            "n_seen": 0,
+            "n_forgotten": 0,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "normalized": normalized,
             "half_life": _read_half_life(half_life, first.clock),
             "max_references": None if max_references is None else int(max_references),
@@ -221,7 +223,8 @@ class Bank:
             "clock": first.clock,
         }
         rows, single = np.empty((0, first.rows.shape[1]), np.float16), np.empty(0, np.float32)
-        return cls(_Kept(rows, single, single.astype(np.int64), single.astype(float)), about)
+        bank = cls(_Kept(rows, single, single.astype(np.int64), single.astype(float)), about)
+        return bank, bank._absorb(chain([first], parts), name, total, progress)
 
     # --- what it holds -----------------------------------------------------------------------
 
@@ -418,9 +421,10 @@ class Bank:
         self, parts: Iterable[LogPart], name: str, total: int | None, progress: Progress | None
     ) -> tuple[float, float]:
         """Add parts, and return the range of their norms; if one is bad, nothing changes."""
-        kept, n_seen = self._kept.first(self._n), 0
-        before = kept._replace(counts=kept.counts.copy(), last_seen=kept.last_seen.copy())
-        low, high, latest, most = np.inf, 0.0, -np.inf, self._about["max_references"]
+        before, n_before = self._kept, self._n
+        self._kept = before._replace(counts=before.counts.copy(), last_seen=before.last_seen.copy())
+        n_seen, low, high, latest = 0, np.inf, 0.0, -np.inf
+        most: Any = self._about["max_references"] or np.inf
         try:
             for part in parts:
                 norms = self._check(part, name)
@@ -428,18 +432,18 @@ class Bank:
                 counts = np.ones(len(norms), np.int64) if part.counts is None else part.counts
                 times = np.zeros(len(norms)) if part.times is None else part.times
                 self._add_rows(part.rows, norms, counts, times)
-                if most is not None and self._n > 2 * most:
+                if self._n > 2 * most:
                     self._sample(most)
                 n_seen, latest = n_seen + int(counts.sum()), max(latest, float(times.max()))
                 if progress is not None:
                     done = part.start + len(part.rows)
                     progress(done, total or done)
-            if most is not None and self._n > most:
+            if self._n > most:
                 self._sample(most)
-            if len(before.rows) and not self.normalized:
-                _check_norms(low, high, before.norms, name)
+            if n_before and not self.normalized:
+                _check_norms(low, high, before.norms[:n_before], name)
         except BaseException:
-            self._kept, self._n, self._found = before, len(before.rows), None
+            self._kept, self._n, self._found = before, n_before, None
             raise
         self._opened = None
         self._about["n_seen"] += n_seen
@@ -512,15 +516,9 @@ class Bank:
         """
         arrays, about = load_record(path, "bank", _MAKER)
         try:
-            check_entries(about, _KINDS)
             kept = _Kept(*(np.array(arrays[name]) for name in _Kept._fields))
-            shapes = [some.shape for some in kept]
-            n = len(kept.rows)
-            if shapes != [(n, about["dim"]), (n,), (n,), (n,)] or kept.rows.dtype != np.float16:
-                raise ValueError(f"arrays of shapes {shapes}")
-            own = {name: about[name] for name in _KINDS if name not in ("dim", "fingerprint")}
-            return cls(kept, own)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return cls(kept, {name: about[name] for name in _SETTINGS})
+        except KeyError as error:
             raise damaged(path, "bank", _MAKER, error) from error
 
 
@@ -542,17 +540,17 @@ def open_references(
 ) -> Embeddings:
     """Open a bank, or the file of one, or what `open_embeddings` opens."""
     bank = _read_bank(references)
-    source = bank.embeddings() if isinstance(bank, Bank) else references
+    source = references if bank is None else bank.embeddings()
     return open_embeddings(source, name=name, normalize=normalize)
 
 
 def open_gallery_references(
-    source: Source | None, *, normalize: bool | None = None, metric: Metric = "ip"
+    source: Source | None, *, normalize: bool | None = None
 ) -> Embeddings | None:
     """Open gallery-side items, if they are given."""
     if source is None:
         return None
-    return open_embeddings(source, name="gallery_references", normalize=normalize, metric=metric)
+    return open_embeddings(source, name="gallery_references", normalize=normalize)
 
 
 def use_references(
@@ -562,7 +560,8 @@ def use_references(
     progress: Progress | None = None,
 ) -> References:
     """What a method is fitted on: the rows of a bank, or what `drop_copies` leaves."""
-    if not isinstance(bank := _read_bank(references), Bank):
+    bank = _read_bank(references)
+    if bank is None:
         return drop_copies(opened, duplicates, progress)
     check_duplicates(duplicates)
     if duplicates == "keep":
@@ -584,11 +583,11 @@ def is_bank(references: Any) -> bool:
     return isinstance(references, Bank)
 
 
-def _read_bank(references: Any) -> Any:
-    """The bank in a file of one; anything else as it is."""
-    if is_bank(references) and not isinstance(references, Bank):
+def _read_bank(references: Any) -> Bank | None:
+    """A bank, or the bank in a file of one; None for anything else."""
+    if isinstance(references, (str, os.PathLike)) and is_bank(references):
         return Bank.load(references)
-    return references
+    return references if isinstance(references, Bank) else None
 
 
 # --- input -------------------------------------------------------------------------------------
@@ -637,6 +636,12 @@ def _read_half_life(value: float | str | timedelta | None, clock: Clock | None) 
     return float(span)
 
 
+def _check_whole(name: str, value: Any, least: int) -> None:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_whole or value < least:
+        raise NNNormError(f"{name} must be a whole number of at least {least}; got {value!r}")
+
+
 def _check_clock(given: Clock | None, expected: Clock | None, name: str) -> None:
     """Raise if times are not of the kind that the bank has."""
     if given != expected:
@@ -650,15 +655,11 @@ def _check_clock(given: Clock | None, expected: Clock | None, name: str) -> None
 def _check_norms(low: float, high: float, norms: FloatArray, name: str) -> None:
     """Raise if the bank has equal norms, and what is added does not share them."""
     own_low, own_high = float(norms.min()), float(norms.max())
-    if own_high - own_low > _EQUAL_NORMS * own_high:
+    if own_high - own_low > EQUAL_NORMS * own_high:
         return  # raw inner products are meant
-    if max(high, own_high) - min(low, own_low) > _EQUAL_NORMS * max(high, own_high):
+    if max(high, own_high) - min(low, own_low) > EQUAL_NORMS * max(high, own_high):
         raise NNNormError(
             f"{name} has norms {low:.3g} to {high:.3g}, but all rows of the bank have about "
             f"{own_high:.3g}; normalize the rows first, or build the bank with normalize=True "
             "(--normalize)"
         )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -42,7 +42,7 @@ NEAR_COPY = 0.88
 
 _EXACT_ROWS = 4096
 # Whether near copies are looked for: number of rows, rows sampled, near copies per sampled row.
-_FEW_ROWS, _N_SAMPLED, _FEW_COPIES = 2**15, 256, 2.0
+_FEW_ROWS, _N_SAMPLED, _FEW_COPIES = 2**15, 128, 2.0
 _BATCH_VALUES = 2**24  # 32,768 rows of 512 dimensions
 _STRIP_ROWS = 1024
 _TILE = 2**18

@@ -8,13 +8,12 @@ Spark, Ray Data and other engines.
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,13 +30,20 @@ _NAMES = {"bias": "nnnorm_bias", "vectors": "vector"}
 _BATCH_ROWS = 8192
 # A file with more rows is split between its row groups.
 _TASK_ROWS = 2**17
-# A task whose worker dies is repeated this many times.
-_RETRIES = 5
 # Of parquet's metadata: what a file was computed from.
 _KEY = b"nnnorm"
 _SUMMARY = "_nnnorm.json"
-# What decides the values of a file, whatever its source.
-_DECIDING = ("corrector", "column", "ids", "output")
+
+
+class _Shard(NamedTuple):
+    """Row groups of one source file, and the file that their result goes to."""
+
+    path: str
+    groups: list[int]
+    n_rows: int
+    target: str
+    about: dict[str, str]
+    is_done: bool
 
 
 def make_worker(
@@ -54,8 +60,13 @@ def make_worker(
         if is_pandas:
             batch = pyarrow.Table.from_pandas(batch[[ids, column]], preserve_index=False)
         rows = _read_rows(batch[column], batch[ids], corrector.dim)
-        values = _as_arrow(_compute(corrector, rows, output))
-        result = type(batch).from_pydict({ids: batch[ids], _NAMES[output]: values})
+        if output == "bias":
+            made = pyarrow.array(corrector.bias_for(rows).values if len(rows) else rows[:, 0])
+        else:
+            vectors = corrector.transform_items(rows) if len(rows) else rows
+            width = corrector.dim + corrector.augmentation.n_extra
+            made = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), width)
+        result = type(batch).from_pydict({ids: batch[ids], _NAMES[output]: made})
         return result.to_pandas() if is_pandas else result
 
     return work
@@ -72,12 +83,11 @@ def transform_parquet(
     progress: Progress | None = None,
 ) -> int:
     """Compute bias values, or vectors to store, for a gallery in parquet files, on Ray."""
-    make_worker(corrector, column=column, ids=ids, output=output)  # checks the arguments
+    make_worker(corrector, output=output)  # checks the output
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
         os.environ.setdefault(name, "0")  # read when Ray is imported
-    ray = require("ray", "ray")
+    ray, find = require("ray", "ray"), require("fsspec", "ray").core.url_to_fs
     about = {"corrector": corrector.fingerprint, "column": column, "ids": ids, "output": output}
-    find = require("fsspec", "ray").core.url_to_fs
     (fs, root), (other, place) = (find(os.fspath(one)) for one in (source, destination))
     shards = _find_shards(fs, root, other, place, about)
     left = [shard for shard in shards if not shard.is_done]
@@ -98,29 +108,8 @@ def transform_parquet(
             ray.shutdown()
     summary = {**about, "method": corrector.method.to_dict(), "weight": corrector.weight}
     text = json.dumps({**summary, "n_rows": total, "n_files": len(shards)}, indent=1) + "\n"
-    _write(other, f"{place}/{_SUMMARY}", lambda file: file.write(text.encode()))
+    _write(other, f"{place}/{_SUMMARY}", text.encode())
     return total
-
-
-class _Shard(NamedTuple):
-    """Row groups of one source file, and the file that their result goes to."""
-
-    path: str
-    groups: list[int]
-    n_rows: int
-    target: str
-    about: dict[str, str]
-    is_done: bool
-
-
-def _compute(
-    corrector: Corrector, rows: npt.NDArray[Any], output: Output
-) -> npt.NDArray[np.float32]:
-    """Call the corrector; no other function here does."""
-    if not len(rows):
-        width = corrector.dim + corrector.augmentation.n_extra
-        return np.empty(0 if output == "bias" else (0, width), dtype=np.float32)
-    return corrector.bias_for(rows).values if output == "bias" else corrector.transform_items(rows)
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -130,7 +119,7 @@ def _run(
     ray: Any, corrector: Corrector, fs: Any, other: Any, shards: list[_Shard]
 ) -> Iterator[int]:
     """Run a task per shard, a few more than there are cores at a time; yield numbers of rows."""
-    options = {"num_cpus": 1, "max_retries": _RETRIES, "retry_exceptions": [OSError]}
+    options = {"num_cpus": 1, "max_retries": 5, "retry_exceptions": [OSError]}
     task = ray.remote(_transform).options(name="nnnorm", **options)
     kept = ray.put(corrector)
     waiting, flying, notes = shards[::-1], dict[Any, _Shard](), list[str]()
@@ -159,19 +148,21 @@ def _transform(corrector: Corrector, fs: Any, other: Any, shard: _Shard) -> list
     """Write the result of one shard, on a worker; return the warnings."""
     threadpool_limits(1)  # Ray runs one task per core
     os.environ["OMP_NUM_THREADS"] = "1"
-    _, column, ids, output = (shard.about[key] for key in _DECIDING)
-    work = make_worker(corrector, column=column, ids=ids, output=cast(Output, output))
+    column, ids, output = (shard.about[name] for name in ("column", "ids", "output"))
+    work = make_worker(corrector, column=column, ids=ids, output=output)  # type: ignore[arg-type]
     pyarrow, parquet = require("pyarrow", "ray"), require("pyarrow.parquet", "ray")
     with warnings.catch_warnings(record=True) as caught, _opened(fs, shard.path) as file:
         warnings.simplefilter("always", NNNormWarning)
         batches = file.iter_batches(_BATCH_ROWS, shard.groups, columns=[ids, column])
         table = pyarrow.Table.from_batches([work(batch) for batch in batches])
     table = table.replace_schema_metadata({_KEY: json.dumps(shard.about)})
-    _write(other, shard.target, lambda file: parquet.write_table(table, file))
+    content = pyarrow.BufferOutputStream()
+    parquet.write_table(table, content)
+    _write(other, shard.target, content.getvalue().to_pybytes())
     return [f"{shard.path}: {one.message}" for one in caught]
 
 
-# --- batches -------------------------------------------------------------------------------------
+# --- rows ----------------------------------------------------------------------------------------
 
 
 def _check_columns(needed: tuple[str, ...], names: list[Any]) -> None:
@@ -190,10 +181,10 @@ def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
     if isinstance(column, pyarrow.ChunkedArray):
         column = column.combine_chunks()
     column = getattr(column, "storage", column)  # of an extension type, such as Ray's tensors
-    if not pyarrow.types.is_floating(getattr(column.type, "value_type", column.type)):
-        if len(column):
-            raise NNNormError(f"expected embeddings as lists of floats; got {column.type}")
+    if not len(column):
         return np.empty((0, dim), dtype=np.float32)
+    if not pyarrow.types.is_floating(getattr(column.type, "value_type", column.type)):
+        raise NNNormError(f"expected embeddings as lists of floats; got {column.type}")
     lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy()
     rows = column.flatten().to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(lengths != dim)
@@ -208,13 +199,6 @@ def _read_rows(column: Any, ids: Any, dim: int) -> npt.NDArray[Any]:
             "numbers. Remove it or encode it again"
         )
     return rows
-
-
-def _as_arrow(values: npt.NDArray[np.float32]) -> Any:
-    import pyarrow
-
-    flat, width = pyarrow.array(values.ravel()), values.shape[1:]
-    return pyarrow.FixedSizeListArray.from_arrays(flat, *width) if width else flat
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -244,7 +228,7 @@ def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, st
             part = "" if n_rows == starts[-1] else f"-{groups[0]:05d}"
             target = f"{place}/{name[:-8]}{part}.parquet"
             kept = {**about, "source": fs.ukey(path), "groups": str(groups)}
-            is_done = target in known and _is_done(other, target, kept)
+            is_done = target in known and _is_done(other, target, about, kept)
             shards.append(_Shard(path, groups, n_rows, target, kept, is_done))
         return shards
 
@@ -256,16 +240,16 @@ def _find_shards(fs: Any, root: str, other: Any, place: str, about: dict[str, st
     return shards
 
 
-def _is_done(fs: Any, path: str, about: dict[str, str]) -> bool:
+def _is_done(fs: Any, path: str, about: dict[str, str], kept: dict[str, str]) -> bool:
     """Whether a file has these results; raise if it has those of another call."""
     with _opened(fs, path) as file:
         found = json.loads((file.schema_arrow.metadata or {}).get(_KEY, b"{}"))
-        if any(found.get(key) != about[key] for key in _DECIDING):
+        if not about.items() <= found.items():
             raise NNNormError(
                 "this file was not written with the same corrector and columns, and values of two "
                 "correctors must not be mixed; choose an empty destination"
             )
-    return bool(found == about)
+    return bool(found == kept)
 
 
 @contextmanager
@@ -281,12 +265,10 @@ def _opened(fs: Any, path: str) -> Iterator[Any]:
         raise NNNormError(f"{path} can't be read as parquet ({first_line(error)})") from error
 
 
-def _write(fs: Any, path: str, write: Callable[[BinaryIO], object]) -> None:
+def _write(fs: Any, path: str, content: bytes) -> None:
     """Write a file that appears whole, on this machine or in an object store."""
     fs.makedirs(path.rpartition("/")[0], exist_ok=True)
     if "file" in fs.protocol:
-        write_whole(path, write)
-        return
-    with tempfile.TemporaryDirectory(prefix="nnnorm-") as folder:
-        write_whole(f"{folder}/whole", write)
-        fs.put_file(f"{folder}/whole", path)
+        write_whole(path, lambda file: file.write(content))
+    else:
+        fs.pipe_file(path, content)

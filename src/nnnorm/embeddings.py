@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,11 @@ from nnnorm.errors import NNNormError, first_line, warn
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
-Metric = Literal["ip", "cosine"]
 # An array, a tensor, a path, or what `open_embeddings` returned.
 Source: TypeAlias = Any
 
 _BLOCK_BYTES = 16 * 2**20
 _NO_ROLE = "embeddings"
-_UNIT_NORM_TOLERANCE = 5e-3
 # Norms that differ by more than this share of the largest suggest that cosine was meant.
 EQUAL_NORMS = 0.01
 # Products of two such sides come near the smallest float32, or vanish.
@@ -272,7 +270,6 @@ def open_embeddings(
     *,
     name: str | None = None,
     normalize: bool | None = None,
-    metric: Metric = "ip",
     fingerprint: bool = True,
 ) -> Embeddings:
     """Open and check embeddings, in one read.
@@ -290,8 +287,6 @@ def open_embeddings(
     normalize : bool, optional
         True divides every row by its norm when it is read, so that scores are cosines. False keeps
         raw inner products. None does so too, with a warning if norms differ by more than 1 %.
-    metric : {"ip", "cosine"}
-        With ``"cosine"`` rows must have unit norm, unless they are normalized here.
     fingerprint : bool
         Whether to compute the fingerprint in the same read, at about four times the cost of the
         other checks. If False, it is computed in a read of its own when it is first used.
@@ -315,8 +310,6 @@ def open_embeddings(
     >>> open_embeddings(np.ones((2, 4)), normalize=True).rows(0, 1).tolist()
     [[0.5, 0.5, 0.5, 0.5]]
     """
-    if metric not in ("ip", "cosine"):
-        raise NNNormError(f"metric must be 'ip' or 'cosine'; got {metric!r}")
     if normalize is not None and not isinstance(normalize, (bool, np.bool_)):
         raise NNNormError(f"normalize must be True, False or None; got {normalize!r}")
     if isinstance(source, Embeddings):
@@ -340,16 +333,9 @@ def open_embeddings(
         opened = Embeddings(parts, role, path, ids=ids)
         opened._measure(fingerprint=fingerprint)
         if not normalize:
-            _check_norms(opened, warn_of_norms=normalize is None and metric == "ip")
+            _check_norms(opened, warn_of_norms=normalize is None)
     if normalize and not opened.normalized:
         opened = replace(opened, divisors=opened._measure())
-    if metric == "cosine" and not opened.normalized:
-        low, high = opened.norm_range
-        if max(1 - low, high - 1) > _UNIT_NORM_TOLERANCE:
-            raise NNNormError(
-                f"cosine was asked for, but the rows of {opened.name} do not have unit norm (norms "
-                f"{low:.4g} to {high:.4g}); normalize them, or pass normalize=True (--normalize)"
-            )
     return opened
 
 
@@ -407,15 +393,10 @@ def _read_array(source: Any, name: str) -> npt.NDArray[Any]:
     if array.ndim == 0:
         order = "; the order is (queries, gallery, bias)" if kind == "Bias" else ""
         raise NNNormError(f"{name}: got a {kind} where an array or a path was expected{order}")
-    hint = f"a {kind} of Python objects; pass an array of floats"
-    if hasattr(source, "columns"):
-        hint = (
-            "the table has columns that are not numbers; pass those of the embedding alone, such "
-            "as frame[columns].to_numpy(), or numpy.stack(frame['embedding']) for lists"
-        )
-    elif array.ndim == 1 and len(array) and np.ndim(array[0]) == 1:
-        hint = "a column of lists or arrays; pass numpy.stack(column)"
-    raise NNNormError(f"{name} must be float16, float32 or float64; got object: {hint}")
+    raise NNNormError(
+        f"{name} must be float16, float32 or float64; got a {kind} of Python objects. Pass the "
+        "numbers alone: frame[columns].to_numpy(), or numpy.stack(column) for a column of lists"
+    )
 
 
 def _check_norms(opened: Embeddings, *, warn_of_norms: bool) -> None:

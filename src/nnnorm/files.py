@@ -7,11 +7,10 @@ import os
 import re
 import secrets
 import stat
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias, get_args, get_origin
+from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import unquote
 
 import numpy as np
@@ -21,10 +20,10 @@ from nnnorm.errors import NNNormError, first_line, keep_interrupts
 
 # Most file systems bound a name at 255 bytes; the rest is for what is added, such as a suffix.
 _LONGEST_NAME = 200
-_YOUNG_SECONDS = 5
+_STRAY_SECONDS = 3600
 # Folders that were searched for leftovers already; once per process is enough.
 _TIDIED: set[Path] = set()
-# Where a container's memory limit is (cgroup v2).
+# The folder of a container's memory limit (cgroup v2).
 _GROUP = "/sys/fs/cgroup"
 # Control characters, lone surrogates, and what Windows refuses.
 _NOT_IN_A_NAME = re.compile(r'[\x00-\x1f\x7f<>:"|?*\ud800-\udfff]')
@@ -86,30 +85,15 @@ def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None
         )
 
 
-def _lock(file: BinaryIO) -> bool:
-    """Mark a file as in use until it is closed or its process ends; False where it is already."""
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):  # another system, or a file system without locks
-        return False
-    return True
-
-
 def _remove_strays(folder: Path) -> None:
-    """Remove temporary files of killed processes; those of running ones are locked."""
+    """Remove temporary files of killed processes, which have not been written to for an hour."""
     if folder in _TIDIED:
         return
     _TIDIED.add(folder)
     for stray in folder.glob(".nnnorm-*.tmp"):
-        # What was created a moment ago may not be locked yet.
         with contextlib.suppress(OSError):
-            if stray.is_symlink() or time.time() - stray.stat().st_mtime < _YOUNG_SECONDS:
-                continue
-            with open(stray, "rb") as file:
-                if _lock(file):
-                    stray.unlink()
+            if time.time() - stray.lstat().st_mtime > _STRAY_SECONDS:
+                stray.unlink()
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -134,7 +118,6 @@ def write_whole(path: str | os.PathLike[str], write: Callable[[BinaryIO], object
     _remove_strays(target.parent)
     try:
         with open(temporary, "xb") as file, keep_interrupts():
-            _lock(file)
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -162,32 +145,19 @@ def check_memory(n_bytes: int, name: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes that can be allocated without swapping; None where the system does not tell."""
-    found = [_free_memory(), _room_in_group()]
-    return min((n_bytes for n_bytes in found if n_bytes is not None), default=None)
-
-
-def _free_memory() -> int | None:
-    try:
+    """Bytes that can be allocated without swapping; None if the system does not tell."""
+    found = []
+    with contextlib.suppress(OSError, TypeError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        return 1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1])  # type: ignore[index]
-    except (OSError, TypeError):
-        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return None
-
-
-def _room_in_group() -> int | None:
-    """Bytes left below the limit of a container; None if there is no limit."""
-    try:
-        most, used = (
-            int(Path(_GROUP, f"memory.{name}").read_text()) for name in ("max", "current")
-        )
+        found.append(1024 * int(re.search(r"MemAvailable:\s+(\d+)", text)[1]))  # type: ignore[index]
+    # A container has no such group if there is no limit, or "max".
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        most, used = (int(Path(_GROUP, f"memory.{n}").read_text()) for n in ("max", "current"))
         # Files that were read count as used, but are dropped when memory is needed.
         text = Path(_GROUP, "memory.stat").read_text(encoding="ascii")
-        return max(0, most - used + int(re.search(r"inactive_file (\d+)", text)[1]))  # type: ignore[index]
-    except (OSError, TypeError, ValueError):  # no such group, or "max"
-        return None
+        cached = int(re.search(r"inactive_file (\d+)", text)[1])  # type: ignore[index]
+        found.append(max(0, most - used + cached))
+    return min(found, default=None)
 
 
 def save_record(
@@ -219,58 +189,28 @@ def _sort_metadata(header: bytes) -> bytes:
 def load_record(
     path: str | os.PathLike[str], kind: str, maker: str
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Read arrays and description of a record."""
-    metadata, arrays = _read(path, kind, maker)
+    """Read arrays and description of a record; its digest shows that they are those saved."""
+    metadata, arrays = _read_record(path, kind, maker)
     expected = f"nnnorm.{kind}/1"
     if metadata.get("format") != expected:
         raise NNNormError(
             f"{path} is a safetensors file but holds no {kind} of this format ({expected}); "
             f"it says {metadata.get('format', 'nothing')!r}"
         )
-    try:
-        about = json.loads(metadata[kind])
-        if not isinstance(about, dict):
-            raise TypeError(type(about).__name__)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise damaged(path, kind, maker, error) from error
-    digest = digest_of(arrays, metadata[kind])
-    if metadata.get("digest", digest) != digest:  # biases of earlier versions have none
+    text = metadata.get(kind, "")
+    if metadata.get("digest") != digest_of(arrays, text):
         raise damaged(path, kind, maker, "its numbers are not those that were saved")
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise damaged(path, kind, maker, f"{name} must be finite")
-    return arrays, about
+    return arrays, json.loads(text)
 
 
 def kind_of_record(path: str | os.PathLike[str]) -> str | None:
-    """The kind that a file says it is; None where it is no record of this package."""
+    """The kind that a file says it is; None if it is no record of this package."""
     try:
-        metadata, _ = _read(path, "record", "nnnorm", arrays=False)
+        metadata, _ = _read_record(path, "record", "nnnorm", arrays=False)
     except NNNormError:
         return None
     package, _, kind = metadata.get("format", "").partition(".")
     return kind.partition("/")[0] if package == "nnnorm" else None
-
-
-def check_entries(about: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raise a `TypeError` that names the first entry of a description that is of another type."""
-    for name, kind in kinds.items():
-        if name in about and not _is_of(about[name], kind):
-            shown = getattr(kind, "__name__", None) if isinstance(kind, type) else None
-            raise TypeError(f"{name} is {str(about[name])[:40]!r}, not of the type {shown or kind}")
-
-
-def _is_of(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return isinstance(value, str) and value in get_args(kind)
-    if get_args(kind):  # a union
-        return any(_is_of(value, one) for one in get_args(kind))
-    if kind is float:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return is_number and abs(value) < 1e300
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    return isinstance(value, kind)
 
 
 def damaged(
@@ -290,7 +230,7 @@ def digest_of(arrays: Arrays, text: str) -> str:
     return digest.hexdigest()
 
 
-def _read(
+def _read_record(
     path: str | os.PathLike[str], kind: str, maker: str, *, arrays: bool = True
 ) -> tuple[dict[str, str], Arrays]:
     from safetensors import SafetensorError, safe_open
@@ -324,19 +264,3 @@ def hide_secrets(text: str, address: str, *others: str | None) -> str:
         if secret:
             text = text.replace(secret, "…")
     return show_url(text)
-
-
-class Done:
-    """Counts work of all threads and reports it to a callback."""
-
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._lock, self._done = threading.Lock(), 0
-
-    def add(self, n: int) -> None:
-        """Count `n` more units of work."""
-        if self._progress is None:
-            return
-        with self._lock:
-            self._done += n
-            self._progress(self._done, self._total)

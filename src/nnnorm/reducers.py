@@ -1,8 +1,8 @@
 """Reducers: the state of a strip of rows while its blocks of columns are read, one class each.
 
-A reducer is made for a number of rows, is updated with the blocks of these rows from the first
-column to the last (which it may overwrite), and returns the result of the strip. `scoring.py`
-reads the blocks.
+A reducer is made for a number of rows. It is updated with the blocks of these rows, from the first
+column to the last, and returns the result of the strip. An update includes some rows of a block,
+which it may overwrite, so threads can share one block. `scoring.py` reads the blocks.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from nnnorm.threads import count_threads, in_threads
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -26,8 +24,8 @@ _CACHED_COLUMNS = 2**13
 class Reducer(Protocol):
     """State of one strip of rows while its blocks are read."""
 
-    def update(self, block: FloatArray, first_column: int) -> None:
-        """Include a block, which may be overwritten."""
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        """Include some rows of a block, which may be overwritten there."""
 
     def finish(self) -> Any:
         """Return the result of the strip."""
@@ -42,10 +40,8 @@ class KeepBestValues:
         self._filled = np.full(n_rows, k)
         self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
 
-    def update(self, block: FloatArray, first_column: int) -> None:
-        in_threads(lambda rows: self._add(block[rows], rows), block)
-
-    def _add(self, block: FloatArray, rows: slice) -> None:
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        block = block[rows]
         k, size = self._k, self._buffer.shape[1]
         better = block > self._threshold[rows, None]
         if np.count_nonzero(better) > k * len(block):
@@ -100,50 +96,39 @@ class KeepBest:
     """The k best with their columns: two ``(n_rows, k)``."""
 
     def __init__(self, n_rows: int, k: int) -> None:
-        self._k = k
-        self._n_rows = n_rows
-        self._rows = np.empty(0, dtype=np.int64)
-        self._columns = np.empty(0, dtype=np.int64)
-        self._values = np.empty(0, dtype=np.float32)
-        self._threshold = np.full(n_rows, -np.inf, dtype=np.float32)
+        self._values = np.full((n_rows, k), -np.inf, dtype=np.float32)
+        # Places that are not filled yet stand behind all columns.
+        self._columns = np.full((n_rows, k), np.iinfo(np.int64).max)
 
-    def update(self, block: FloatArray, first_column: int) -> None:
-        n_columns = block.shape[1]
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        block = block[rows]
+        n_rows, n_columns = block.shape
+        values, columns = self._values[rows], self._columns[rows]
+        k = values.shape[1]
         # A later column must exceed the k-th best so far: on a tie the lower column stays.
-        is_better = block > self._threshold[:, None]
-        if n_columns > self._k and np.count_nonzero(is_better) > 2 * self._n_rows * self._k:
-            cut = block.copy()
-            _partition(cut, self._k)
-            is_better &= block >= cut[:, -self._k, None]
-            self._thin_out_ties(block, is_better, cut[:, -self._k])
+        is_better = block > values[:, -1:]
+        if n_columns > k and np.count_nonzero(is_better) > 2 * n_rows * k:
+            cut = np.partition(block, n_columns - k, axis=1)[:, n_columns - k]
+            is_better &= block >= cut[:, None]
+            # Very many scores may equal the cut.
+            for row in np.flatnonzero(np.count_nonzero(is_better, axis=1) > 2 * k + 64):
+                equal = np.flatnonzero(is_better[row] & (block[row] == cut[row]))
+                is_better[row, equal[k:]] = False
         # Much faster than nonzero on two dimensions.
-        rows, columns = np.divmod(np.flatnonzero(is_better), n_columns)
-        values = block[rows, columns]
-        rows = np.concatenate([self._rows, rows])
-        columns = np.concatenate([self._columns, columns + first_column])
-        values = np.concatenate([self._values, values])
-        order = np.lexsort((columns, -values, rows))
-        rows = rows[order]
-        place = np.arange(len(rows)) - np.searchsorted(rows, rows)
-        kept = order[place < self._k]
-        self._rows, self._columns = rows[place < self._k], columns[kept]
-        self._values = values[kept]
-        last = self._values[place[place < self._k] == self._k - 1]
-        if len(last) == self._n_rows:
-            self._threshold = last
-
-    def _thin_out_ties(
-        self, block: FloatArray, is_better: npt.NDArray[np.bool_], cut: FloatArray
-    ) -> None:
-        """Drop scores equal to the cut beyond the first k, where there are very many."""
-        crowded = np.flatnonzero(np.count_nonzero(is_better, axis=1) > 2 * self._k + 64)
-        for row in crowded:
-            equal = np.flatnonzero(is_better[row] & (block[row] == cut[row]))
-            is_better[row, equal[self._k :]] = False
+        places, found = np.divmod(np.flatnonzero(is_better), n_columns)
+        if len(places) == 0:
+            return
+        of_row = np.concatenate([np.repeat(np.arange(n_rows), k), places])
+        all_columns = np.concatenate([columns.ravel(), found + first_column])
+        all_values = np.concatenate([values.ravel(), block[places, found]])
+        order = np.lexsort((all_columns, -all_values, of_row))
+        of_row = of_row[order]
+        kept = order[np.arange(len(order)) - np.searchsorted(of_row, of_row) < k]
+        self._values[rows] = all_values[kept].reshape(n_rows, k)
+        self._columns[rows] = all_columns[kept].reshape(n_rows, k)
 
     def finish(self) -> tuple[FloatArray, IntArray]:
-        shape = self._n_rows, self._k
-        return self._values.reshape(shape), self._columns.reshape(shape)
+        return self._values, self._columns
 
 
 class KeepLogMeanExp:
@@ -158,24 +143,23 @@ class KeepLogMeanExp:
         self._excess = np.zeros((len(betas), n_rows))
         self._seen = 0
 
-    def update(self, block: FloatArray, first_column: int) -> None:
-        peak = np.maximum(self._peak, block.max(axis=1))
-        if self._seen:
-            rise = np.outer(self._betas, peak.astype(np.float64) - self._peak)
-            self._excess *= np.exp(-rise)
-            self._excess += self._seen * np.expm1(-rise)
-        self._peak = peak
-        self._seen += block.shape[1]
-        in_threads(lambda rows: self._add_in_pieces(block, rows), block)
-
-    def _add_in_pieces(self, block: FloatArray, rows: slice) -> None:
-        """Add a block in pieces, so that the passes over each stay in the cache."""
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
+        block = block[rows]
+        peak = np.maximum(self._peak[rows], block.max(axis=1))
+        if first_column:
+            rise = np.outer(self._betas, peak.astype(np.float64) - self._peak[rows])
+            self._excess[:, rows] *= np.exp(-rise)
+            self._excess[:, rows] += first_column * np.expm1(-rise)
+        self._peak[rows] = peak
+        self._seen = first_column + block.shape[1]
+        # In pieces, so that the passes over each stay in the cache.
         width = min(block.shape[1], _CACHED_COLUMNS)
-        step = max(1, min(_CACHED_SCORES, block.size // (8 * count_threads())) // width)
-        for start in range(rows.start, rows.stop, step):
-            piece = slice(start, min(start + step, rows.stop))
+        step = max(1, min(_CACHED_SCORES, block.size // 8) // width)
+        for start in range(0, len(block), step):
+            stop = min(start + step, len(block))
+            piece = slice(rows.start + start, rows.start + stop)
             for first in range(0, block.shape[1], width):
-                self._add(block[piece, first : first + width], piece)
+                self._add(block[start:stop, first : first + width], piece)
 
     def _add(self, scores: FloatArray, rows: slice) -> None:
         least, most = scores.min(axis=1), scores.max(axis=1)
@@ -248,19 +232,12 @@ class KeepBestAndLogs:
         self._logs = KeepLogMeanExp(n_rows, betas) if len(betas) else None
         self._n_rows = n_rows
 
-    def update(self, block: FloatArray, first_column: int) -> None:
+    def update(self, block: FloatArray, first_column: int, rows: slice) -> None:
         if self._values is not None:
-            self._values.update(block, first_column)
+            self._values.update(block, first_column, rows)
         if self._logs is not None:
-            self._logs.update(block, first_column)
+            self._logs.update(block, first_column, rows)
 
     def finish(self) -> tuple[FloatArray, npt.NDArray[np.float64]]:
         best = self._values.finish() if self._values else np.empty((self._n_rows, 0), np.float32)
         return best, self._logs.finish() if self._logs else np.empty((0, self._n_rows))
-
-
-def _partition(block: FloatArray, k: int) -> None:
-    """Move the k largest of each row to its end, in place."""
-    cut = block.shape[1] - k
-    if cut > 0:
-        in_threads(lambda rows: block[rows].partition(cut, axis=1), block)

@@ -9,13 +9,20 @@
 
 `Products` and `Matrix` compute blocks, `reduce_rows` visits them within a memory budget, and a
 reducer (`reducers.py`) keeps the k best of each row (`top_k`), their means (`top_means`) or
-log-mean-exps for many β (`log_mean_exp`). Every thread computes strips of its own (`threads.py`);
-with too few rows for that, BLAS splits each block among its threads. Results do not depend on block
+log-mean-exps for many β (`log_mean_exp`). If there are enough rows, every thread multiplies strips
+of its own with a BLAS limited to one thread, and reduces them while they are in its cache, so
+threads never wait for each other (`strips_in_order`). Otherwise BLAS splits each block among its
+threads, and `in_threads` splits the passes between two products. Results do not depend on block
 size, threads or budget beyond float32 rounding.
 """
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,15 +30,8 @@ import numpy.typing as npt
 
 from nnnorm.embeddings import Embeddings, ScoreMatrix, check_same_dim
 from nnnorm.errors import NNNormError
-from nnnorm.files import Done, Progress
-from nnnorm.reducers import (  # noqa: F401 - those who reduce blocks import them from here
-    LEAST_EXPONENT,
-    KeepBest,
-    KeepBestAndLogs,
-    KeepBestValues,
-    Reducer,
-)
-from nnnorm.threads import count_threads, in_threads, on_a_worker, strips_in_order  # noqa: F401
+from nnnorm.files import Progress
+from nnnorm.reducers import KeepBest, KeepBestAndLogs, Reducer
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -43,6 +43,7 @@ _BLOCK_SCORES = 8 * 2**20
 _SMALLEST_BUDGET = 2**20
 # With less memory per thread than this, all threads share one strip.
 _WORKER_BUDGET = 16 * 2**20
+_here = threading.local()
 
 
 # --- scores in blocks --------------------------------------------------------------------------
@@ -72,15 +73,13 @@ class Products:
     def __init__(
         self,
         rows: Embeddings,
-        columns: Embeddings,
+        columns: Embeddings | _Columns,
         *,
         offset: FloatArray | None = None,
         memory_budget: int = DEFAULT_MEMORY_BUDGET,
     ) -> None:
-        check_same_dim(rows, columns)
-        self._set(rows, _Columns(columns, memory_budget), offset)
-
-    def _set(self, rows: Embeddings, held: _Columns, offset: FloatArray | None) -> None:
+        held = columns if isinstance(columns, _Columns) else _Columns(columns, memory_budget)
+        check_same_dim(rows, held.columns)
         self.rows, self.columns, self.offset, self._held = rows, held.columns, offset, held
         self.shape = len(rows), len(held.columns)
         # Reading a block that is not in memory allocates the stored piece and the float32 one.
@@ -99,14 +98,9 @@ class Products:
 
         return read
 
-    def _with_rows(self, rows: Embeddings, offset: FloatArray | None) -> "Products":
-        some = object.__new__(Products)
-        some._set(rows, self._held, offset)
-        return some
-
     def some_rows(self, indices: IntArray) -> "Products":
         """Return the scores of some rows only, without the offset; columns are not read again."""
-        return self._with_rows(self.rows.subset(indices), None)
+        return Products(self.rows.subset(indices), self._held)
 
     def transposed(self) -> "Products":
         """Return the products with rows and columns exchanged, without the offset."""
@@ -126,7 +120,7 @@ class Products:
 
     def centered(self, center: FloatArray) -> "Products":
         """Return the products of the rows less `center`; columns are not read again."""
-        return self._with_rows(self.rows.centered(center), self.offset)
+        return Products(self.rows.centered(center), self._held, offset=self.offset)
 
 
 class Matrix:
@@ -216,7 +210,7 @@ def top_k(
 ) -> TopK:
     """Find the k best columns of every row exactly; ties go to the lower column."""
     n_rows, n_columns = scores.shape
-    check_k(k, n_columns)
+    _check_k(k, n_columns)
     found = TopK(np.empty((n_rows, k), np.float32), np.empty((n_rows, k), np.int64))
     # Per score: the partitioned copy and the mask. Per row: 3k candidates with their sort keys.
     for start, stop, best in reduce_rows(
@@ -236,16 +230,19 @@ def scan(
     scores: Scores,
     *,
     k: int,
-    betas: Sequence[float],
+    betas: Sequence[float] = (),
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: Progress | None = None,
-) -> Iterator[tuple[int, int, FloatArray, npt.NDArray[np.float64]]]:
-    """Yield ``(start, stop, best, logs)`` of strips of rows, from one product."""
-    if k:
-        check_k(k, scores.shape[1])
+) -> Iterator[tuple[int, int, tuple[FloatArray, npt.NDArray[np.float64]]]]:
+    """Yield ``(start, stop, (best, logs))`` of strips of rows, from one product.
+
+    ``best`` has the k best values of each row, best first, and ``logs`` a row per β.
+    """
+    if k or not betas:
+        _check_k(k, scores.shape[1])
     # Best values: the first block is partitioned in a copy; the mask. Logs: pieces in the cache.
     needs = 4 * (10 * k + 128) * (k > 0) + 24 * (len(betas) + 2) * (len(betas) > 0)
-    for start, stop, (best, logs) in reduce_rows(
+    return reduce_rows(
         scores,
         lambda n: KeepBestAndLogs(n, k, betas),
         bytes_per_score=(5 if k else 1) + (len(betas) > 0),
@@ -253,21 +250,13 @@ def scan(
         memory_budget=memory_budget,
         progress=progress,
         narrowest=max(1, k),
-    ):
-        yield start, stop, best, logs
-
-
-def top_values(scores: Scores, k: int, **options: Any) -> Iterator[tuple[int, int, FloatArray]]:
-    """Yield the k best values of strips of rows, best first: ``(start, stop, (n_strip, k))``."""
-    check_k(k, scores.shape[1])
-    for start, stop, best, _ in scan(scores, k=k, betas=(), **options):
-        yield start, stop, best
+    )
 
 
 def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
     """Compute the mean of the k best values of every row: ``m_k``, shape ``(n_rows,)``."""
     means = np.empty(scores.shape[0], dtype=np.float32)
-    for start, stop, best in top_values(scores, k, **options):
+    for start, stop, (best, _) in scan(scores, k=k, **options):
         means[start:stop] = best.mean(axis=1, dtype=np.float64)
     return means
 
@@ -275,13 +264,12 @@ def top_means(scores: Scores, k: int, **options: Any) -> FloatArray:
 def log_mean_exp(scores: Scores, betas: Sequence[float], **options: Any) -> npt.NDArray[np.float64]:
     """Compute ``log( mean_j exp(β·s_ij) )`` for every row and β, shape ``(n_betas, n_rows)``."""
     out = np.empty((len(betas), scores.shape[0]))
-    for start, stop, _, logs in scan(scores, k=0, betas=betas, **options):
+    for start, stop, (_, logs) in scan(scores, k=0, betas=betas, **options):
         out[:, start:stop] = logs
     return out
 
 
-def check_k(k: int, n_columns: int) -> None:
-    """Raise `NNNormError` unless 1 ≤ k ≤ n_columns."""
+def _check_k(k: int, n_columns: int) -> None:
     if not 1 <= k <= n_columns:
         raise NNNormError(f"k must be between 1 and the {n_columns} columns there are; got {k}")
 
@@ -324,7 +312,8 @@ def reduce_rows(
                 return None
             last = min(first + n_block, n_columns)
             out = buffer[: n * (last - first)].reshape(n, last - first)
-            reducer.update(read(first, last, out), first)
+            read(first, last, out)
+            in_threads(partial(reducer.update, out, first), out)
             done.add(out.size)
         return reducer.finish()
 
@@ -361,3 +350,125 @@ def _even_strips(n_rows: int, n_strip: int, n_workers: int, columns_are_free: bo
     n_strip = min(n_strip, 1280 if columns_are_free else 4096)
     n_strips = -(-n_rows // n_strip)
     return -(-n_rows // (-(-n_strips // n_workers) * n_workers))
+
+
+# --- threads -----------------------------------------------------------------------------------
+
+
+def in_threads(work: Callable[[slice], None], block: npt.NDArray[Any]) -> None:
+    """Call `work` on slices of a block's rows in threads; numpy releases the GIL meanwhile."""
+    n_threads = 1 if getattr(_here, "is_worker", False) else count_threads()
+    if n_threads == 1 or block.size < 2**18 or len(block) < n_threads:
+        work(slice(0, len(block)))
+        return
+    edges = np.linspace(0, len(block), n_threads + 1).astype(int)
+    slices = [slice(int(a), int(b)) for a, b in itertools.pairwise(edges)]
+    for _ in _pool(n_threads).map(work, slices):
+        pass
+
+
+def strips_in_order(
+    work: Callable[[int, int], Any], n_rows: int, n_strip: int, stop: threading.Event
+) -> Iterator[tuple[int, int, Any]]:
+    """Compute strips of rows on all threads, and yield ``(start, stop, work(start, stop))``."""
+
+    def run(first: int, last: int) -> Any:
+        _here.is_worker = True
+        try:
+            return None if stop.is_set() else work(first, last)
+        finally:
+            _here.is_worker = False
+
+    strips = [(start, min(start + n_strip, n_rows)) for start in range(0, n_rows, n_strip)]
+    n_threads = count_threads()
+    with one_blas_thread(), _workers(n_threads) as pool:
+        futures: list[Future[Any]] = []
+        try:
+            for number, (start, end) in enumerate(strips):
+                # Only a few strips ahead of the consumer, so that few results are held.
+                while len(futures) < min(len(strips), number + 2 * n_threads):
+                    futures.append(pool.submit(run, *strips[len(futures)]))
+                yield start, end, futures[number].result()
+        finally:
+            stop.set()
+
+
+def count_threads() -> int:
+    """Return OMP_NUM_THREADS if it is set, else the number of usable cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Limit:
+    """Number of callers that limit BLAS now, and the handle that ends the limit."""
+
+    lock = threading.Lock()
+    holders = 0
+    release: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Limit BLAS to one thread until the last caller has left."""
+    with _Limit.lock:
+        _Limit.holders += 1
+        if _Limit.holders == 1:
+            _Limit.release = _blas().limit(limits=1, user_api="blas")
+    try:
+        yield
+    finally:
+        with _Limit.lock:
+            _Limit.holders -= 1
+            if _Limit.holders == 0:
+                _Limit.release.restore_original_limits()
+
+
+def _workers(n_threads: int) -> ThreadPoolExecutor:
+    # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
+    return ThreadPoolExecutor(
+        n_threads,
+        thread_name_prefix="nnnorm",
+        initializer=lambda: _blas().limit(limits=1, user_api="blas"),
+    )
+
+
+@lru_cache(maxsize=1)
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@lru_cache(maxsize=1)
+def _pool(n_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n_threads, thread_name_prefix="nnnorm")
+
+
+def _reset() -> None:
+    """Reset a forked child, which inherits pools without threads and limits without owners."""
+    _pool.cache_clear()
+    _Limit.lock, _Limit.holders = threading.Lock(), 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset)
+
+
+class Done:
+    """Counts work of all threads and reports it to a callback."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._lock, self._done = threading.Lock(), 0
+
+    def add(self, n: int) -> None:
+        """Count `n` more units of work."""
+        if self._progress is None:
+            return
+        with self._lock:
+            self._done += n
+            self._progress(self._done, self._total)

@@ -33,7 +33,7 @@ from nnnorm.approximate import (
 )
 from nnnorm.errors import NNNormError, require, warn
 from nnnorm.files import Progress
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, check_k, top_means
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products, Scores, top_means
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 Solver = Literal["auto", "exact", "torch", "cuda", "mps", "approximate"]
@@ -74,7 +74,6 @@ def compute_means(
 ) -> tuple[FloatArray, dict[str, Any]]:
     """Compute m_k of every row; `sample` are rows whose means are known."""
     check_solver(solver, quality)
-    check_k(k, scores.shape[1])
     options: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
     if not isinstance(scores, Products):
         if solver not in ("auto", "exact"):

@@ -41,8 +41,6 @@ Clock = Literal["numbers", "dates"]
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TABLE_SUFFIXES = (*_SEPARATORS, ".jsonl", ".parquet")
-# Longer lines are not one object per line; the csv module bounds a cell at 131,072 characters.
-_LONGEST_LINE = 2**24
 _PART_ROWS = 8192  # of a log
 
 
@@ -204,14 +202,10 @@ def _separated(path: PathLike, file: TextIO, separator: str, choose: _Choose) ->
 
 
 def _objects(path: PathLike, file: TextIO) -> Iterator[tuple[str, dict[str, Any]]]:
-    number = 0
-    while line := file.readline(_LONGEST_LINE):
-        number += 1
+    for number, line in enumerate(file, start=1):
         if not line.strip():
             continue
         try:
-            if len(line) == _LONGEST_LINE:
-                raise ValueError(f"longer than {_LONGEST_LINE:,} characters")
             entry = json.loads(line)
             if not isinstance(entry, dict):
                 raise ValueError(f"got the type {type(entry).__name__}")

@@ -15,7 +15,7 @@ from nnnorm import Bias, NNNormError, open_embeddings
 from nnnorm.cli import app
 from nnnorm.datasets import Pairs, load_pairs, save_pairs
 from nnnorm.evaluation import read_truth
-from nnnorm.files import check_memory, load_record, save_record
+from nnnorm.files import check_memory
 from nnnorm.ranking import Ranking
 from nnnorm.tables import read_columns, read_json, read_log
 
@@ -238,59 +238,27 @@ def test_deeply_nested_json_gets_one_sentence(tmp_path, gallery):
         Bias.load(tmp_path / "deep.safetensors")
 
 
-WRONG = [None, True, 7, 1e999, "x", [], [1], {}, {"a": [1]}, DEEP[:50], -1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "key",
-    nnnorm.Bias([0.5], 1.0, "nnn").to_dict(),
-)
-def test_a_bias_with_a_wrong_type_inside_gets_one_sentence_or_still_serves(tmp_path, gallery, key):
-    from safetensors.numpy import save_file
-
-    bias = nnnorm.NNN().fit(np.eye(4), np.random.default_rng(0).normal(size=(9, 4)))
-    path = tmp_path / "bias.safetensors"
-    for wrong in WRONG:
-        about = {**bias.to_dict(), key: wrong}
-        metadata = {"format": "nnnorm.bias/1", "bias": json.dumps(about)}
-        save_file({"values": bias.values}, path, metadata)
-        run("info", path)
-        run("search", "--gallery", gallery, "--queries", gallery, "--bias", path, "-k", "2")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bank", "corrector"])
-def test_banks_and_correctors_with_wrong_types_inside_get_one_sentence_or_still_serve(
-    tmp_path, kind
-):
+@pytest.mark.parametrize("kind", ["bias", "bank", "corrector"])
+def test_a_record_with_another_entry_or_without_its_digest_is_called_damaged(tmp_path, kind):
     from safetensors import safe_open
     from safetensors.numpy import save_file
 
     rows = np.random.default_rng(0).normal(size=(60, 4))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     path = tmp_path / f"{kind}.safetensors"
-    made = nnnorm.Bank.of(rows) if kind == "bank" else nnnorm.Corrector.fit(rows[:20], rows[20:])
+    corrector = nnnorm.Corrector.fit(rows[:20], rows[20:])
+    made = {"bias": corrector.bias, "bank": nnnorm.Bank.of(rows), "corrector": corrector}[kind]
     made.save(path)
     with safe_open(path, framework="numpy") as file:
-        about = json.loads(file.metadata()[kind])
+        metadata = file.metadata()
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    for key in about:
-        for wrong in WRONG:
-            metadata = {"format": f"nnnorm.{kind}/1", kind: json.dumps({**about, key: wrong})}
-            save_file(arrays, path, metadata)
-            run("info", path)
-
-
-@pytest.mark.parametrize("values", [np.zeros((2, 2)), np.zeros(0), np.array([True] * 4)])
-def test_bias_values_of_a_wrong_form_get_one_sentence(tmp_path, values):
-    from safetensors.numpy import save_file
-
-    bias = Bias(np.zeros(4), 1.0, "nnn")
-    path = tmp_path / "bias.safetensors"
-    metadata = {"format": "nnnorm.bias/1", "bias": json.dumps(bias.to_dict())}
-    save_file({"values": values}, path, metadata)
-    run("info", path)
+    about = json.loads(metadata[kind])
+    without = {key: text for key, text in metadata.items() if key != "digest"}
+    for changed in (without, metadata | {kind: json.dumps(about | {"version": 7})}):
+        save_file(arrays, path, changed)
+        with pytest.raises(NNNormError, match=f"damaged {kind} file"):
+            type(made).load(path)
+        assert run("info", path).exit_code != 0
 
 
 def test_links_in_a_circle_get_one_sentence(tmp_path):
@@ -342,20 +310,6 @@ def test_a_file_name_that_is_no_text_is_shown_with_escapes(tmp_path, gallery):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False, env=usual)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(rb"\udcff.npy: 4 embeddings")
-
-
-@pytest.mark.parametrize("kind", ["bank", "corrector"])
-def test_records_with_numbers_that_are_not_finite_are_refused(tmp_path, kind):
-    rows = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    made = nnnorm.Bank.of(rows) if kind == "bank" else nnnorm.Corrector.fit(rows[:20], rows[20:])
-    made.save(tmp_path / "whole.safetensors")
-    arrays, about = load_record(tmp_path / "whole.safetensors", kind, "")
-    for name in [name for name, array in arrays.items() if array.dtype.kind == "f"]:
-        changed = arrays[name].copy()
-        changed.flat[0] = np.inf
-        save_record(tmp_path / "x.safetensors", kind, {**arrays, name: changed}, about)
-        with pytest.raises(NNNormError, match=f"damaged {kind} file .*{name} must be finite"):
-            type(made).load(tmp_path / "x.safetensors")
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path):

@@ -52,12 +52,12 @@ def printed_commands(text):
 
 
 def test_check_says_words_first_then_figures_then_commands_that_run(shapes):
-    text = run("check", *FILES, *BANK, *TRUTH).stdout
+    text = run("check", *FILES, *BANK, *TRUTH, "--explain").stdout
     words = " ".join(text.split())
     places = [
         words.index(part)
-        for part in ("Hubs: ", "Without labels: ", "With labels: +",
-                     "Recommended: NNN, k = ", "as it is", "most: hits of the most", "Next:")
+        for part in ("Verdict try NNN, k = ", "Hubs ", "Past queries ", "Effect ",
+                     "Gain in R@1: +", "NNN, automatic", "most: hits of the most", "Next:")
     ]  # fmt: skip
     assert places == sorted(places)
     assert max(map(len, text.splitlines())) <= 80
@@ -88,7 +88,7 @@ def test_a_tuned_setting_is_not_evaluated_on_the_queries_that_chose_it(problem):
 
 def test_check_without_past_queries_makes_a_bank_of_these(problem):
     text = run("check", *FILES, "--normalize").stdout
-    assert "nothing can be said without past queries" in " ".join(text.split())
+    assert "unknown without past queries" in " ".join(text.split())
     commands = printed_commands(text)
     assert [command[0] for command in commands] == ["bank", "fit"]
     for command in commands:
@@ -97,13 +97,13 @@ def test_check_without_past_queries_makes_a_bank_of_these(problem):
 
 
 def test_check_without_labels_and_with_few_says_what_is_missing(problem):
-    text = " ".join(run("check", *FILES, *BANK).stdout.split())
+    text = " ".join(run("check", *FILES, *BANK, "--explain").stdout.split())
     assert "R@1" not in text
     assert "Items that are asked for more often than others look like hubs here too." in text
     for name in ("queries", "truth"):
         np.save(f"{name}.npy", problem[name][::50])
     text = " ".join(run("check", *FILES, *BANK, *TRUTH).stdout.split())
-    assert "includes zero] points of R@1" in text
+    assert "includes 0] points with automatic settings" in text
     assert "Too few labels: to tell 1 point from 0 takes about " in text
 
 

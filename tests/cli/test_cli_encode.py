@@ -45,7 +45,7 @@ def test_encode_fit_compare_with_a_tiny_model_of_every_kind(workplace, tiny_mode
     assert run(*model, "--texts", "bank.txt", "-o", "bank").exit_code == 0
 
     items = "test/audio_emb" if kind == "clap" else "test/img_emb"
-    fit = ["fit", "--gallery", items, "--references", "bank", "--metric", "cosine"]
+    fit = ["fit", "--gallery", items, "--references", "bank"]
     assert run(*fit, "-o", "bias.safetensors").exit_code == 0
     assert len(nnnorm.Bias.load("bias.safetensors")) == N
     compare = ["compare", "--gallery", items, "--queries", "test/text_emb", "--references", "bank"]

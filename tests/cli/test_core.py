@@ -55,11 +55,7 @@ def test_fit_prints_a_table_and_what_to_do_next(files):
 
 
 def test_fit_repeats_in_the_next_command_how_embeddings_are_opened(files):
-    assert (
-        fit("--normalize", "--metric", "cosine")
-        .stderr.rstrip()
-        .endswith("--bias bias.safetensors --normalize --metric cosine")
-    )
+    assert fit("--normalize").stderr.rstrip().endswith("--bias bias.safetensors --normalize")
     assert "normalize" not in fit().stderr.rpartition("Next:")[2]
 
 
@@ -175,15 +171,14 @@ def test_fit_takes_an_engine_and_shows_the_error_that_it_tells(files):
 
 
 def test_normalize_is_for_fit_and_search_alike(files):
-    assert fit("--normalize", "--metric", "cosine").exit_code == 0
+    assert fit("--normalize").exit_code == 0
     assert search("--normalize", "--bias", "bias.safetensors").exit_code == 0
     assert_fails(search("--bias", "bias.safetensors"), "use the same normalize (--normalize)")
 
 
-def test_rows_without_unit_norm_are_said_and_cosine_refuses_them(files):
+def test_rows_without_unit_norm_are_said(files):
     assert "raw inner products; for cosine pass normalize=True (--normalize)" in fit().stderr
     assert "Note" not in fit("--no-normalize").stderr
-    assert_fails(fit("--metric", "cosine"), "do not have unit norm")
 
 
 # --- info, help, version ------------------------------------------------------------------------
@@ -350,7 +345,7 @@ def test_missing_and_foreign_files_are_named(files):
     assert_fails(search("--bias", "gone.safetensors"), "there is no bias file gone.safetensors")
     assert_fails(search("--bias", "gallery.npy"), "gallery.npy can't be read as a bias")
     assert_fails(search("--bias", files), "is a folder; expected a bias file")
-    assert_fails(run("info", files), "whose files have no numbers (such as gallery.npy)")
+    assert_fails(run("info", files), "is a folder without numbered .npy or .parquet shards")
 
 
 def test_an_output_that_can_t_be_written_is_found_before_the_work(files, monkeypatch):

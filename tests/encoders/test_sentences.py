@@ -50,7 +50,7 @@ def test_a_real_model_knows_which_sentences_mean_the_same(minilm, tmp_path):
     queries = ["astronomy", "football", "a pet by the sea", "how to make a cake", "politics"]
     done = encode_to_folder(minilm, "texts", gallery, tmp_path / "gallery")
     asked = encode_to_folder(minilm, "texts", queries, tmp_path / "queries")
-    opened = nnnorm.open_embeddings(done.folder, metric="cosine")
+    opened = nnnorm.open_embeddings(done.folder)
     assert opened.shape == (5, 384)
     ranking = nnnorm.search(asked.folder, opened, k=1)
     assert ranking.indices[:, 0].tolist() == [3, 4, 0, 2, 1]

@@ -6,10 +6,10 @@ import pytest
 import nnnorm
 from nnnorm import NNN, Bias, InvertedSoftmax, NNNormError, search
 from nnnorm.evaluation import measure_drift
-from nnnorm.evaluation.diagnosis import diagnose
 from nnnorm.evaluation.hubness import (
     compare_occurrences,
     count_occurrences,
+    diagnose,
     find_outliers,
     list_hubs,
     measure_hubness,

@@ -8,8 +8,7 @@ import pytest
 import nnnorm
 from nnnorm import Corrector, NNNormError
 from nnnorm.embeddings import open_embeddings
-from nnnorm.evaluation.outliers import REMOVE, WATCH, Outlier, Scan, count_alerts, screen
-from nnnorm.evaluation.signals import SIGNALS
+from nnnorm.evaluation.outliers import REMOVE, SIGNALS, WATCH, Outlier, Scan, count_alerts, screen
 from nnnorm.report import tabulate_scan
 
 
@@ -99,12 +98,12 @@ def test_near_copies_of_a_hub_do_not_hide_each_other(shapes, bank, hub):
 
 
 def test_an_item_in_a_dense_place_is_judged_by_its_like(shapes, clean):
-    """The more neighbours an item has, the higher the scores that are expected of it."""
+    """The more neighbors an item has, the higher the scores that are expected of it."""
     near = np.sort(shapes.gallery @ shapes.gallery.T, axis=1)[:, -11:-1].mean(axis=1)
-    by_bias, by_neighbours = (
-        abs(np.corrcoef(near, clean.signals[name])[0, 1]) for name in ("bias", "neighbours")
+    by_bias, by_neighbors = (
+        abs(np.corrcoef(near, clean.signals[name])[0, 1]) for name in ("bias", "neighbors")
     )
-    assert by_neighbours < by_bias / 2
+    assert by_neighbors < by_bias / 2
 
 
 @pytest.mark.slow
@@ -122,7 +121,7 @@ def test_the_verdicts_do_not_depend_on_scale_order_or_memory(shapes, bank, hub):
 
 
 def test_a_gallery_larger_than_the_landmarks_is_judged_whole(shapes, bank, hub, monkeypatch):
-    monkeypatch.setattr("nnnorm.evaluation.signals._MOST_LANDMARKS", 300)
+    monkeypatch.setattr("nnnorm.evaluation.outliers._MOST_LANDMARKS", 300)
     found = nnnorm.scan(add(shapes.gallery, hub), bank)
     assert found.outliers[0].item == 1000
     assert found.to_remove == [1000]

@@ -17,14 +17,12 @@ ATTACK = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 
 @pytest.fixture(scope="session")
 def material():
     shapes, whole = load_shapes(), demo_material()
-    references = open_embeddings(shapes.references[:2000], name="references")
     captions = list(whole.captions[:N_ITEMS])
     return replace(
         whole,
         gallery=open_embeddings(shapes.gallery[:N_ITEMS], name="gallery"),
         queries=open_embeddings(shapes.queries[: 5 * N_ITEMS], name="queries"),
-        references=references,
-        given_references=references,
+        references=open_embeddings(shapes.references[:2000], name="references"),
         truth=open_truth(shapes.truth[: 5 * N_ITEMS], n_queries=5 * N_ITEMS, n_gallery=N_ITEMS),
         captions=[ATTACK, *captions[1:]],
         query_captions=[ATTACK, *whole.query_captions[1 : 5 * N_ITEMS]],

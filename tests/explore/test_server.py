@@ -23,8 +23,8 @@ from nnnorm.explore import (
     record,
     unpack,
 )
-from nnnorm.explore.keeping import Later
 from nnnorm.explore.pictures import Thumbnails
+from nnnorm.explore.session import Later
 from tests.explore.conftest import ATTACK
 
 pytest.importorskip("fastapi", reason="the explorer needs nnnorm[explore]")
@@ -170,8 +170,8 @@ def test_every_path_of_the_interface_is_described(client):
 
 
 def test_captions_are_data_and_never_markup(client):
-    about, _ = unpack(client.get("/api/search?query=0").content)
-    assert about["query"]["text"] == ATTACK  # the page makes text nodes of it
+    found = unpack(client.get("/api/search?query=0").content)
+    assert found["query"]["text"] == ATTACK  # the page makes text nodes of it
     assert client.get("/api/about").headers["content-type"].startswith("application/json")
 
 
@@ -239,7 +239,7 @@ def test_a_picture_is_made_once_and_then_kept(client, session):
     first = client.get("/api/picture?item=3")
     assert first.content.startswith(b"\x89PNG")
     assert "max-age" in first.headers["cache-control"]
-    assert session.thumbnails.get(3) is session.thumbnails.get(3)
+    assert session.thumbnails.get(3).data is session.thumbnails.get(3).data
 
 
 class RepairedPictures:
@@ -326,10 +326,8 @@ def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
 
 
 def test_the_commands_of_a_setting_make_its_bias(client):
-    about, _ = unpack(
-        client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").content
-    )
-    fit, search = about["setting"]["commands"]
+    found = unpack(client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").content)
+    fit, search = found["setting"]["commands"]
     assert "--method nnn --reference-k 16 --alpha 0.5 --center" in fit
     assert search.startswith("nnnorm search --gallery GALLERY.npy")
 
@@ -366,7 +364,7 @@ def test_a_handful_of_rows_is_shown_or_refused_in_one_sentence(tmp_path):
         for name, some in (("gallery", slice(3)), ("queries", [3]), ("references", [4, 5]))
     )
     truth = open_truth([1], n_queries=1, n_gallery=3)
-    session = Session(Material(gallery, queries, bank, bank, truth=truth))
+    session = Session(Material(gallery, queries, bank, truth=truth))
     for later in (session.map, session.tuning, session.scan):
         later.result()
     with TestClient(make_app(session), base_url="http://localhost") as opened:

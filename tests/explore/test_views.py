@@ -36,7 +36,7 @@ def tied():
         nnnorm.open_embeddings(rows, normalize=True)
         for rows in (axes, rng.normal(size=(4, 4)), rng.normal(size=(9, 4)))
     )
-    return Session(Material(gallery, queries, bank, bank))
+    return Session(Material(gallery, queries, bank))
 
 
 def fitted(session, name, params):
@@ -67,100 +67,95 @@ def test_few_candidates_still_give_the_exact_ranking(session):
 
 def test_one_query_is_shown_as_search_ranks_it(session, views):
     method, bias = fitted(session, "nnn", {})
-    about, arrays = views.search(method, query=7)
+    found = views.search(method, query=7)
     gallery, row = session.material.gallery, session.material.queries.take(np.array([7]))
     before, after = (nnnorm.search(row, gallery, some, k=200).indices[0] for some in (None, bias))
-    assert arrays["before"].tolist() == before[:12].tolist()
-    assert arrays["after"].tolist() == after[:12].tolist()
+    assert found["before"].tolist() == before[:12].tolist()
+    assert found["after"].tolist() == after[:12].tolist()
     was = {int(item): place + 1 for place, item in enumerate(before)}
-    assert arrays["after_was"].tolist() == [was[int(item)] for item in after[:12]]
-    assert about["right"] == [1]
-    assert arrays["right_ranks"][0].tolist() == [was[1]]
+    assert found["after_was"].tolist() == [was[int(item)] for item in after[:12]]
+    assert found["right"] == [1]
+    assert found["right_ranks"][0].tolist() == [was[1]]
 
 
 def test_a_filter_leaves_only_the_items_that_have_the_value(session, views):
-    _, arrays = views.search(session.open_method("nnn", {}), query=0, where={"background": "navy"})
+    found = views.search(session.open_method("nnn", {}), query=0, where={"background": "navy"})
     cells = session.material.metadata["background"]
-    assert {cells[item] for item in arrays["before"]} == {"navy"}
+    assert {cells[item] for item in found["before"]} == {"navy"}
 
 
 def test_a_right_item_that_is_filtered_out_has_no_place(session, views):
     method, cells = session.open_method("nnn", {}), session.material.metadata["background"]
     own = cells[session.material.right_items(7)[0]]
     other = next(cell for cell in cells if cell != own)
-    shown = views.search(method, query=7, where={"background": own})[0]
+    shown = views.search(method, query=7, where={"background": own})
     assert (shown["right"], shown["n_filtered_out"]) == ([1], 0)
-    about, arrays = views.search(method, query=7, where={"background": other})
-    assert (about["right"], about["n_filtered_out"]) == ([], 1)
-    assert arrays["right_ranks"].size == 0
+    shown = views.search(method, query=7, where={"background": other})
+    assert (shown["right"], shown["n_filtered_out"]) == ([], 1)
+    assert shown["right_ranks"].size == 0
 
 
 def test_equal_scores_have_different_places(tied):
     method = tied.open_method("nnn", {})
-    _, arrays = Views(tied).search(method, item=0, k=6)
-    before, after = arrays["before"].tolist(), arrays["after"].tolist()
-    assert arrays["before_scores"][0] == arrays["before_scores"][1]
-    assert arrays["before_now"].tolist() == [after.index(item) + 1 for item in before]
-    assert arrays["after_was"].tolist() == [before.index(item) + 1 for item in after]
+    found = Views(tied).search(method, item=0, k=6)
+    before, after = found["before"].tolist(), found["after"].tolist()
+    assert found["before_scores"][0] == found["before_scores"][1]
+    assert found["before_now"].tolist() == [after.index(item) + 1 for item in before]
+    assert found["after_was"].tolist() == [before.index(item) + 1 for item in after]
 
 
-def test_where_nothing_was_scanned_no_item_is_fine(tied):
+def test_if_nothing_was_scanned_no_item_is_fine(tied):
     assert tied.scan.result() is None
     views, method = Views(tied), tied.open_method("nnn", {})
-    assert set(views.hubs(method)[0]["verdicts"]) <= {"not scanned"}
-    assert views.hub(method, 0)[0]["verdict"] == "not scanned"
+    assert set(views.hubs(method)["verdicts"]) <= {"not scanned"}
+    assert views.hub(0)["verdict"] == "not scanned"
     assert views.scan()["is_scanned"] is False
     parquet = pytest.importorskip("pyarrow.parquet")
-    table = parquet.read_table(io.BytesIO(make_table(tied, method)))
+    table = parquet.read_table(io.BytesIO(make_table(views, method)))
     assert set(table.column("verdict").to_pylist()) == {"not scanned"}
 
 
 def test_hubs_are_those_of_diagnose(session, views):
     method, bias = fitted(session, "nnn", {})
-    about, arrays = views.hubs(method)
+    shown = views.hubs(method)
     material = session.material
     found = nnnorm.diagnose(material.queries, material.gallery, bias, truth=material.truth, most=30)
-    assert about["before"] == pytest.approx(found.before.to_dict())
-    assert about["after"]["max"] == found.after.max
-    assert arrays["hubs"].tolist() == [hub.item for hub in found.hubs]
-    assert arrays["hub_after"].tolist() == list(found.hubs_after)
-    assert arrays["hub_wrong"] == pytest.approx([hub.wrong_share for hub in found.hubs])
-    assert arrays["histogram_before"].sum() == arrays["histogram_after"].sum() == 200
-    assert arrays["expected"].sum() == pytest.approx(200, rel=1e-3)
+    assert shown["before"] == pytest.approx(found.before.to_dict())
+    assert shown["after"]["max"] == found.after.max
+    assert shown["hubs"].tolist() == [hub.item for hub in found.hubs]
+    assert shown["hub_after"].tolist() == list(found.hubs_after)
+    assert shown["hub_wrong"] == pytest.approx([hub.wrong_share for hub in found.hubs])
+    assert shown["histogram_before"].sum() == shown["histogram_after"].sum() == 200
+    assert shown["expected"].sum() == pytest.approx(200, rel=1e-3)
 
 
-def test_a_hub_lists_its_wrong_queries_by_intent(session, views):
-    method = session.open_method("nnn", {})
-    hub = int(views.hubs(method)[1]["hubs"][0])
-    about, _ = views.hub(method, hub)
-    listed = [entry["query"] for group in about["groups"] for entry in group]
-    first = nnnorm.search(session.material.queries, session.material.gallery, k=1).indices[:, 0]
-    wrong = [q for q in np.flatnonzero(first == hub) if hub not in session.material.right_items(q)]
-    assert sorted(listed) == wrong
-    assert about["n_wrong"] == len(wrong)
-
-
-def test_the_queries_of_a_hub_are_right_now_or_wrong_elsewhere(session, views):
+def test_a_hub_lists_its_wrong_queries_and_where_they_go(session, views):
     method, bias = fitted(session, "nnn", {})
-    hub = int(views.hubs(method)[1]["hubs"][0])
-    about, arrays = views.hub(method, hub)
-    listed = [entry["query"] for group in about["groups"] for entry in group]
+    hub = int(views.hubs(method)["hubs"][0])
+    before, after = views.hub(hub), views.hub_now(method, hub)
+    listed = [entry["query"] for group in before["groups"] for entry in group]
     material = session.material
-    now = nnnorm.search(material.queries, material.gallery, bias, k=1).indices[listed, 0].tolist()
-    is_right = [one in material.right_items(query) for query, one in zip(listed, now, strict=True)]
-    assert arrays["now"].tolist() == now
-    assert arrays["now_is_right"].tolist() == is_right
-    assert about["n_freed"] == len(listed) - now.count(hub)
-    assert 0 < sum(is_right) < about["n_freed"]
+    first, now = (
+        nnnorm.search(material.queries, material.gallery, some, k=1).indices[:, 0]
+        for some in (None, bias)
+    )
+    wrong = [q for q in np.flatnonzero(first == hub) if hub not in material.right_items(q)]
+    assert sorted(listed) == wrong
+    assert before["n_wrong"] == len(wrong)
+    is_right = [now[query] in material.right_items(query) for query in listed]
+    assert after["now"].tolist() == now[listed].tolist()
+    assert after["now_is_right"].tolist() == is_right
+    assert after["n_freed"] == (now[listed] != hub).sum()
+    assert 0 < sum(is_right) < after["n_freed"]
 
 
 def test_a_filter_leaves_the_lists_of_hubs_with_their_numbers(session, views):
-    about, arrays = views.hubs(session.open_method("nnn", {}), {"background": "navy"})
+    found = views.hubs(session.open_method("nnn", {}), {"background": "navy"})
     is_navy = np.array([cell == "navy" for cell in session.material.metadata["background"]])
     never = [(session.count_first(some) == 0) & is_navy for some in (None, NNN())]
-    assert [about["n_never_before"], about["n_never"]] == [some.sum() for some in never]
-    assert about["n_never_before"] - about["n_back"] + about["n_gone"] == about["n_never"]
-    assert is_navy[arrays["never"]].all()
+    assert [found["n_never_before"], found["n_never"]] == [some.sum() for some in never]
+    assert found["n_never_before"] - found["n_back"] + found["n_gone"] == found["n_never"]
+    assert is_navy[found["never"]].all()
 
 
 def test_quality_is_that_of_evaluate(session, views):
@@ -237,30 +232,26 @@ def test_the_null_is_what_random_choices_give():
     assert expect_occurrences(100, 50, 11) == pytest.approx(np.mean(drawn, axis=0), abs=0.6)
 
 
-def test_the_bank_counts_its_intents_and_copies(views, session):
-    about, arrays = views.bank()
-    assert about["n_references"] == 2000
-    assert about["n_unique"] + about["n_copies"] == 2000
-    assert about["intents"][0]["count"] == max(session.used.counts)
-    assert about["mismatch_z"] < about["mismatch_limit"]
-    assert arrays["histogram"].sum() == about["n_unique"]
+def test_the_bank_counts_its_unique_queries_and_copies(views, session):
+    found = views.bank()
+    assert found["n_references"] == 2000
+    assert found["n_unique"] + found["n_copies"] == 2000
+    assert found["most_asked"][0]["count"] == max(session.unique.counts)
+    assert found["mismatch_z"] < found["mismatch_limit"]
 
 
 @pytest.mark.slow
-def test_drift_is_shown_where_a_corrector_is_given(material):
+def test_drift_is_shown_if_a_corrector_is_given_and_it_can_be_measured(material):
     corrector = nnnorm.Corrector.fit(material.gallery, material.references)
     away = nnnorm.open_embeddings(-material.queries.rows(0, 200))
-    views = Views(Session(replace(material, corrector=corrector, recent=away)))
-    assert views.bank()[0]["drift"]["verdict"] == "refit now"
-
-
-@pytest.mark.slow
-def test_a_drift_that_can_not_be_measured_leaves_the_bank_in_view(material):
-    corrector = nnnorm.Corrector.fit(material.gallery, material.references)
     one = material.queries.subset(np.zeros(5, dtype=np.int64))
-    about, _ = Views(Session(replace(material, corrector=corrector, recent=one))).bank()
-    assert "queries" in about["drift"]["error"]
-    assert about["n_references"] == 2000
+    shown, failed = (
+        Views(Session(replace(material, corrector=corrector, recent=recent))).bank()
+        for recent in (away, one)
+    )
+    assert shown["drift"]["verdict"] == "refit now"
+    assert "queries" in failed["drift"]["error"]
+    assert failed["n_references"] == 2000
 
 
 @pytest.mark.parametrize(
@@ -278,7 +269,7 @@ def test_a_wrong_setting_is_explained(session, params, message):
 
 def test_arrays_come_back_from_their_bytes_with_their_types():
     arrays = {"a": np.array([1, -2]), "b": np.array([0.5]), "c": np.array([True, False, True])}
-    about, found = unpack(pack({"é": 1}, arrays))
-    assert about == {"é": 1}
-    assert [array.dtype.name for array in found.values()] == ["int32", "float32", "uint8"]
+    found = unpack(pack({"é": 1, **arrays}))
+    assert found["é"] == 1
+    assert [found[name].dtype.name for name in arrays] == ["int32", "float32", "uint8"]
     assert found["c"].tolist() == [1, 0, 1]

@@ -84,11 +84,19 @@ def test_a_longer_float_is_refused():
     )
 
 
-@pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]]])
+class Frame:
+    """A table with a column of names, as pandas hands it to numpy."""
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array([["a.jpg", 0.5]], dtype=object)
+
+
+@pytest.mark.parametrize("source", [np.array([[1.0, None]]), [[1.0, None]], Frame()])
 def test_python_objects_are_refused(source):
     assert refusal(source) == (
-        "gallery must be float16, float32 or float64; got object: a "
-        f"{type(source).__name__} of Python objects; pass an array of floats"
+        f"gallery must be float16, float32 or float64; got a {type(source).__name__} of Python "
+        "objects. Pass the numbers alone: frame[columns].to_numpy(), or numpy.stack(column) for a "
+        "column of lists"
     )
 
 
@@ -114,23 +122,6 @@ def test_what_is_no_array_at_all_is_named(source, what):
 def test_whole_numbers_are_taken_for_truth_and_refused(dtype, shape):
     source = np.ones(shape, dtype=dtype)
     assert refusal(source) == f"gallery {whole_numbers(dtype, shape)}"
-
-
-class Frame:
-    """A table with a column of names, as pandas hands it to numpy."""
-
-    columns = ("file", "x")
-
-    def __array__(self, dtype=None, copy=None):
-        return np.array([["a.jpg", 0.5]], dtype=object)
-
-
-def test_a_table_with_other_columns_says_to_pass_the_numbers_alone():
-    assert refusal(Frame()) == (
-        "gallery must be float16, float32 or float64; got object: the table has columns that are "
-        "not numbers; pass those of the embedding alone, such as frame[columns].to_numpy(), or "
-        "numpy.stack(frame['embedding']) for lists"
-    )
 
 
 def test_a_masked_array_is_refused_even_where_nothing_is_masked():

@@ -47,7 +47,7 @@ def test_every_source_can_be_normalised_as_it_is_read(source):
 @pytest.mark.parametrize("kind", IN_MEMORY)
 def test_what_is_handed_in_is_never_changed(kind):
     source = IN_MEMORY[kind](VALUES)
-    opened = open_embeddings(source, normalize=True, metric="cosine")
+    opened = open_embeddings(source, normalize=True)
     opened.rows(0, 7)
     opened.take(np.arange(7))
     _ = opened.fingerprint
@@ -60,7 +60,7 @@ def test_a_file_is_never_changed(kind, tmp_path):
     ON_DISK[kind](path, VALUES)
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     before = [file.read_bytes() for file in files]
-    open_embeddings(path, normalize=True, metric="cosine").rows(0, 7)
+    open_embeddings(path, normalize=True).rows(0, 7)
     assert [file.read_bytes() for file in files] == before
 
 

@@ -45,7 +45,6 @@ def test_normalising_an_opened_matrix_leaves_the_first_as_it_was():
 def test_normalising_twice_is_normalising_once():
     unit = open_embeddings(VALUES, normalize=True)
     assert open_embeddings(unit, normalize=True) is unit
-    assert open_embeddings(unit, normalize=True, metric="cosine") is unit
     assert open_embeddings(unit) is unit
 
 
@@ -121,46 +120,3 @@ def test_what_was_opened_is_not_warned_of_again(no_warnings):
     opened = open_embeddings(VALUES, normalize=False)
     open_embeddings(open_embeddings(opened, name="gallery"), name="queries")
     opened.subset(np.arange(3))
-
-
-# Cosine
-
-
-def unit_rows(n_rows=50, dim=512):
-    rows = np.random.default_rng(1).normal(size=(n_rows, dim))
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
-def test_cosine_accepts_unit_rows_even_rounded_to_float16(kind):
-    opened = open_embeddings(unit_rows().astype(kind), metric="cosine")
-    assert not opened.normalized
-
-
-def test_cosine_refuses_other_norms_and_names_them():
-    rows = np.array([[3.0, 4.0], [1.0, 0.0], [0.5, 0.0]])
-    expected = (
-        "cosine was asked for, but the rows of gallery do not have unit norm (norms 0.5 to 5); "
-        "normalize them, or pass normalize=True (--normalize)"
-    )
-    assert refusal(rows, metric="cosine") == expected
-    assert refusal(open_embeddings(rows, name="gallery"), metric="cosine") == expected
-
-
-@pytest.mark.parametrize("norm", [0.99, 1.01])
-def test_cosine_refuses_a_single_row_one_percent_off_in_a_late_block(norm):
-    rows = unit_rows()
-    rows[48] *= norm
-    with small_blocks(4 * 512 * 10):
-        message = refusal(rows, metric="cosine")
-    assert f"{norm:.4g}" in message.partition("(norms ")[2].partition(")")[0].split(" to ")
-
-
-def test_cosine_accepts_any_norms_once_normalised():
-    assert open_embeddings(3 * VALUES, metric="cosine", normalize=True).normalized
-    unit = open_embeddings(3 * VALUES, normalize=True)
-    assert open_embeddings(unit, metric="cosine") is unit
-
-
-def test_an_unknown_metric_is_refused():
-    assert refusal(VALUES, metric="dot") == "metric must be 'ip' or 'cosine'; got 'dot'"

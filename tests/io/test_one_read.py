@@ -33,7 +33,7 @@ def reads(monkeypatch):
 def test_norms_and_fingerprint_come_from_the_read_that_opens(reads):
     opened = open_embeddings(VALUES.astype(np.float16), name="gallery")
     _ = opened.norm_range, opened.fingerprint
-    unit = open_embeddings(opened, normalize=True, metric="cosine", name="queries")
+    unit = open_embeddings(opened, normalize=True, name="queries")
     _ = unit.norm_range, unit.fingerprint
     assert reads == {"gallery": 7}
 

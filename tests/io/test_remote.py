@@ -1,4 +1,4 @@
-"""Files and folders behind a URL, and files that are read in pieces, are read as any other."""
+"""Files and folders behind a URL, and files that do not fit in memory, are read as any other."""
 
 import io
 import sys
@@ -66,11 +66,12 @@ def test_parquet_behind_a_url_keeps_its_ids(memory, tmp_path):
     assert found.ids.tolist() == list(range(1000, 1050))
 
 
-def test_parquet_files_that_fill_the_memory_are_read_in_pieces(tmp_path, monkeypatch):
+def test_parquet_files_that_fill_the_memory_are_unpacked_to_disk(tmp_path, monkeypatch):
     folder = write_parquet(tmp_path / "packed")
     held = open_embeddings(folder, name="gallery")
     monkeypatch.setattr("nnnorm.arrays._LARGE_SHARE", 10**12)
     found = open_embeddings(folder, name="gallery")
+    assert all(isinstance(part, np.memmap) for part in found.parts)
     assert found.fingerprint == held.fingerprint
     assert found.ids.tolist() == held.ids.tolist()
     np.testing.assert_array_equal(found.take(np.array([49, 3, 19, 20])), ROWS[[49, 3, 19, 20]])

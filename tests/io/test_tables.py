@@ -170,11 +170,6 @@ def test_lines_that_are_not_json_are_refused(write, line):
     assert message.startswith("FILE: line 2 is not a JSON object (")
 
 
-def test_a_line_too_long_to_be_one_object_is_refused(write):
-    path = write("t.jsonl", '{"a": "' + "x" * 2**24 + '"}')
-    assert "(longer than 16,777,216 characters)" in refusal(read_jsonl, path)
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nnnorm import Bias, NNNormError
+from nnnorm import Bias
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.groups import Line, audit
 from nnnorm.report import plot_audit, tabulate_audit
@@ -88,10 +88,3 @@ def test_three_groups_are_drawn_by_their_skew(rng):
     )
     assert plot_audit(three).axes[0].get_xlabel() == "max skew@5"
     assert tabulate_audit(three)[1].columns == ("query", "max skew@5")
-
-
-def test_a_figure_that_is_not_there_is_refused(found):
-    with pytest.raises(NNNormError, match="has no 'bias@7'"):
-        plot_audit(found, ["bias@7"])
-    with pytest.raises(NNNormError, match="one to three figures; got 0"):
-        plot_audit(found, [])

@@ -27,7 +27,6 @@ from nnnorm.report.plots import (
     plot_gains,
     plot_grid,
     plot_occurrences,
-    plot_reference_k,
     save_figure,
 )
 
@@ -176,32 +175,10 @@ def test_the_grid_has_every_cell_in_its_place(small):
     assert mesh.count() == len(texts) == len(tuning.grid) - 1
 
 
-@pytest.mark.parametrize("plot", [plot_grid, plot_reference_k])
-def test_a_tuning_without_nnn_is_refused(plot):
+def test_a_tuning_without_nnn_is_rejected():
     tuning = make_tuning([1], [0.5])
     with pytest.raises(NNNormError, match="tune with 'nnn' among methods"):
-        plot(replace(tuning, grid=tuning.grid[:1]))
-
-
-# --- k -------------------------------------------------------------------------------------------
-
-
-def test_lines_over_k_hold_the_cells_of_their_alpha():
-    tuning = make_tuning([1, 2, 4, 8], [0.25, 0.375, 0.5, 0.75, 1.0, 1.5])
-    figure = plot_reference_k(tuning)
-    axes = figure.axes[0]
-    names = ["no correction", "α = 0.25", "α = 0.5", "α = 1"]
-    assert list(lines_of(axes)) == names
-    assert legend_of(figure) == names
-    for alpha in (0.25, 0.5, 1.0):
-        line = lines_of(axes)[f"α = {alpha:g}"]
-        cells = [cell for cell in tuning.grid[1:] if cell.params["alpha"] == alpha]
-        assert list(line.get_xdata()) == [cell.params["reference_k"] for cell in cells]
-        assert list(line.get_ydata()) == [100 * cell.recall_at_1 for cell in cells]
-    assert list(lines_of(axes)["no correction"].get_ydata()) == [50, 50]
-    assert axes.xaxis.get_transform().base == 2
-    assert axes.get_ylabel() == "right item first, % (R@1)"
-    assert title_of(figure) == "How many references to average? (5,000 tuning queries)"
+        plot_grid(replace(tuning, grid=tuning.grid[:1]))
 
 
 # --- bank size -----------------------------------------------------------------------------------
@@ -279,11 +256,6 @@ FIGURES = {
     "the usual grid": lambda: plot_grid(make_tuning(2 ** np.arange(10), np.arange(2, 13) / 8)),
     "one cell": lambda: plot_grid(make_tuning([16], [0.5])),
     "a large grid": lambda: plot_grid(make_tuning(range(1000, 1030), np.arange(30) / 20)),
-    "lines": lambda: plot_reference_k(make_tuning(2 ** np.arange(10), [0.25, 0.5, 0.75, 1])),
-    "one point": lambda: plot_reference_k(make_tuning([16], [0.5])),
-    "many lines": lambda: plot_reference_k(
-        make_tuning(2 ** np.arange(18), np.arange(1, 9) / 8), np.arange(1, 9) / 8
-    ),
     "four sizes": lambda: plot_bank_size(make_ablation([30_000, 15_000, 6000, 3000])),
     "eight sizes": lambda: plot_bank_size(make_ablation([100 * 2**n for n in range(8)])),
     "one size": lambda: plot_bank_size(make_ablation([30_000])),
@@ -341,8 +313,6 @@ def test_real_results_of_every_kind_can_be_drawn(small):
         )
         == 3
     )
-    tuning = tune(small.gallery, small.references, queries=small.queries, truth=np.arange(11))
-    assert len(plot_reference_k(tuning).axes[0].lines) == 4
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -405,7 +375,6 @@ def test_a_failed_figure_leaves_the_old_file(tmp_path, monkeypatch, error):
     [
         lambda: plot_occurrences(BEFORE),
         lambda: plot_grid(make_tuning([1], [0.5])),
-        lambda: plot_reference_k(make_tuning([1], [0.5])),
         lambda: plot_bank_size(make_ablation([5])),
         lambda: plot_gains(make_comparison()),
     ],

@@ -7,11 +7,10 @@ import pytest
 from nnnorm import Bias
 from nnnorm.evaluation.bootstrap import Interval
 from nnnorm.evaluation.comparison import Ablation, AblationRow, Comparison, Result
-from nnnorm.evaluation.diagnosis import diagnose
-from nnnorm.evaluation.hubness import measure_hubness
+from nnnorm.evaluation.hubness import diagnose, measure_hubness
 from nnnorm.evaluation.tuning import Cell, Tuning, tune
-from nnnorm.report.table import Table
 from nnnorm.report.tables import (
+    Table,
     tabulate_ablation,
     tabulate_comparison,
     tabulate_diagnosis,
@@ -95,10 +94,10 @@ def tables(comparison, ablation, tuning, diagnosis):
 # --- methods side by side ------------------------------------------------------------------------
 
 
-def test_recalls_are_in_per_cent_with_the_papers_half_width(comparison):
+def test_recalls_are_in_per_cent(comparison):
     row = row_of(tabulate_comparison(comparison), "nnn")
-    assert (row["R@1"], row["R@5"], row["R@10"]) == ("21.60 ± 1.12", "45.00", "100.00")
-    assert row["max N₁"] == "41"
+    assert (row["R@1"], row["R@5"], row["R@10"]) == ("21.60", "45.00", "100.00")
+    assert row["most"] == "41"
 
 
 def test_gains_have_a_sign_and_an_interval_in_points(comparison):
@@ -158,24 +157,15 @@ def test_an_ablation_has_a_row_per_bank_and_size_after_no_correction(ablation):
 # --- a tuning ------------------------------------------------------------------------------------
 
 
-def test_a_tuning_shows_none_both_choices_and_the_best_of_the_others(tuning):
-    table = tabulate_tuning(tuning, most=4)
+def test_a_tuning_shows_no_correction_and_both_choices(tuning):
+    table = tabulate_tuning(tuning)
     cells = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-    assert len(cells) == 3 + 4
-    assert [cell["chosen by"] for cell in cells[:4]] == ["", "one standard error", "maximum", ""]
+    assert [cell["chosen by"] for cell in cells] == ["", "one standard error", "maximum"]
     for shown, cell in zip(
-        cells, (tuning.uncorrected, tuning.best_by_rule, tuning.best_by_maximum), strict=False
+        cells, (tuning.uncorrected, tuning.best_by_rule, tuning.best_by_maximum), strict=True
     ):
         assert shown["method"] == cell.method
         assert shown["R@1"] == f"{100 * cell.recall_at_1:.2f}"
-    assert cells[0]["against none"] == ""
-    gained = 100 * (tuning.best_by_rule.recall_at_1 - tuning.uncorrected.recall_at_1)
-    assert cells[1]["against none"] == f"{gained:+.2f}"
-    others = [float(cell["R@1"]) for cell in cells[3:]]
-    assert others == sorted(others, reverse=True)
-    chosen = (tuning.uncorrected, tuning.best_by_rule, tuning.best_by_maximum)
-    left = [cell for cell in tuning.grid if not any(cell is other for other in chosen)]
-    assert others[0] == pytest.approx(100 * max(cell.recall_at_1 for cell in left), abs=0.005)
 
 
 def make_tuning(gain, best, select="max"):
@@ -190,8 +180,7 @@ def test_a_tuning_says_what_was_chosen_how_and_how_sure_it_is(tuning):
     assert table.title == "2 settings on 2,000 queries, 57 references"
     assert table.notes == (
         "Chosen by the maximum of R@1: nnn k=4 α=0.5.",
-        "In-sample, on the queries it was chosen on: +1.05 [0.21, 1.89] points of R@1 (p = 0.012, "
-        "in-sample too).",
+        "In-sample, on the queries it was chosen on: +1.05 [0.21, 1.89] points of R@1.",
     )
     choice, _, crossed = tabulate_tuning(tuning).notes[:3]
     assert "the one-standard-error rule" in choice
@@ -217,33 +206,22 @@ def test_no_correction_may_be_what_was_chosen():
 # --- a diagnosis ---------------------------------------------------------------------------------
 
 
-def test_a_diagnosis_shows_every_statistic_before_and_after(diagnosis):
+def test_a_diagnosis_shows_four_statistics_before_and_after(diagnosis):
     statistics, _ = tabulate_diagnosis(diagnosis)
     assert statistics.columns[1:] == ("before", "after")
-    shown = {row[0]: row[1:] for row in statistics.rows}
-    for label, name in (
-        ("Gini coefficient: 0 all alike, 1 one item has all hits", "gini"),
-        ("excess kurtosis", "kurtosis"),
-        ("skewness", "skewness"),
-        ("mean absolute error", "mean_absolute_error"),
-    ):
-        both = (getattr(diagnosis.before, name), getattr(diagnosis.after, name))
-        assert shown[label] == tuple(f"{value:.3f}" for value in both)
-    (label, *most), (_, *times), (never, *n_never) = statistics.rows[:3]
-    assert (
-        label
-        == f"hits of the most retrieved item; by chance {diagnosis.null_model.most_by_chance:.0f}"
-    )
+    (label, *most), (never, *n_never), (_, *shares), (_, *beyond) = statistics.rows
+    null, after = diagnosis.null_model, diagnosis.null_model_after
+    assert label == f"hits of the most retrieved item; by chance {null.most_by_chance:.0f}"
     assert most == [str(diagnosis.before.max), str(diagnosis.after.max)]
-    assert times[0] == f"{diagnosis.before.max / diagnosis.before.mean:.1f}"
     assert never.startswith("items that are never retrieved; by chance ")
     assert n_never == [
         str((n == 0).sum()) for n in (diagnosis.occurrences, diagnosis.occurrences_after)
     ]
+    both = diagnosis.before, diagnosis.after
+    assert shares == [f"{100 * some.hub_occurrence:.1f} %" for some in both]
+    assert beyond == [f"{100 * some.beyond_chance:.1f} %" for some in (null, after)]
     assert statistics.title == "How often each of 40 items comes among the first 2 for 200 queries"
-    assert f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})" in statistics.notes[1]
-    severities = diagnosis.null_model.severity, diagnosis.null_model_after.severity
-    assert statistics.notes[0] == "Hubs: {}, then {}.".format(*severities)
+    assert statistics.notes[0] == f"Hubs: {null.severity}, then {after.severity}."
 
 
 def test_a_diagnosis_names_the_hubs(diagnosis):
@@ -282,24 +260,9 @@ def test_markdown_holds_title_cells_and_notes(comparison):
     table = tabulate_comparison(comparison)
     text = table.to_markdown()
     assert text.startswith(f"**{table.title}**\n\n| method |")
-    assert "| nnn | k=128 α=0.75 | 21.60 ± 1.12 |" in text
+    assert "| nnn | k=128 α=0.75 | 21.60 |" in text
     for note in table.notes:
         assert f"\n\n{note}" in text
-
-
-# --- LaTeX ---------------------------------------------------------------------------------------
-
-
-def latex_rows(table):
-    """The heading, which comes back on every page, and the rows."""
-    text = table.to_latex()
-    body = text[text.index(r"\endfirsthead") : text.index(r"\end{longtable}")]
-    return [line for line in body.splitlines() if line.endswith(r"\\")]
-
-
-def cells_of(line):
-    """Cells between ampersands that stand alone."""
-    return re.split(r"(?<!\\)&", line.removesuffix(r"\\"))
 
 
 # --- the terminal --------------------------------------------------------------------------------
@@ -314,34 +277,34 @@ def test_tables_can_be_printed_in_a_terminal_of_any_width(tables, capsys, monkey
         assert max(map(len, lines)) <= int(columns)
 
 
-def test_a_terminal_of_80_columns_loses_no_figure(comparison, ablation, capsys, monkeypatch):
+def test_a_terminal_of_80_columns_loses_optional_columns_only(
+    comparison, ablation, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     for table in (tabulate_comparison(comparison), tabulate_ablation(ablation)):
         table.print()
         out = capsys.readouterr().out
         assert "…" not in out
-        whole = "".join(out.split())
         for row in table.rows:
-            for cell in row[3:]:
-                assert "".join(cell.split()) in whole
+            for column, cell in zip(table.columns[1:], row[1:], strict=True):
+                assert column in table.optional or cell in out
 
 
-@pytest.mark.parametrize("columns", ["80", "100"])
-def test_settings_and_intervals_are_never_wrapped(
-    comparison, ablation, capsys, monkeypatch, columns
-):
-    monkeypatch.setenv("COLUMNS", columns)
+def test_words_are_wrapped_and_names_are_kept_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = "it lies 4.2 spreads from the other items towards the queries; it is one of 12 copies"
+    Table("", ("id", "score", "reasons"), (("photo_0012.jpg", "17.3", words),)).print()
+    lines = capsys.readouterr().out.splitlines()
+    assert "photo_0012.jpg   17.3  it lies" in lines[2]
+    assert " ".join(" ".join(lines[2:]).split()).endswith(words)
+
+
+def test_intervals_are_never_wrapped(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     interval = "−0.123 [−0.234, −0.012]"
-    audit = Table(
-        "", ("mean over queries", "before", "after", "change"), (("x",) + (interval,) * 3,)
-    )
-    for table in (tabulate_comparison(comparison), tabulate_ablation(ablation), audit):
-        table.print()
-        out = capsys.readouterr().out
-        for row in table.rows:
-            for column, cell in zip(table.columns, row, strict=True):
-                if column in ("setting", "tuned", "before", "after", "change") or "gain" in column:
-                    assert cell in out
+    columns = ("mean over queries", "before", "after", "change")
+    Table("", columns, (("x",) + (interval,) * 3,)).print()
+    assert capsys.readouterr().out.count(interval) == 3
 
 
 def test_an_ablation_says_where_an_interval_includes_zero(ablation):
@@ -349,7 +312,7 @@ def test_an_ablation_says_where_an_interval_includes_zero(ablation):
     assert note.startswith("The interval includes 0 for own 100 % (automatic), own 12.5 % (auto")
 
 
-@pytest.mark.parametrize("columns", ["50", "60", "70"])
+@pytest.mark.parametrize("columns", ["40", "60"])
 def test_a_terminal_too_narrow_for_the_columns_gets_one_figure_per_line(
     comparison, capsys, monkeypatch, columns
 ):

@@ -12,7 +12,7 @@ from nnnorm import NNNormError
 from reproduction.__main__ import main
 from reproduction.figures import find_histograms
 from reproduction.material import EmbeddingFolder
-from reproduction.results import Figure
+from reproduction.paper import Figure
 from reproduction.run import Runner
 from tests.made import make_paper_folder
 
@@ -180,7 +180,7 @@ def test_trends_of_damaged_embeddings_are_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Runner, "measure", measure)
     result = reproduce("--table", "trends", "--embeddings", tmp_path)
     assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
-    result = reproduce("--table", "trends", "--stand-in", "shapes")
+    result = reproduce("--table", "trends", "--data", "shapes")
     assert_fails(result, "nothing of table trends can be measured: row 3 is all zeros")
 
 
@@ -197,9 +197,9 @@ def test_visogender_s_lists_are_pictures_and_questions(tmp_path):
 
 
 @pytest.mark.slow
-def test_stand_ins_are_columns_of_the_same_tables(tmp_path):
-    printed = reproduce_json("--table", "k-sweep-image", "--stand-in", "shapes")
-    (cells,) = printed[0]["stand_ins"].values()
+def test_other_data_are_rows_of_the_same_tables(tmp_path):
+    printed = reproduce_json("--table", "k-sweep-image", "--data", "shapes")
+    (cells,) = printed[0]["other_data"].values()
     assert len(cells) == 8
     assert cells[0]["figure"]["value"] == pytest.approx(21.36, abs=0.1)
 
@@ -240,10 +240,10 @@ def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_pa
     ("arguments", "words"),
     [
         (["--table", "image-retrieval"], "give --embeddings DIR"),
-        (["--table", "bogus", "--stand-in", "shapes"], "there is no table 'bogus'"),
-        (["--table", "gender", "--stand-in", "photos"], "a stand-in is shapes or flickr8k=FOLDER"),
+        (["--table", "bogus", "--data", "shapes"], "there is no table 'bogus'"),
+        (["--table", "gender", "--data", "photos"], "other data are shapes or flickr8k=FOLDER"),
         (["--embeddings", "nowhere"], "nowhere is not a folder"),
-        (["--table", "gender", "--stand-in", "shapes", "--encoder", "clip=x"], "need --embedd"),
+        (["--table", "gender", "--data", "shapes", "--encoder", "clip=x"], "need --embedd"),
         (
             ["--table", "gender", "--embeddings", ".", "--encoder", "clap=x"],
             "the paper has no model 'clap'; its models are: clip, clip-ft-flickr",
@@ -252,8 +252,8 @@ def test_the_fine_tuned_model_is_the_third_curve_where_its_embeddings_are(tmp_pa
             ["--table", "gender", "--embeddings", ".", "--encoder", "clip=x"],
             "there is no visogender.tsv; `python -m reproduction --visogender` writes it",
         ),
-        (["--table", "gender", "--stand-in", "flickr8k=."], "has no image.npy"),
-        (["--histogram", "clip/coco", "--stand-in", "shapes"], "--histogram needs --embeddings"),
+        (["--table", "gender", "--data", "flickr8k=."], "has no image.npy"),
+        (["--histogram", "clip/coco", "--data", "shapes"], "--histogram needs --embeddings"),
         (
             ["--histogram", "clip/coco", "--embeddings", ".", "--plots", "."],
             "--histogram takes MODEL/DATASET, two folders with embeddings below --embeddings",

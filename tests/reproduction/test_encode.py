@@ -8,9 +8,8 @@ import pytest
 from nnnorm import NNNormError
 from nnnorm.datasets import load_pairs
 from reproduction.encode import Source, check_sources, find_needed, read_sources
-from reproduction.material import EmbeddingFolder
+from reproduction.material import EmbeddingFolder, split_pairs
 from reproduction.paper import find_tables
-from reproduction.protocol import split_pairs
 from tests import tiny
 from tests.command import run
 from tests.reproduction.test_command import reproduce, reproduce_json

@@ -1,11 +1,174 @@
+"""The paper's splits, VisoGender's table, and embeddings in a folder."""
+
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from nnnorm import NNNormError
-from nnnorm.datasets import load_pairs
-from reproduction.material import EmbeddingFolder, NotThere
-from reproduction.protocol import split_pairs
+from nnnorm.datasets import Pairs, load_pairs
+from nnnorm.evaluation import open_truth
+from reproduction.material import (
+    EmbeddingFolder,
+    NotThere,
+    RowFile,
+    read_visogender,
+    save_visogender,
+    split_pairs,
+)
 from tests.made import make_paper_folder
+
+# --- splits ---
+
+
+def some_pairs(n_train=100, n_test=10, per_image=5, name="small"):
+    n_images = n_train + n_test
+    return Pairs(
+        name,
+        tuple(f"{n}.jpg" for n in range(n_images)),
+        tuple(f"{n}" for n in range(per_image * n_images)),
+        np.repeat(np.arange(n_images), per_image),
+        {"train": np.arange(n_train), "test": np.arange(n_train, n_images)},
+    )
+
+
+def test_the_paper_s_sizes_come_out_for_both_data_sets():
+    flickr = split_pairs(some_pairs(29_000, 1_000))
+    assert len(flickr.test.images) == len(flickr.validation.images) == 1_000
+    assert len(flickr.test.captions) == len(flickr.validation.captions) == 5_000
+    assert len(flickr.references.images) == 5_800
+    coco = split_pairs(some_pairs(113_287, 5_000, per_image=6))
+    assert len(coco.test.captions) == len(coco.validation.captions) == 25_000
+    assert len(coco.references.images) == 22_657
+    assert len(coco.references.captions) == 6 * 22_657
+
+
+def test_no_image_is_in_two_parts_and_all_but_test_come_from_train():
+    pairs = some_pairs()
+    parts = split_pairs(pairs)
+    together = np.concatenate([parts.validation.images, parts.references.images])
+    assert len(np.unique(together)) == len(together)
+    assert np.isin(together, pairs.split("train")).all()
+    np.testing.assert_array_equal(parts.test.images, pairs.split("test"))
+
+
+def test_smaller_shares_lie_inside_larger_ones_and_the_tuning_images_stay():
+    pairs = some_pairs()
+    parts = {share: split_pairs(pairs, share=share) for share in (0.1, 0.2, 0.5, 1.0)}
+    assert [len(part.references.images) for part in parts.values()] == [10, 20, 50, 90]
+    for small, large in ((0.1, 0.2), (0.2, 0.5), (0.5, 1.0)):
+        assert np.isin(parts[small].references.images, parts[large].references.images).all()
+        np.testing.assert_array_equal(
+            parts[small].validation.images, parts[large].validation.images
+        )
+
+
+def test_the_seed_decides():
+    pairs = some_pairs()
+    first, again, other = (split_pairs(pairs, seed=seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.references.images, again.references.images)
+    assert not np.array_equal(first.references.images, other.references.images)
+
+
+def test_the_truth_of_both_directions_says_the_same():
+    part = split_pairs(some_pairs()).test
+    by_caption = open_truth(part.truth("image"), n_queries=50, n_gallery=10)
+    by_image = open_truth(part.truth("text"), n_queries=10, n_gallery=50)
+    assert by_caption.counts.tolist() == [1] * 50
+    assert by_image.counts.tolist() == [5] * 10
+    assert by_image.items[by_image.queries == 3].tolist() == [15, 16, 17, 18, 19]
+    assert by_caption.items[15:20].tolist() == [3] * 5
+
+
+def test_too_few_train_images_are_rejected():
+    with pytest.raises(NNNormError, match="has 10 train images, too few to hold out as many"):
+        split_pairs(some_pairs(10, 10))
+
+
+def test_a_test_image_without_captions_is_rejected():
+    pairs = some_pairs(20, 2)
+    bare = Pairs("bare", pairs.images, pairs.captions[:-5], pairs.image_of[:-5], dict(pairs.splits))
+    with pytest.raises(NNNormError, match=r"1 test or tuning images have no caption.* 21.jpg"):
+        split_pairs(bare)
+
+
+# --- VisoGender ---
+
+HEADER = [
+    "IDX",
+    "Sector",
+    "Occupation",
+    "Object",
+    "URL",
+    "Occupation_perceived_gender",
+    "Annotator",
+]
+
+
+def line(number, occupation, thing, gender):
+    cells = [f"OO_{number}", "service", occupation, thing, "https://x.example/1.jpeg", gender, "A"]
+    return "\t".join(cells)
+
+
+@pytest.fixture
+def table(tmp_path):
+    lines = [
+        line(1, "baker", "mixing spoon", "masculine"),
+        line(2, "baker", "mixing_spoon", "feminine"),
+        line(3, "hair_dresser", "scissors", "feminine"),
+        line(4, "hair_dresser", "mirror", "masculine"),
+        line(5, "hair_dresser", "mirror", "masculine"),
+    ]
+    path = tmp_path / "OO_Visogender_test.tsv"
+    path.write_text("\n".join(["\t".join(HEADER), *lines]) + "\n")
+    return path
+
+
+def test_pictures_are_found_by_their_number_whatever_their_suffix(table, tmp_path):
+    for name in ("OO_1.png", "OO_3.jpeg"):
+        (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n")
+    found = read_visogender(table, tmp_path)
+    assert found.images[0] == str(tmp_path / "OO_1.png")
+    assert found.images[2] == str(tmp_path / "OO_3.jpeg")
+    assert found.images[3] == str(tmp_path / "OO_4.jpg")
+    assert found.genders == ("masculine", "feminine", "feminine", "masculine", "masculine")
+
+
+def test_every_occupation_is_asked_once_with_its_most_frequent_object(table):
+    assert read_visogender(table).questions == {
+        "baker": "The baker and their mixing spoon",
+        "hair dresser": "The hair dresser and their mirror",
+    }
+
+
+def test_the_lists_are_written_in_the_order_of_the_table(table, tmp_path):
+    found = read_visogender(table, Path("photos"))
+    captions, images, again = save_visogender(found, tmp_path)
+    assert read_visogender(again, Path("photos")) == found
+    assert images.read_text().splitlines() == list(found.images)
+    assert captions.read_text().splitlines() == list(found.questions.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            "Occupation_perceived_gender",
+            "gender",
+            "Occupation_perceived_gender is not there, it has",
+        ),
+        ("OO_2", "OO_1", "IDX must be unique, but OO_1 is there twice"),
+        ("\tfeminine\t", "\tunknown\t", "OO_2 has the perceived gender 'unknown'; expected masc"),
+        ("\tbaker\t", "\t\t", "line 2 has nothing in the column Occupation"),
+    ],
+)
+def test_a_table_with_other_columns_or_values_is_rejected(table, old, new, words):
+    table.write_text(table.read_text().replace(old, new))
+    with pytest.raises(NNNormError, match=words):
+        read_visogender(table)
+
+
+# --- folders of embeddings ---
 
 
 @pytest.fixture
@@ -59,7 +222,7 @@ def test_what_is_missing_is_named_with_how_it_is_made(root):
         folder.open("BLIP ITM", "coco").scores()
 
 
-def test_embeddings_of_another_list_are_refused(root):
+def test_embeddings_of_another_list_are_rejected(root):
     np.save(root / "clip/coco/images.npy", np.eye(16, dtype=np.float32))
     with pytest.raises(
         NNNormError, match=r"CLIP, images of coco .* has 16 rows, but coco has 160 "
@@ -90,6 +253,16 @@ def test_rows_that_are_not_encoded_yet_are_missing_and_others_are_read(root):
         clip.task("image", "validation")
 
 
-def test_a_path_that_is_no_folder_is_refused(tmp_path):
+def test_a_path_that_is_no_folder_is_rejected(tmp_path):
     with pytest.raises(NNNormError, match="is not a folder"):
         EmbeddingFolder(tmp_path / "nowhere")
+
+
+def test_a_matrix_without_its_list_of_rows_is_never_taken_for_complete(tmp_path):
+    matrix = RowFile(tmp_path / "images.npy", (4, 2), -1.0)
+    matrix.write(np.array([2]), np.ones((1, 2), dtype=np.float32))
+    again = RowFile(tmp_path / "images.npy", (4, 2))
+    assert again.is_there.tolist() == [False, False, True, False]
+    np.testing.assert_array_equal(np.load(tmp_path / "images.npy")[1:3], [[-1, -1], [1, 1]])
+    (tmp_path / "images.rows.npy").unlink()
+    assert not RowFile(tmp_path / "images.npy", (4, 2)).is_there.any()

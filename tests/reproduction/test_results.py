@@ -12,9 +12,8 @@ import pytest
 
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import find_tables
-from reproduction.results import Figure, Results
-from reproduction.run import Runner, run_table
+from reproduction.paper import Figure, find_tables
+from reproduction.run import Results, Runner, run_table
 from tests.made import make_paper_folder
 
 SOURCE = Path(__file__).parents[2]
@@ -117,9 +116,8 @@ import sys
 from pathlib import Path
 from nnnorm import NNNormWarning
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import find_tables
-from reproduction.results import Results
-from reproduction.run import Runner, run_table
+from reproduction.paper import Figure, find_tables
+from reproduction.run import Results, Runner, run_table
 
 root = Path(sys.argv[1])
 

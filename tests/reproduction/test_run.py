@@ -7,11 +7,9 @@ import pytest
 
 from nnnorm import NNN, DualSoftmax, NNNormError, audit, evaluate, open_embeddings
 from nnnorm.evaluation import Task, compare_occurrences, count_occurrences, measure_hubness
-from reproduction.material import EmbeddingFolder, NotThere
-from reproduction.paper import Experiment, find_tables, load_paper
-from reproduction.results import Figure
+from reproduction.material import EmbeddingFolder, NotThere, read_visogender
+from reproduction.paper import Experiment, Figure, find_tables, load_paper
 from reproduction.run import Runner, run_table
-from reproduction.visogender import read_visogender
 from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")
@@ -64,23 +62,24 @@ class Losing:
         items = np.eye(9, dtype=np.float32)[:8]
         # Half of the items are wanted, by a small margin, and the bank asks for all these.
         queries = 0.72 * items[:4] + 0.69 * items[4:]
-        return Task(np.repeat(queries, 5, axis=0), items, np.repeat(np.arange(4), 5))
+        sides = map(open_embeddings, (np.repeat(queries, 5, axis=0), items))
+        return Task(*sides, np.repeat(np.arange(4), 5))
 
     def bank(self, direction, bank, share):
         rows = np.eye(9, dtype=np.float32)
-        return np.repeat(0.95 * rows[:4] + 0.3 * rows[8], 130, axis=0)
+        return open_embeddings(np.repeat(0.95 * rows[:4] + 0.3 * rows[8], 130, axis=0))
 
 
 @pytest.mark.slow
 def test_every_table_of_the_paper_is_produced_from_a_folder_with_clip(runner):
     for table in load_paper().tables:
-        outcomes = run_table(runner, table)
-        assert len(outcomes) == len(table.cells)
-        assert any(outcome.figure for outcome in outcomes), table.name
-        for outcome in outcomes:
-            assert (outcome.figure is None) == (outcome.missing is not None)
-            if outcome.experiment.model == "CLIP":
-                assert outcome.figure, (table.name, outcome.column, outcome.missing)
+        cells = run_table(runner, table)
+        assert len(cells) == len(table.cells)
+        assert any(cell.figure for cell in cells), table.name
+        for cell in cells:
+            assert (cell.figure is None) == (cell.missing is not None)
+            if cell.experiment.model == "CLIP":
+                assert cell.figure, (table.name, cell.column, cell.missing)
 
 
 def test_the_uncorrected_recall_is_that_of_the_test_part(folder, runner):
@@ -112,8 +111,7 @@ def test_a_tuned_cell_is_tuned_as_the_authors_do_and_measured_on_test(
 
 def test_a_loss_is_printed_as_a_loss_and_our_own_rule_stands_beside_it():
     losing = Losing()
-    task = Task(*map(open_embeddings, losing.task("image", "test")[:2]), np.repeat(np.arange(4), 5))
-    recalls = authors_selection(task, open_embeddings(losing.bank("image", "own", 1.0)))
+    recalls = authors_selection(losing.task("image", "test"), losing.bank("image", "own", 1.0))
     assert max(recalls.values()) < 1  # which is that of no correction
     loser = Runner(lambda *_: losing)
     there = Experiment("gain", "x", "x", "image", "nnn", "own")
@@ -127,10 +125,10 @@ def test_a_loss_is_printed_as_a_loss_and_our_own_rule_stands_beside_it():
 
 def test_tables_have_both_rules_where_settings_are_tuned(runner):
     (table,) = find_tables(["settings-image"])
-    outcomes = [outcome for outcome in run_table(runner, table) if outcome.figure]
-    assert all(outcome.by_rule is not None for outcome in outcomes)
+    cells = [cell for cell in run_table(runner, table) if cell.figure]
+    assert all(cell.by_rule is not None for cell in cells)
     (table,) = find_tables(["k-sweep-image"])
-    assert all(outcome.by_rule is None for outcome in run_table(runner, table))
+    assert all(cell.by_rule is None for cell in run_table(runner, table))
 
 
 @pytest.mark.parametrize("error", [NNNormError("row 3 is all zeros"), ZeroDivisionError("by 0")])
@@ -142,8 +140,8 @@ def test_a_cell_that_fails_leaves_the_others_as_they_are(runner, error):
             return runner.measure(experiment)
 
     (table,) = find_tables(["k-sweep-image"])
-    clip = [outcome for outcome in run_table(Failing(), table) if outcome.row == "CLIP"]
-    assert [outcome.column for outcome in clip if outcome.figure is None] == ["k = 8"]
+    clip = [cell for cell in run_table(Failing(), table) if cell.row == "CLIP"]
+    assert [cell.column for cell in clip if cell.figure is None] == ["k = 8"]
     assert str(error) in clip[3].failed
     assert clip[3].missing is None
     with pytest.raises(type(error)):
@@ -162,9 +160,9 @@ def test_a_figure_stays_where_that_of_the_other_rule_fails(error, reasons):
             return Figure((0.5, 16))
 
     (table,) = find_tables(["settings-image"])
-    for outcome in run_table(Failing(), table):
-        assert (outcome.figure, outcome.by_rule) == (Figure((0.5, 16)), None)
-        assert (outcome.failed, outcome.missing) == reasons
+    for cell in run_table(Failing(), table):
+        assert (cell.figure, cell.by_rule) == (Figure((0.5, 16)), None)
+        assert (cell.failed, cell.missing) == reasons
 
 
 def test_embeddings_of_one_model_are_open_at_a_time(tmp_path):
@@ -230,11 +228,11 @@ def test_the_audit_is_visogender_s(folder, runner, root):
         precision_ks=(1, 5),
     )
     (table,) = find_tables(["gender"])
-    for outcome in run_table(runner, table):
-        line = found.line(outcome.experiment.metric)
-        mean = (line.before if outcome.experiment.method == "none" else line.after).mean
-        scale = 100 if "precision" in outcome.row else 1
-        assert outcome.figure.value == pytest.approx(scale * mean)
+    for cell in run_table(runner, table):
+        line = found.line(cell.experiment.metric)
+        mean = (line.before if cell.experiment.method == "none" else line.after).mean
+        scale = 100 if "precision" in cell.row else 1
+        assert cell.figure.value == pytest.approx(scale * mean)
 
 
 def test_ready_scores_are_corrected_through_fit_scores(runner, root):
@@ -244,7 +242,7 @@ def test_ready_scores_are_corrected_through_fit_scores(runner, root):
     after = scores - bias.correction
     tops = [matrix.argmax(axis=1) for matrix in (scores, after)]
     (table,) = find_tables(["cross-attention"])
-    before, corrected, p_value = (outcome.figure.value for outcome in run_table(runner, table))
+    before, corrected, p_value = (cell.figure.value for cell in run_table(runner, table))
     assert before == pytest.approx(100 * np.mean(tops[0] == np.arange(10)))
     assert corrected == pytest.approx(100 * np.mean(tops[1] == np.arange(10)))
     counts = [np.bincount(top, minlength=10) for top in tops]
@@ -291,8 +289,8 @@ def test_references_that_a_setting_needs_and_a_bank_lacks_are_missing_material(r
 @pytest.mark.slow
 def test_missing_material_leaves_out_its_cells_only(runner):
     (table,) = find_tables(["image-retrieval"])
-    outcomes = run_table(runner, table)
-    assert [o.row for o in outcomes if o.figure] == ["CLIP"] * 8
-    assert all("siglip" in o.missing for o in outcomes if o.row == "SigLIP")
+    cells = run_table(runner, table)
+    assert [o.row for o in cells if o.figure] == ["CLIP"] * 8
+    assert all("siglip" in o.missing for o in cells if o.row == "SigLIP")
     with pytest.raises(NotThere):
         runner.measure(replace(PLAIN, model="SigLIP"))

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from nnnorm import NNN
-from reproduction.ivf import build_ivf, ivf_means
-from reproduction.runtime import time_exact, time_index
+from reproduction.runtime import build_ivf, ivf_means, time_exact, time_index
 
 
 @pytest.fixture

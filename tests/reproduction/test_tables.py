@@ -1,24 +1,41 @@
+"""Tables as people read them: in the paper's shape, a line per cell, the overview, and LaTeX."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
 import pytest
 
+from nnnorm.report import Table
 from reproduction.material import EmbeddingFolder
-from reproduction.paper import Experiment, find_tables, load_paper
-from reproduction.results import Figure
-from reproduction.run import Outcome
-from reproduction.tables import describe, lay_out, list_cells, tabulate_overview
+from reproduction.paper import Cell, Experiment, Figure, find_tables, load_paper
+from reproduction.tables import (
+    describe,
+    lay_out,
+    list_cells,
+    make_document,
+    make_tabular,
+    tabulate_overview,
+)
 from tests.made import make_paper_folder
 
 PLAIN = Experiment("recall_at_1", "CLIP", "coco")
 
 
-def beside(*outcomes, name="image-retrieval"):
+def cell(row="CLIP", column="COCO: original", there=PLAIN, printed=None, **measured):
+    return Cell(row, column, there, printed, "", "{model}", **measured)
+
+
+def listed(*cells, name="image-retrieval"):
     (table,) = find_tables([name])
-    return list_cells(table, {"ours": outcomes}, [], stand_ins=False)
+    return list_cells(table, {"ours": cells}, [], other=False)
 
 
-def test_our_figure_stands_beside_the_paper_s_with_its_interval_and_the_difference():
-    table = beside(
-        Outcome("CLIP", "COCO: original", PLAIN, Figure(30.1, 29.5, 30.7), None, 30.43),
-        Outcome("SigLIP", "COCO: original", PLAIN, None, "there are no images in x", 47.15),
+def test_our_figure_is_listed_with_its_interval_and_the_difference_from_the_papers():
+    table = listed(
+        cell(printed=30.43, figure=Figure(30.1, 29.5, 30.7)),
+        cell("SigLIP", printed=47.15, missing="there are no images in x"),
     )
     assert table.rows == (("CLIP", "COCO: original", "30.10 [29.50, 30.70]", "", "30.43", "−0.33"),)
     assert "aclanthology.org" in table.notes[0]
@@ -28,14 +45,14 @@ def test_our_figure_stands_beside_the_paper_s_with_its_interval_and_the_differen
 
 def test_what_only_the_second_rule_lacks_has_a_note_of_its_own():
     figure = Figure(30.1)
-    made = beside(
-        Outcome("CLIP", "COCO: original", PLAIN, figure, failed="out of memory"),
-        Outcome("BLIP", "COCO: original", PLAIN, figure, missing="there is no bank"),
-        Outcome("SigLIP", "COCO: original", PLAIN, None, failed="out of memory"),
+    made = listed(
+        cell(figure=figure, failed="/home/me/x.npy: out of memory"),
+        cell("BLIP", figure=figure, missing="there is no bank"),
+        cell("SigLIP", failed="out of memory"),
     )
     assert [row[2] for row in made.rows] == ["30.10", "30.10"]
     rule = "by the one-standard-error rule"
-    assert made.notes[-3:] == (
+    assert made.notes[-3:] == (  # reasons of failures may have paths of this machine
         "1 of 3 cells failed, such as SigLIP, COCO: original.",
         f"No figure {rule} for 1 of 3 cells: there is no bank.",
         f"1 of 3 cells failed {rule}, such as CLIP, COCO: original.",
@@ -56,14 +73,12 @@ def test_what_only_the_second_rule_lacks_has_a_note_of_its_own():
 )
 def test_figures_are_written_as_their_kind_is(metric, figure, printed, cells):
     there = Experiment(metric, "CLIP", "coco", method="nnn", bank="coco")
-    _, _, ours, by_rule, *theirs = beside(Outcome("CLIP", "x", there, figure, None, printed)).rows[
-        0
-    ]
-    assert (ours, *theirs) == cells
-    assert by_rule == ""
+    made = listed(cell(there=there, printed=printed, figure=figure))
+    _, _, ours, by_rule, *theirs = made.rows[0]
+    assert (ours, by_rule, *theirs) == (cells[0], "", *cells[1:])
 
 
-def test_cells_of_stand_ins_are_listed_by_their_name_and_what_one_lacks_is_a_note():
+def test_cells_of_other_data_are_listed_by_their_name_and_what_one_lacks_is_a_note():
     (table,) = find_tables(["gender"])
     params = {"reference_k": 16, "alpha": 0.75}
     there = [
@@ -71,10 +86,10 @@ def test_cells_of_stand_ins_are_listed_by_their_name_and_what_one_lacks_is_a_not
         for name in ("shapes", "flickr8k")
     ]
     found = {
-        "shapes": [Outcome("bias@6", "NNN", there[0], Figure(0.1, 0.0, 0.2))],
-        "flickr8k": [Outcome("bias@6", "NNN", there[1], None, "it has no groups")],
+        "shapes": [cell("bias@6", "NNN", there[0], figure=Figure(0.1, 0.0, 0.2))],
+        "flickr8k": [cell("bias@6", "NNN", there[1], missing="it has no groups")],
     }
-    made = list_cells(table, found, [], stand_ins=True)
+    made = list_cells(table, found, [], other=True)
     words = ("shapes, image", "bias@6, NNN, k = 16, α = 0.75", "0.100 [0.000, 0.200]")
     assert made.rows == ((*words, "", "", ""),)
     assert made.notes[0].startswith("Other models and data than the paper's")
@@ -82,31 +97,27 @@ def test_cells_of_stand_ins_are_listed_by_their_name_and_what_one_lacks_is_a_not
     assert made.notes[2] == "No figure for 1 of 1 cells: it has no groups."
 
 
-def test_figure_a1_says_which_bank_and_settings_were_used():
+def test_figure_a1_names_the_bank_and_settings_that_were_used():
     (table,) = find_tables(["cross-attention"])
-    cell = table.cells[1]
+    there = table.cells[1].experiment
     used = {"bank": "coco", "share": 0.2, "n_references": 5000, "reference_k": 64, "alpha": 0.75}
-    figure = Figure(66.0, used=used)
     made = lay_out(
-        table,
-        {"ours": [Outcome(cell.row, cell.column, cell.experiment, figure)]},
-        [],
-        stand_ins=False,
+        table, {"ours": [cell(there=there, figure=Figure(66.0, used=used))]}, [], other=False
     )
     assert made.notes[-1] == "BLIP ITM: 5,000 references (20 % of train), k = 64, α = 0.75."
 
 
-def test_different_experiments_of_a_stand_in_have_different_words():
+def test_different_experiments_on_other_data_have_different_words():
     for table in load_paper().tables:
         several = len({cell.experiment.direction for cell in table.cells}) > 1
         words = {}
-        for cell in table.cells:
-            there = cell.experiment.as_stand_in("shapes")
+        for one in table.cells:
+            there = one.experiment.on_other_data("shapes")
             label = describe(there) + (there.direction if several else "")
             assert words.setdefault(label, there) == there, (table.name, label)
 
 
-def test_the_overview_says_what_each_table_needs_and_what_is_there(tmp_path):
+def test_the_overview_shows_what_each_table_needs_and_what_is_there(tmp_path):
     folder = EmbeddingFolder(make_paper_folder(tmp_path))
     rows = {row[0]: row for row in tabulate_overview(folder).rows}
     assert len(rows) == 21
@@ -114,11 +125,8 @@ def test_the_overview_says_what_each_table_needs_and_what_is_there(tmp_path):
     assert rows["gender"][2:] == ("CLIP on visogender, coco", "2 of 2")
     assert rows["cross-attention"][2:] == ("BLIP ITM's scores on coco", "1 of 1")
     assert {row[-1] for row in tabulate_overview().rows} == {"–"}
-
-
-def test_a_table_needs_its_foreign_banks_too():
     (table,) = find_tables(["full-flickr30k-image"])
-    assert ("SigLIP", "coco") in table.list_material()
+    assert ("SigLIP", "coco") in table.list_material()  # the other bank
 
 
 # --- in the paper's shape ------------------------------------------------------------------------
@@ -127,11 +135,8 @@ def test_a_table_needs_its_foreign_banks_too():
 def printed(name):
     """A table as the paper prints it: the printed figures in the place of measured ones."""
     (table,) = find_tables([name])
-    outcomes = []
-    for cell in table.cells:
-        about = cell.row, cell.column, cell.experiment
-        outcomes.append(Outcome(*about, Figure(cell.printed), None, cell.printed))
-    return lay_out(table, {"ours": outcomes}, [], stand_ins=False)
+    cells = [replace(one, figure=Figure(one.printed)) for one in table.cells]
+    return lay_out(table, {"ours": cells}, [], other=False)
 
 
 def bold_of(table, row):
@@ -184,13 +189,14 @@ def test_other_tables_have_the_words_and_units_of_the_paper():
 
 def test_both_rules_and_the_paper_are_lines_of_a_model():
     (table,) = find_tables(["image-retrieval"])
-    nnn = Experiment("recall_at_1", "CLIP", "coco", "image", "nnn", "coco", 0.2)
-    outcomes = [
-        Outcome("CLIP", "COCO: original", PLAIN, Figure(30.0), None, 30.43),
-        Outcome("CLIP", "COCO: NNN, COCO bank", nnn, Figure(29.9), None, 37.53, Figure(30.0)),
-        Outcome("SigLIP", "COCO: original", PLAIN, None, "there are no images in x", 47.15),
+    cells = {(one.row, one.column): one for one in table.cells}
+    original, nnn = cells["CLIP", "COCO: original"], cells["CLIP", "COCO: NNN, COCO bank"]
+    found = [
+        replace(original, figure=Figure(30.0)),
+        replace(nnn, figure=Figure(29.9), by_rule=Figure(30.0)),
+        replace(cells["SigLIP", "COCO: original"], missing="there are no images in x"),
     ]
-    made = lay_out(table, {"ours": outcomes}, [], stand_ins=False)
+    made = lay_out(table, {"ours": found}, [], other=False)
     assert made.rows == (
         ("CLIP", "30.00", "29.90 (−0.1)"),  # a loss is a loss
         ("  1-SE rule", "", "30.00 (0.0)"),
@@ -200,25 +206,63 @@ def test_both_rules_and_the_paper_are_lines_of_a_model():
     assert made.notes[-1].startswith("No figure for 1 of 3 cells")
 
 
-def test_a_failure_is_in_the_notes_without_the_paths_of_its_reason():
-    (table,) = find_tables(["k-sweep-image"])
-    failed = Outcome("CLIP", "k = 8", PLAIN, None, failed="/home/me/x.npy row 3 is all zeros")
-    made = lay_out(table, {"ours": [failed]}, [], stand_ins=False)
-    assert made.notes[-1] == "1 of 1 cells failed, such as CLIP, k = 8."
-
-
-def test_stand_ins_take_the_place_of_models_and_the_bank_is_named():
+def test_other_data_take_the_place_of_models_and_the_bank_is_named():
     (table,) = find_tables(["image-retrieval"])
     found = {}
     for name in ("shapes", "flickr8k"):
         cells = [c for c in table.cells if c.row == "CLIP" and c.experiment.dataset == "coco"]
-        there = [(c, c.experiment.as_stand_in(name)) for c in cells]
-        found[name] = [Outcome(c.row, c.column, e, Figure(c.printed)) for c, e in there]
-    made = lay_out(table, found, [], stand_ins=True)
+        found[name] = [
+            replace(c, experiment=c.experiment.on_other_data(name), figure=Figure(c.printed))
+            for c in cells
+        ]
+    made = lay_out(table, found, [], other=True)
     assert made.columns == ("", "Original", "DBNorm", "NNN other bank", "NNN own bank")
     assert made.groups == ()
-    assert [row[0] for row in made.rows] == ["shapes", "flickr8k"]
-    (table,) = find_tables(["outliers"])
-    cell = table.cells[0]
-    outcome = Outcome(cell.row, cell.column, cell.experiment.as_stand_in("shapes"), Figure(4.1))
-    assert lay_out(table, {"shapes": [outcome]}, [], stand_ins=True).rows == (("Kurtosis", "4.1"),)
+    assert [row[0] for row in made.rows][::2] == ["shapes", "flickr8k"]
+
+
+# --- LaTeX ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The paper's tables as printed there, as if every figure was measured again."""
+    drawn = ("hubness",)  # plots, of which nothing is printed
+    return [printed(table.name) for table in load_paper().tables if table.name not in drawn]
+
+
+def n_cells(line):
+    cells = line.removesuffix(r"\\").split(" & ")
+    spans = (re.match(r"\\multicolumn\{(\d+)\}", one) for one in cells)
+    return sum(int(span.group(1)) if span else 1 for span in spans)
+
+
+def test_every_line_of_every_latex_table_has_a_cell_per_column(tables):
+    for table in tables:
+        lines = [line for line in make_tabular(table).splitlines() if line.endswith(r"\\")]
+        assert len(lines) == len(table.rows) + 1 + bool(table.groups)
+        assert {n_cells(line) for line in lines} == {len(table.columns)}, table.title
+
+
+def test_the_document_is_balanced_and_has_no_letter_that_latex_lacks(tables):
+    document = make_document(tables)
+    plain = re.sub(r"\\[%&_#${}]", "", document)
+    assert plain.count("{") == plain.count("}")
+    assert plain.count("$") % 2 == 0
+    assert {c for c in plain if ord(c) > 126} <= set("–…é")
+    assert document.count(r"\begin{tabular}") == document.count(r"\end{tabular}") == len(tables)
+
+
+def test_special_characters_and_bold_cells_are_written_for_latex():
+    table = Table("50 %", ("", "a_b"), (("x & y", "−1"),), bold=frozenset({(0, 1)}))
+    assert r"x \& y & \textbf{$-$1} \\" in make_tabular(table)
+    assert "50 \\%." in make_document([table])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_the_document_compiles(tables, tmp_path):
+    (tmp_path / "all.tex").write_text(make_document(tables), encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stdout.decode("latin-1")[-2000:]

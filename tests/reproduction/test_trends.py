@@ -50,7 +50,7 @@ def by_words(trends):
 
 @pytest.fixture(scope="module")
 def trends():
-    return by_words(find_trends({"ours": World()}, stand_ins=False)[0])
+    return by_words(find_trends({"ours": World()}, other=False)[0])
 
 
 @pytest.mark.parametrize(
@@ -97,25 +97,25 @@ def test_the_table_has_the_paper_first(trends):
     ],
 )
 def test_a_setting_that_fails_leaves_the_other_trends_as_they_are(trends, error, reason):
-    found, outcomes = find_trends({"ours": BrokenWorld(error)}, stand_ins=False)
+    found, cells = find_trends({"ours": BrokenWorld(error)}, other=False)
     found = by_words(found)
     assert found["(1) own bank: median setting"].ours["ours"] == "α 0.75, k 64"
     for words in ("(4) α = 0.75: gain with k = 1", "compute of tuning: DBNorm over NNN"):
         assert found[words] == trends[words]
-    failed = [outcome for outcome in outcomes if outcome.failed is not None]
-    assert {(outcome.row, outcome.failed) for outcome in failed} == {("CLIP", reason)}
+    failed = [cell for cell in cells if cell.failed is not None]
+    assert {(cell.row, cell.failed) for cell in failed} == {("CLIP", reason)}
     assert failed[0].column == "flickr30k, image retrieval: best (α, k), own bank"
-    assert any("there are no images" in (outcome.missing or "") for outcome in outcomes)
+    assert any("there are no images" in (cell.missing or "") for cell in cells)
     with pytest.raises(type(error)):
-        find_trends({"ours": BrokenWorld(error)}, stand_ins=False, keep_going=False)
+        find_trends({"ours": BrokenWorld(error)}, other=False, keep_going=False)
 
 
 def test_trends_without_material_are_not_measured(trends):
     world = World()
     world.models = ()
-    found, outcomes = find_trends({"ours": world}, stand_ins=False)
+    found, cells = find_trends({"ours": world}, other=False)
     assert [trend.words for trend in found if trend.is_measured] == []
-    assert all(outcome.missing for outcome in outcomes)
+    assert all(cell.missing for cell in cells)
     unmeasured = [words for words, trend in trends.items() if not trend.is_measured]
     assert unmeasured == [
         "(2) correlation of uncorrected R@1 and best k",

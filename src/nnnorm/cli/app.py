@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import typer
 from typer import Option
@@ -234,21 +234,16 @@ class Inputs:
     """The options that decide how embeddings are opened."""
 
     normalize: Normalize = None
-    metric: Annotated[
-        Literal["ip", "cosine"],
-        Option(help="With cosine, rows must have unit norm (or use --normalize)."),
-    ] = "ip"
 
     def repeat(self) -> str:
         """The options that were given, to end another command with."""
-        chosen = {None: "", True: " --normalize", False: " --no-normalize"}[self.normalize]
-        return chosen + (f" --metric {self.metric}" if self.metric != "ip" else "")
+        return {None: "", True: " --normalize", False: " --no-normalize"}[self.normalize]
 
     def open(self, path: Path, name: str) -> "Embeddings":
         """Open embeddings of the command line."""
         from nnnorm.embeddings import open_embeddings
 
-        return open_embeddings(path, name=name, normalize=self.normalize, metric=self.metric)
+        return open_embeddings(path, name=name, normalize=self.normalize)
 
     def open_references(self, path: Path, name: str = "references") -> "Embeddings | Bank":
         """Open past queries, or load a bank of them."""

@@ -34,7 +34,6 @@ from nnnorm.cli.app import (
     command,
     print_command,
     print_json,
-    print_story,
     read_ids,
     show_progress,
     write_command,
@@ -61,7 +60,6 @@ from nnnorm.report import (
     tabulate_diagnosis,
     tabulate_results,
     tabulate_tuning,
-    tell_check,
 )
 
 _TRUTH = ".npy with the right item of each query or (query, item) pairs, or .json with lists"
@@ -118,6 +116,10 @@ def check(
     ids: IdsFile = None,
     duplicates: DuplicatesOption = "drop",
     allow_gallery_rows: AllowGalleryRows = False,
+    explain: Annotated[
+        bool,
+        Option("--explain", help="Also print the figures behind the report, and what they mean."),
+    ] = False,
     seed: Seed = 0,
     *,
     inputs: Inputs,
@@ -147,9 +149,12 @@ def check(
     if as_json:
         print_json(found.to_dict() | {"next": [" ".join(parts) for parts in commands]})
         return
-    print_story([*tell_check(found), "", tabulate_check(found)])
+    typer.echo(found.summary())
+    if explain:
+        typer.echo()
+        tabulate_check(found).print()
     if commands:
-        typer.echo("\nNext:")
+        typer.echo("Next:")
     for parts in commands:
         print_command(parts)
 
@@ -182,10 +187,7 @@ def _next_commands(
 def _plots_of(tuning: evaluation.Tuning) -> Figures:
     if not any({"reference_k", "alpha"} <= set(cell.params) for cell in tuning.grid):
         return {}
-    return {
-        "grid.png": lambda p: p.plot_grid(tuning),
-        "reference-k.png": lambda p: p.plot_reference_k(tuning),
-    }
+    return {"grid.png": lambda p: p.plot_grid(tuning)}
 
 
 def _fit_command_of(chosen: evaluation.Cell, files: dict[str, Any], end: str) -> list[str]:

@@ -2,12 +2,11 @@
 
 truth        the right items of every query; references that are among the queries
 metrics      ranks of the right items: R@K, MRR, nDCG
-hubness      how often items are retrieved, hubs, and a null model of both
+hubness      how often items are retrieved, hubs, a null model; `diagnose`
 bootstrap    intervals by resampling, clustered and paired
 sweep        all settings of all methods from one pass, and R@1 of each from one product
 tuning       choosing a method and its settings on held-out queries
 comparison   methods compared; banks of different sizes
-diagnosis    the hubs of a gallery, before and after a correction
 checking     hubs, expectation, gain and recommendation in one verdict
 drift        whether the past queries of a corrector are still like those of today
 signals      what an item does to past queries, compared with what is usual
@@ -32,15 +31,16 @@ from nnnorm.evaluation.comparison import (
     make_result,
     report_gain,
 )
-from nnnorm.evaluation.diagnosis import Diagnosis, diagnose
 from nnnorm.evaluation.drift import Drift, measure_drift
 from nnnorm.evaluation.groups import Audit, audit
 from nnnorm.evaluation.hubness import (
     HUB,
+    Diagnosis,
     Hubs,
     Severity,
     compare_occurrences,
     count_occurrences,
+    diagnose,
     expect_occurrences,
     find_hubs,
     find_rescued,

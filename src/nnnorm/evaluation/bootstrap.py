@@ -34,6 +34,15 @@ class Interval:
         """Whether the data are compatible with no difference."""
         return self.low <= 0 <= self.high
 
+    def show(self, digits: int = 2, scale: float = 100, *, sign: str = "+") -> str:
+        """Write the mean and its interval, in points: ``+1.08 [0.40, 1.76]``."""
+        # Adding 0 makes the −0.00 of a sum's last bits 0.00.
+        mean, low, high = (
+            round(scale * end, digits) + 0.0 for end in (self.mean, self.low, self.high)
+        )
+        text = f"{mean:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+        return text.replace("-", "−")
+
 
 def interval_of_mean(
     values: npt.ArrayLike,

@@ -8,22 +8,21 @@ cross-fitted. The gains are those of `evaluate`, `tune` and `compare` to the las
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import Duplicates, References
-from nnnorm.embeddings import Embeddings, Source, open_embeddings
+from nnnorm.dedup import Duplicates
+from nnnorm.embeddings import Source, open_embeddings
 from nnnorm.errors import NNNormError, quiet
 from nnnorm.evaluation.bootstrap import Interval
-from nnnorm.evaluation.diagnosis import open_ids
-from nnnorm.evaluation.hubness import Hubs, judge_hubs, places_to_count
+from nnnorm.evaluation.hubness import Hubs, judge_hubs, open_ids, places_to_count
 from nnnorm.evaluation.metrics import Evaluation, evaluate, measure_gain
 from nnnorm.evaluation.truth import clusters_of, one_per_cluster, open_truth, warn_of_overlap
 from nnnorm.evaluation.tuning import try_settings
@@ -35,11 +34,17 @@ from nnnorm.input_checks import (
     mismatch_z,
     warn_of_items,
 )
-from nnnorm.methods import NNN, MethodName, is_mismatched, make_method
+from nnnorm.methods import (
+    NNN,
+    MethodName,
+    describe_setting,
+    is_mismatched,
+    label_method,
+    make_method,
+)
 from nnnorm.ranking import search
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
-Hits: TypeAlias = npt.NDArray[np.int64]
 Verdict = Literal["correct", "try", "leave", "unknown"]
 Expectation = Literal["help", "little", "unclear"]
 
@@ -48,10 +53,15 @@ _WITHOUT_LABELS: dict[Expectation, Verdict] = {
     "unclear": "try",
     "little": "leave",
 }
+_EXPECTATIONS: dict[Expectation, str] = {
+    "help": "expected to help",
+    "little": "little to expect",
+    "unclear": "not clear that it helps",
+}
 # Halves of a bank that agree less than this say more about themselves than about the items.
 _LEAST_RELIABLE = 0.5
 # All of six changes for the better are the fewest that a sign test takes for more than chance.
-FEWEST_CHANGED = 6
+_FEWEST_CHANGED = 6
 # If none of so many change, fewer than one in a hundred do (95 %).
 _FEWEST_LABELS = 300
 # A correction that gives fewer queries another first item changes nothing that matters.
@@ -76,12 +86,12 @@ class Measured:
         """Whether the gain is not 0, and more than a handful of right items show it."""
         if self.gain is None or self.n_changed is None:
             return False
-        return self.n_changed >= FEWEST_CHANGED and not self.gain.includes_zero
+        return self.n_changed >= _FEWEST_CHANGED and not self.gain.includes_zero
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A verdict, what it rests on, and what to do next."""
+    """A verdict, what it rests on, and what to do next; printed, it is a report."""
 
     verdict: Verdict
     hubs: Hubs  # of the search as it is
@@ -119,6 +129,107 @@ class Check:
             found["hubs"]["id"] = self.name_item(self.hubs.item)
         return found
 
+    def __str__(self) -> str:
+        return "\n".join([self.summary(), *_labelled("Next", list(self.next))])
+
+    def summary(self) -> str:
+        """Return the report without the next lines, in 80 columns."""
+        texts = {
+            "Verdict": self._tell_verdict(),
+            "Hubs": self._tell_hubs(),
+            "Past queries": self._tell_references(),
+            "Effect": self._tell_effect(),
+        }
+        lines = []
+        for label, text in texts.items():
+            lines += _labelled(label, textwrap.wrap(text, 66, break_on_hyphens=False))
+        return "\n".join(lines)
+
+    def _tell_verdict(self) -> str:
+        chosen = self.chosen
+        if self.verdict == "unknown":
+            return "unknown without past queries; today's can be the bank of later searches."
+        if chosen is None:
+            return f"no correction needed: {self._why_none()}."
+        setting = describe_setting(chosen.method, chosen.params, ", ", " = ")
+        how = f"{label_method(chosen.method)}, {setting} ({self.recommended} settings)"
+        if self.verdict == "correct":
+            return f"use {how}."
+        if self.recall_at_1 is None:
+            return f"try {how}, and label some queries to see whether it helps."
+        return f"try {how} next to the search as it is; no gain is shown yet."
+
+    def _why_none(self) -> str:
+        gain = self.automatic.gain if self.automatic and self.automatic.is_sure else None
+        if gain is not None and gain.high < 0:
+            return "it does harm here"
+        if self.expectation == "little":
+            return "it would change next to nothing"
+        return "there are no hubs to remove" if self.expectation is None else "no gain is shown"
+
+    def _tell_hubs(self) -> str:
+        hubs = self.hubs
+        found: str = hubs.severity
+        if found == "none":
+            found = f"none visible in {self.n_queries:,} queries"
+        text = (
+            f"{found}. Item {self.name_item(hubs.item)} is {hubs.places} for {hubs.most:,} "
+            f"{'query' if hubs.most == 1 else 'queries'} ({hubs.most_by_chance:,.0f} by chance); "
+            f"{hubs.n_never:,} of {self.n_gallery:,} items never are "
+            f"({hubs.n_never_by_chance:,.0f} by chance)."
+        )
+        if hubs.k > 1:
+            text += f" Small hubs need more queries, about as many as the {self.n_gallery:,} items."
+        elif hubs.severity == "none" and self.recall_at_1 is None:
+            text += " Small hubs only show with labels."
+        return text
+
+    def _tell_references(self) -> str:
+        if self.n_references is None:
+            return "none given."
+        measured = [
+            f"{name} {getattr(self, name):.2f}".replace("-", "−")
+            for name in ("reliability", "density", "z")
+            if getattr(self, name) is not None
+        ]
+        why = ", and ".join(self.reasons) or "they fit queries and items"
+        return f"{self.n_references:,}; {why} ({', '.join(measured)})."
+
+    def _tell_effect(self) -> str:
+        if self.expectation is None or self.automatic is None:
+            return "not known without past queries."
+        after, gain = self.automatic.hubs, self.automatic.gain
+        text = (
+            f"{100 * (self.moved or 0):.0f} % of the queries get another top-1. The most retrieved "
+            f"item goes from {self.hubs.most:,} hits to {after.most:,}, items without any from "
+            f"{self.hubs.n_never:,} to {after.n_never:,}."
+        )
+        if gain is None:
+            return f"{_EXPECTATIONS[self.expectation]}: {text}"
+        text += f" Gain in R@1: {_tell_gain(gain)} points with automatic settings"
+        if self.tuned is not None and self.tuned.gain is not None:
+            none = "" if self.tuned.params else ", which is no correction"
+            text += f", {_tell_gain(self.tuned.gain)} tuned on the labels (cross-fitted){none}"
+        text += "."
+        if not self.automatic.is_sure and not gain.includes_zero:
+            text += f" Only {self.automatic.n_changed} right items show it, too few to tell."
+        if self.n_needed is not None:
+            rounded = float(f"{self.n_needed:.2g}")
+            text += (
+                f" Too few labels: to tell 1 point from 0 takes about {rounded:,.0f} queries, not "
+                f"{self.n_queries:,}."
+            )
+        return text
+
+
+def _labelled(label: str, lines: Sequence[str]) -> list[str]:
+    """Lines to the right of a label."""
+    return [f"{'' if place else label:14}{line}" for place, line in enumerate(lines)]
+
+
+def _tell_gain(gain: Interval) -> str:
+    return f"{gain.show()[:-1]}{', includes 0' if gain.includes_zero else ''}]"
+
 
 def check(
     gallery: Source,
@@ -155,7 +266,7 @@ def check(
         Whether copies in the bank count once, and whether references may be rows of the gallery,
         see `Method.fit`.
     seed : int
-        Random seed of chance, of the folds and of the intervals.
+        Random seed of the null model, of the folds and of the intervals.
     normalize : bool, optional
         True divides every row by its norm; see `open_embeddings`.
     memory_budget : int
@@ -181,14 +292,30 @@ def check(
     names = open_ids(ids, items)
     if references is None and recent is not None:
         raise NNNormError("recent queries judge a bank; give references too")
+    sizes = {"n_queries": len(asked), "n_gallery": len(items)}
+    right = None if truth is None else open_truth(truth, **sizes)
+    k = places_to_count(**sizes)
     run: dict[str, Any] = {"memory_budget": memory_budget, "progress": progress}
-    searched = _Search(asked, items, truth, seed, run)
+
+    def look(
+        bias: Bias | None, found: Evaluation | None = None
+    ) -> tuple[Evaluation | None, Hubs, Any]:
+        """Search with a correction: the evaluation, the hubs, and every first item."""
+        if found is None and right is not None:
+            found = evaluate(asked, items, bias, truth=right, **run)
+        if found is not None and k == 1:
+            hits = found.top1[:, None]
+        else:
+            hits = search(asked, items, bias, k=k, **run).indices
+        hubs = judge_hubs(hits, len(items), truth=right, queries=asked, seed=seed)
+        return found, hubs, hits[:, 0]
+
+    raw, hubs, firsts = look(None)
     about: dict[str, Any] = {
-        "hubs": searched.hubs,
-        "recall_at_1": None if searched.raw is None else searched.raw.recall(1),
-        "n_queries": len(asked),
-        "n_gallery": len(items),
+        "hubs": hubs,
+        "recall_at_1": None if raw is None else raw.recall(1),
         "ids": names,
+        **sizes,
     }
     if references is None:
         return _without_references(about)
@@ -200,16 +327,36 @@ def check(
             warn_of_overlap(recent, asked)
     given = references if isinstance(references, Bank) else bank
     fit: dict[str, Any] = {"duplicates": duplicates, "allow_gallery_rows": allow_gallery_rows}
-    bias = _fit(items, given, recent, fit | run)
-    z = bias.params.get("mismatch_z") if recent is not None else searched.mismatch_z(bank)
-    automatic, evaluation, moved = searched.measure(bias)
-    with_items = recent is None and not allow_gallery_rows and warn_of_items(bank, items, asked)
-    expectation, reasons = _expect(bias, moved, None if recent is not None else z, with_items)
+    # The verdict says what these warnings mean.
+    with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
+        if recent is None:
+            bias = NNN().fit(items, given, **fit, **run)
+        else:
+            bias = Corrector.fit(items, given, NNN(), recent=recent, **fit, **run).bias
+    z = bias.params.get("mismatch_z")
+    with_items = False
+    if recent is None:
+        z = mismatch_z(bank, asked if right is None else one_per_cluster(asked, right))
+        z = None if math.isnan(z) else z
+        with_items = not allow_gallery_rows and warn_of_items(bank, items, asked)
+    corrected, hubs_after, firsts_after = look(bias)
+    automatic = Measured(bias.method, dict(bias.params), hubs_after)
+    moved = float((firsts_after != firsts).mean())
+    expectation, reasons = _expect(bias, moved, z if recent is None else None, with_items)
     tuned = better = None
-    if evaluation is not None and recent is None:
-        with quiet():  # of what was warned of above
-            used = use_references(references, bank, duplicates, progress)
-        tuned, better = searched.tune(used, evaluation)
+    if raw is not None and corrected is not None:
+        automatic = _with_gain(automatic, corrected, raw, seed)
+        if recent is None:
+            with quiet():  # of what was warned of above
+                used = use_references(references, bank, duplicates, progress)
+            trial = try_settings([NNN().name], items, used, None, asked, right, **run)
+            number = trial.choose("one-standard-error")
+            crossed = trial.cross_fit("one-standard-error", seed=seed)
+            best, bias_tuned = trial.settings[number], trial.bias(number) if number else None
+            hubs_tuned = look(bias_tuned, trial.evaluation(number))[1]
+            tuned = Measured(best.name, dict(best.params), hubs_tuned)
+            tuned = _with_gain(tuned, crossed, raw, seed)
+            better = measure_gain(crossed, corrected, seed=seed)
     verdict, recommended = _judge(expectation, automatic, tuned, better)
     options: dict[str, Any] = {"normalize": normalize} if normalize is not None else {}
     chosen = tuned if recommended == "tuned" else None
@@ -234,85 +381,11 @@ def check(
     )
 
 
-class _Search:
-    """The search of some queries, without a correction and with several."""
-
-    def __init__(
-        self, queries: Embeddings, gallery: Embeddings, truth: Any, seed: int, run: dict[str, Any]
-    ) -> None:
-        self._queries, self._gallery, self._seed, self._run = queries, gallery, seed, run
-        sizes = {"n_queries": len(queries), "n_gallery": len(gallery)}
-        self._truth = None if truth is None else open_truth(truth, **sizes)
-        self._k = places_to_count(**sizes)
-        self.raw = self._evaluate(None)
-        self._hits = self._find(None, self.raw)
-        self.hubs = self._judge(self._hits)
-
-    def _evaluate(self, bias: Bias | None) -> Evaluation | None:
-        if self._truth is None:
-            return None
-        return evaluate(self._queries, self._gallery, bias, truth=self._truth, **self._run)
-
-    def _find(self, bias: Bias | None, evaluation: Evaluation | None) -> Hits:
-        """The first items of every query, as many as hubs are counted in."""
-        if evaluation is not None and self._k == 1:
-            return evaluation.top1[:, None]
-        return search(self._queries, self._gallery, bias, k=self._k, **self._run).indices
-
-    def _judge(self, hits: Hits) -> Hubs:
-        about: dict[str, Any] = {"truth": self._truth, "seed": self._seed}
-        return judge_hubs(hits, len(self._gallery), queries=self._queries, **about)
-
-    def mismatch_z(self, references: Embeddings) -> float | None:
-        """Z between the references and the queries; None if there are too few to tell."""
-        queries = self._queries
-        if self._truth is not None:
-            queries = one_per_cluster(queries, self._truth)
-        z = mismatch_z(references, queries)
-        return None if math.isnan(z) else z
-
-    def measure(self, bias: Bias) -> tuple[Measured, Evaluation | None, float]:
-        """One correction, and the share of queries to which it gives another first item."""
-        evaluation = self._evaluate(bias)
-        hits = self._find(bias, evaluation)
-        figures = self._figures(bias.method, bias.params, evaluation, hits)
-        return figures, evaluation, float((hits[:, 0] != self._hits[:, 0]).mean())
-
-    def tune(self, used: References, automatic: Evaluation) -> tuple[Measured, Interval]:
-        """NNN tuned on the labels, cross-fitted, and its difference to the automatic one."""
-        trial = try_settings(
-            [NNN().name], self._gallery, used, None, self._queries, self._truth, **self._run
-        )
-        number = trial.choose("one-standard-error")
-        best, evaluation = (
-            trial.settings[number],
-            trial.cross_fit("one-standard-error", seed=self._seed),
-        )
-        hits = self._find(trial.bias(number) if number else None, trial.evaluation(number))
-        figures = self._figures(best.name, best.params, evaluation, hits)
-        return figures, measure_gain(evaluation, automatic, seed=self._seed)
-
-    def _figures(
-        self, method: str, params: Mapping[str, Any], evaluation: Evaluation | None, hits: Hits
-    ) -> Measured:
-        hubs = self._judge(hits)
-        if evaluation is None or self.raw is None:
-            return Measured(method, dict(params), hubs)
-        gain = measure_gain(evaluation, self.raw, seed=self._seed)
-        is_other = evaluation.hits(1) != self.raw.hits(1)
-        n_changed = len(np.unique(clusters_of(self.raw.truth)[is_other]))
-        return Measured(method, dict(params), hubs, evaluation.recall(1), gain, n_changed)
-
-
-def _fit(
-    gallery: Embeddings, references: Embeddings | Bank, recent: Source | None, how: dict[str, Any]
-) -> Bias:
-    """What the command `fit` makes of the same inputs."""
-    # The verdict says what these mean.
-    with quiet("the past queries don't resemble"), quiet(LIKE_ITEMS):
-        if recent is None:
-            return NNN().fit(gallery, references, **how)
-        return Corrector.fit(gallery, references, NNN(), recent=recent, **how).bias
+def _with_gain(measured: Measured, evaluation: Evaluation, raw: Evaluation, seed: int) -> Measured:
+    gain = measure_gain(evaluation, raw, seed=seed)
+    is_other = evaluation.hits(1) != raw.hits(1)
+    n_changed = len(np.unique(clusters_of(raw.truth)[is_other]))
+    return replace(measured, recall_at_1=evaluation.recall(1), gain=gain, n_changed=n_changed)
 
 
 def _expect(

@@ -1,14 +1,26 @@
 """Outliers: items that look adversarial or corrupt, judged without labels.
 
-The sum of an item's signals (`evaluation.signals`) is its score; a budget bounds the number of
-alerts. Zeros, constants and odd norms are faults, whatever they do to queries. `scan` judges all
-items of a gallery by each other and by past queries, `screen` judges new items by a corrector.
+An item that was made to be found differs from honest ones:
+
+    bias         the mean of its 16 best scores with the references
+    neighbors    the same, beyond what items with as close neighbors in the gallery get
+    topics       number of topics of the references with a query that has it among its ten best
+    firsts       number of references that have it in first place
+    blends       number of blends of two references that have it in first place
+    side         how far it lies from the gallery towards the references
+
+`Expected` learns from a part of a gallery, the *landmarks*, what is usual, and measures any items
+against that: those of the gallery (`scan`), or new ones (`screen`). Every number becomes a robust
+z, and their sum is an item's score; a budget bounds the number of alerts. Near copies share the
+counts of one of them, so that a hub can't hide among its own copies. Zeros, constants and odd norms
+are faults, whatever they do to queries.
 """
 
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,26 +30,30 @@ import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references, use_references
 from nnnorm.corrector import Corrector
-from nnnorm.dedup import used_rows
+from nnnorm.dedup import as_units, used_rows
 from nnnorm.embeddings import (
     Embeddings,
     Source,
     ValidRows,
+    check_same_dim,
     check_same_norms,
     open_embeddings,
     open_valid,
 )
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation.drift import open_corrector
-from nnnorm.evaluation.signals import SIGNALS, DoubleArray, Expected, IntArray, Numbers
 from nnnorm.files import Progress, write_whole
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Done, count_threads, strips_in_order
 from nnnorm.tables import check_ids
 
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+DoubleArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 Verdict = Literal["fine", "watch", "remove"]
 # A share ("0.2%", 0.002) or a number of alerts.
 Budget: TypeAlias = str | float | int
 
+SIGNALS = ("bias", "neighbors", "topics", "firsts", "blends", "side")
 DEFAULT_BUDGET = "0.2%"
 # A share of a small gallery is no alert at all; so many are looked at in any gallery.
 LEAST_ALERTS = 5
@@ -51,6 +67,33 @@ _UNIT = 5e-3
 _MOSTLY = 0.9
 # A norm this many times larger or smaller than the median is odd, if norms vary at all.
 _ODD_NORM = 4.0
+
+# The numbers of an item. `leader` is the landmark that it is a copy of, or is itself, else −1.
+_NUMBERS = ("bias", "density", "topics", "firsts", "blends", "side", "leader")
+_COUNTS = ("topics", "firsts", "blends")
+# The work is bounded by these, whatever the sizes of gallery and bank; the figures of docs/scan.md
+# are measured with them.
+_MOST_LANDMARKS = _MOST_REFERENCES = 8192
+_N_BLENDS = 4096
+# Weight of the second reference of a blend.
+_BLEND = 0.5
+_REFERENCE_K = 16
+# Places that count as retrieved; one is too few to see topics in a bank of some thousands.
+_PLACES = 10
+_N_NEIGHBORS = 10
+# Items this close, as a cosine, are copies of each other.
+_COPY = 0.98
+_MOST_TOPICS = 64
+# Rows that are multiplied with all landmarks or references at once.
+_STRIP_ROWS = 256
+_N_FOLDS = 5
+_SHRINKAGE = 0.1
+# Products of other sizes differ in the last bits.
+_ROUNDING = 1e-6
+# Fewer items or references have no spread to judge by.
+_FEWEST = 8
+# z stops here on either side: one signal alone does not make up for all others.
+_LEAST_Z, _LARGEST_Z = -3.0, 1000.0
 
 
 @dataclass(frozen=True)
@@ -265,8 +308,8 @@ def _find_odd_norms(
 
 
 def _judge(
-    expected: Expected,
-    sound: ValidRows,
+    expected: "Expected",
+    valid: ValidRows,
     faults: Mapping[int, str],
     ids: Sequence[Any] | None,
     *,
@@ -274,18 +317,18 @@ def _judge(
     budget: int | None = None,
     progress: Progress | None = None,
 ) -> Scan:
-    """Give every item a verdict; `own` and `faults` are those of the rows of `sound`."""
-    n_items = sound.n_rows
-    names = check_ids(ids, n_items, name=sound.embeddings.name) if ids is not None else sound.ids
-    numbers = expected.measure(sound.embeddings, own, progress)
+    """Give every item a verdict; `own` and `faults` are those of the rows of `valid`."""
+    n_items = valid.n_rows
+    names = check_ids(ids, n_items, name=valid.embeddings.name) if ids is not None else valid.ids
+    numbers = expected.measure(valid.embeddings, own, progress)
     z = expected.compare(numbers)
     signals = {name: np.full(n_items, np.nan) for name in SIGNALS}
-    for name in SIGNALS:
-        signals[name][sound.rows] = z[name]
-    broken = dict(sound.faults)
-    broken |= {int(sound.rows[row]): words for row, words in faults.items()}
+    for name, values in z.items():
+        signals[name][valid.rows] = values
+    broken = dict(valid.faults)
+    broken |= {int(valid.rows[row]): words for row, words in faults.items()}
     scores = np.full(n_items, np.inf)
-    scores[sound.rows] = sum(z.values())
+    scores[valid.rows] = sum(z.values())
     scores[list(broken)] = np.inf
 
     def name_of(item: int) -> Any:
@@ -298,7 +341,7 @@ def _judge(
     for item in order[scores[order] >= WATCH].tolist():
         verdict: Verdict = "remove" if scores[item] >= REMOVE else "watch"
         own_signals = {name: round(float(signals[name][item]), 2) for name in SIGNALS}
-        place = int(np.searchsorted(sound.rows, item))
+        place = int(np.searchsorted(valid.rows, item))
         reasons = _reasons(expected, numbers, place, own_signals)
         score = round(float(scores[item]), 2)
         outliers.append(Outlier(item, name_of(item), verdict, reasons, score, own_signals))
@@ -306,26 +349,275 @@ def _judge(
 
 
 def _reasons(
-    expected: Expected, numbers: Numbers, place: int, signals: Mapping[str, float]
+    expected: "Expected",
+    numbers: Mapping[str, DoubleArray],
+    place: int,
+    signals: Mapping[str, float],
 ) -> tuple[str, ...]:
     """The signals in words, strongest first: those that are notable, or the strongest."""
     usual = expected.medians
+    topics, firsts, blends = (int(numbers[name][place]) for name in _COUNTS)
     words = {
         "bias": "its scores with the references are {z:.1f} spreads above the median item's",
-        "neighbours": "its scores with the references are {z:.1f} spreads above those of items "
-        "with as close neighbours",
-        "intents": f"{numbers.intents[place]:.0f} of {expected.n_topics} topics of the bank "
-        f"retrieve it; a usual item, {usual['intents']}",
-        "firsts": f"{numbers.firsts[place]:,.0f} of {expected.n_references:,} references have it "
-        f"in first place; a usual item, {usual['firsts']}",
-        "blends": f"{numbers.blends[place]:,.0f} of {expected.n_blends:,} blends of two queries "
-        f"have it in first place; a usual item, {usual['blends']}",
+        "neighbors": "its scores with the references are {z:.1f} spreads above those of items "
+        "with as close neighbors",
+        "topics": f"{topics} of {expected.n_topics} topics of the bank retrieve it; a usual item, "
+        f"{usual['topics']}",
+        "firsts": f"{firsts:,} of {expected.n_references:,} references have it in first place; a "
+        f"usual item, {usual['firsts']}",
+        "blends": f"{blends:,} of {expected.n_blends:,} blends of two queries have it in first "
+        f"place; a usual item, {usual['blends']}",
         "side": "it lies {z:.1f} spreads from the other items towards the queries",
     }
     ordered = sorted(SIGNALS, key=lambda name: -signals[name])
     notable = [name for name in ordered if signals[name] >= _NOTABLE] or ordered[:1]
     reasons = [words[name].format(z=signals[name]) for name in notable]
-    n_copies = int((numbers.leader == numbers.leader[place]).sum())
-    if numbers.leader[place] >= 0 and n_copies > 1:
+    leader = numbers["leader"]
+    n_copies = int((leader == leader[place]).sum())
+    if leader[place] >= 0 and n_copies > 1:
         reasons.append(f"it is one of {n_copies:,} near copies")
     return tuple(reasons)
+
+
+# --- what is usual -------------------------------------------------------------------------------
+
+
+class Expected:
+    """What is usual for an item of a gallery, by past queries; made once, asked for any items."""
+
+    def __init__(
+        self,
+        landmarks: Embeddings,
+        references: Embeddings,
+        *,
+        seed: int = 0,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> None:
+        check_same_dim(landmarks, references)
+        for rows in (landmarks, references):
+            if len(rows) < _FEWEST:
+                raise NNNormError(
+                    f"{rows.name} has {len(rows)} rows; {_FEWEST} or more are needed to tell what "
+                    "is usual"
+                )
+        rng = np.random.default_rng(seed)
+        chosen = _choose(landmarks, _MOST_LANDMARKS, rng)
+        bank = references.take(_choose(references, _MOST_REFERENCES, rng))
+        items = landmarks.take(chosen)
+        is_first = _first_of_copies(items)
+        self.chosen, items = chosen[is_first], items[is_first]
+        topics = _find_topics(bank, rng)
+        self._blends = _blend(bank, rng)
+        self._sides = _Sides(items, bank, rng)
+        order = np.argsort(topics, kind="stable")
+        self._references, topics = bank[order], topics[order]
+        self._topic_starts = np.flatnonzero(np.diff(topics, prepend=-1))
+        self._landmarks, self._units = items, as_units(items)
+        self.n_references, self.n_blends = len(bank), len(self._blends)
+        self.n_topics = int(topics.max()) + 1
+        # A strip holds its scores and their order, 12 bytes each, on every thread.
+        per_row = 12 * max(len(bank), len(items)) * count_threads()
+        self._n_strip = int(np.clip(memory_budget // (2 * per_row), 8, _STRIP_ROWS))
+        done = Done(progress, len(bank) + len(self._blends) + len(items))
+        self._first, self._retrieved = self._thresholds(self._references, _PLACES, done)
+        self._first_of_blends, _ = self._thresholds(self._blends, 1, done)
+        self._of_landmarks = self._measure(
+            lambda start, stop: items[start:stop], np.arange(len(items)), done
+        )
+        self._line = _fit_line(self._of_landmarks["density"], self._of_landmarks["bias"])
+        self._usual = {n: _usual(values) for n, values in self._raw(self._of_landmarks).items()}
+        self.medians = {name: int(np.median(self._of_landmarks[name])) for name in _COUNTS}
+
+    def measure(
+        self, items: Embeddings, own: IntArray | None = None, progress: Progress | None = None
+    ) -> dict[str, DoubleArray]:
+        """Measure items; `own` has the landmark that each item is, or −1."""
+        own = np.full(len(items), -1) if own is None else own
+        rest = np.flatnonzero(own < 0)
+        numbers = {name: values[own] for name, values in self._of_landmarks.items()}
+        if len(rest):
+            others = items if len(rest) == len(items) else items.subset(rest)
+            measured = self._measure(others.rows, own[rest], Done(progress, len(rest)))
+            for name, values in measured.items():
+                numbers[name][rest] = values
+        copies = np.flatnonzero(numbers["leader"] >= 0)
+        leaders = numbers["leader"][copies].astype(np.int64)
+        for name in _COUNTS:
+            shared = self._of_landmarks[name][leaders]
+            numbers[name][copies] = np.maximum(numbers[name][copies], shared)
+        return numbers
+
+    def compare(self, numbers: Mapping[str, DoubleArray]) -> dict[str, DoubleArray]:
+        """Turn numbers into robust z, by signal."""
+        found = {}
+        for name, values in self._raw(numbers).items():
+            median, spread = self._usual[name]
+            z = (values - median) / spread if spread else np.zeros(len(values))
+            found[name] = np.clip(z, _LEAST_Z, _LARGEST_Z)
+        return found
+
+    def _raw(self, numbers: Mapping[str, DoubleArray]) -> dict[str, DoubleArray]:
+        """The numbers on scales on which honest items are about evenly spread."""
+        return {
+            "bias": numbers["bias"],
+            "neighbors": numbers["bias"] - self._line[0] - self._line[1] * numbers["density"],
+            "topics": np.log1p(numbers["topics"]),
+            "firsts": np.sqrt(numbers["firsts"] + 0.5),
+            "blends": np.sqrt(numbers["blends"] + 0.5),
+            "side": numbers["side"],
+        }
+
+    def _thresholds(
+        self, queries: FloatArray, n_places: int, done: Done
+    ) -> tuple[FloatArray, FloatArray]:
+        """The scores at the first and the last place of each query's ranking of the landmarks."""
+        n_places = min(n_places, len(self._landmarks))
+
+        def work(start: int, stop: int) -> FloatArray:
+            scores = queries[start:stop] @ self._landmarks.T
+            scores.partition(len(self._landmarks) - n_places, axis=1)
+            best = scores[:, -n_places:]
+            return np.stack([best.max(axis=1), best.min(axis=1)])
+
+        found = self._in_strips(work, len(queries), done)
+        first, last = found - _ROUNDING * np.abs(found)
+        return first, last
+
+    def _measure(
+        self, read: Callable[[int, int], FloatArray], own: IntArray, done: Done
+    ) -> dict[str, DoubleArray]:
+        """Measure rows in one pass over references, blends and landmarks."""
+        k = min(_REFERENCE_K, max(1, self.n_references // 4))
+
+        def work(start: int, stop: int) -> DoubleArray:
+            rows = read(start, stop)
+            scores = rows @ self._references.T
+            is_retrieved = scores >= self._retrieved
+            topics = np.logical_or.reduceat(is_retrieved, self._topic_starts, axis=1).sum(axis=1)
+            firsts = np.count_nonzero(scores >= self._first, axis=1)
+            scores.partition(self.n_references - k, axis=1)
+            bias = scores[:, -k:].mean(axis=1, dtype=np.float64)
+            blends = np.count_nonzero(rows @ self._blends.T >= self._first_of_blends, axis=1)
+            density, leader = self._neighbors(as_units(rows), own[start:stop])
+            side = self._sides.project(rows, leader)
+            return np.stack([bias, density, topics, firsts, blends, side, leader])
+
+        return dict(zip(_NUMBERS, self._in_strips(work, len(own), done), strict=True))
+
+    def _neighbors(self, units: FloatArray, own: IntArray) -> tuple[DoubleArray, IntArray]:
+        """Mean cosine with the nearest other landmarks, and the landmark an item is a copy of."""
+        k = min(_N_NEIGHBORS + 1, len(self._units))
+        cosines = units @ self._units.T
+        places = np.argpartition(cosines, len(self._units) - k, axis=1)[:, -k:]
+        best = np.take_along_axis(cosines, places, axis=1)
+        # Copies say nothing about how dense a place is: many of them would make it look so.
+        is_other = (places != own[:, None]) & (best <= _COPY)
+        n_others = is_other.sum(axis=1)
+        sums = np.where(is_other, best, 0).sum(axis=1, dtype=np.float64)
+        density = np.where(n_others > 0, sums / np.maximum(n_others, 1), _COPY)
+        nearest = np.take_along_axis(places, best.argmax(axis=1)[:, None], axis=1)[:, 0]
+        is_copy = (own < 0) & (best.max(axis=1) > _COPY)
+        return density, np.where(is_copy, nearest, own)
+
+    def _in_strips(self, work: Callable[[int, int], Any], n_rows: int, done: Done) -> Any:
+        """Call `work` on strips of rows in threads, and join what it returns."""
+        parts = []
+        for start, stop, found in strips_in_order(work, n_rows, self._n_strip, threading.Event()):
+            parts.append(found)
+            done.add(stop - start)
+        return np.concatenate(parts, axis=1)
+
+
+class _Sides:
+    """Linear discriminants between gallery and references, each from four fifths of the rows."""
+
+    def __init__(self, items: FloatArray, references: FloatArray, rng: np.random.Generator) -> None:
+        self._fold_of = rng.permutation(len(items)) % _N_FOLDS
+        of_reference = rng.permutation(len(references)) % _N_FOLDS
+        directions, usual = [], []
+        for fold in range(_N_FOLDS):
+            known = items[self._fold_of != fold], references[of_reference != fold]
+            directions.append(_discriminant(*known))
+            usual.append(_usual(items[self._fold_of == fold] @ directions[-1]))
+        self._directions = np.stack(directions, axis=1)
+        self._medians = np.array([median for median, _ in usual])
+        self._spreads = np.array([spread or 1.0 for _, spread in usual])
+
+    def project(self, rows: FloatArray, leader: IntArray) -> DoubleArray:
+        """How far rows lie towards the references, in spreads of the landmarks."""
+        scores = (rows @ self._directions - self._medians) / self._spreads
+        fold = np.where(leader >= 0, self._fold_of[leader], 0)
+        own = np.take_along_axis(scores, fold[:, None], axis=1)[:, 0]
+        return np.where(leader >= 0, own, scores.mean(axis=1))
+
+
+def _discriminant(items: FloatArray, references: FloatArray) -> DoubleArray:
+    apart = references.mean(axis=0, dtype=np.float64) - items.mean(axis=0, dtype=np.float64)
+    within = np.atleast_2d((np.cov(items.T) + np.cov(references.T)) / 2)
+    usual = float(np.trace(within)) / len(within)
+    within = (1 - _SHRINKAGE) * within + np.eye(len(within)) * (_SHRINKAGE * usual + 1e-12)
+    return np.asarray(np.linalg.solve(within, apart))
+
+
+def _usual(values: DoubleArray) -> tuple[float, float]:
+    """Median and upper spread; counts have heavier tails above than the median deviation says."""
+    median, high = np.quantile(values, [0.5, 0.9])
+    spread = max(1.4826 * float(np.median(np.abs(values - median))), (high - median) / 1.2816)
+    if spread == 0:
+        spread = 1.2533 * float(np.abs(values - median).mean())
+    return float(median), float(spread)
+
+
+def _choose(rows: Embeddings, most: int, rng: np.random.Generator) -> IntArray:
+    if len(rows) <= most:
+        return np.arange(len(rows))
+    return np.sort(rng.choice(len(rows), most, replace=False))
+
+
+def _first_of_copies(rows: FloatArray) -> npt.NDArray[np.bool_]:
+    """Whether no earlier row is a near copy; all rows if too few would be left."""
+    units = as_units(rows)
+    is_first = np.ones(len(rows), dtype=bool)
+    for start in range(0, len(rows), _STRIP_ROWS):
+        block = units[start : start + _STRIP_ROWS]
+        near = block @ units[: start + len(block)].T > _COPY
+        is_first[start : start + len(block)] = ~np.tril(near, start - 1).any(axis=1)
+    return is_first if is_first.sum() >= _FEWEST else np.ones(len(rows), dtype=bool)
+
+
+def _find_topics(rows: FloatArray, rng: np.random.Generator) -> IntArray:
+    """The topic of each reference, by eight rounds of spherical k-means."""
+    units = as_units(rows)
+    n_topics = max(2, min(_MOST_TOPICS, len(units) // 10))
+    centers = units[rng.permutation(len(units))[:n_topics]]
+    for _ in range(8):
+        sums = np.zeros_like(centers)
+        np.add.at(sums, (units @ centers.T).argmax(axis=1), units)
+        norms = np.linalg.norm(sums, axis=1, keepdims=True)
+        centers = np.where(norms > 0, sums / np.maximum(norms, 1e-12), centers)
+    return np.asarray((units @ centers.T).argmax(axis=1))
+
+
+def _blend(rows: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """References, each with half of another one added, of the norm of the first."""
+    rounds = [rng.permutation(len(rows)) for _ in range(-(-_N_BLENDS // len(rows)))]
+    first = np.concatenate(rounds)[:_N_BLENDS]
+    second = (first + rng.integers(1, len(rows), size=len(first))) % len(rows)
+    blends = rows[first] + _BLEND * rows[second]
+    norms = np.linalg.norm(blends, axis=1)
+    is_used = norms > 0  # opposite references cancel out
+    scale = np.linalg.norm(rows[first[is_used]], axis=1) / norms[is_used]
+    return np.asarray(blends[is_used] * scale[:, None], dtype=np.float32)
+
+
+def _fit_line(x: DoubleArray, y: DoubleArray) -> DoubleArray:
+    """Intercept and slope by least squares, without the rows that are far from the line."""
+    columns = np.stack([np.ones(len(x)), x], axis=1)
+    used = np.ones(len(x), dtype=bool)
+    line: DoubleArray = np.zeros(2)
+    for _ in range(5):
+        line = np.asarray(np.linalg.lstsq(columns[used], y[used], rcond=None)[0])
+        rest = np.abs(y - columns @ line)
+        used = rest <= 3 * 1.4826 * np.median(rest) + 1e-12
+    return line

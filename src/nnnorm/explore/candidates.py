@@ -6,15 +6,14 @@ sliders), and the best items of each query under each anchor are kept with their
 another correction the candidates are ranked again.
 
 Let t_0 and t_a be the scores below which items were not kept, without a correction and under the
-anchor a. An item that is no candidate of a query scores at most
+anchor a. An item that isn't a candidate of a query scores at most
 ``(1 − λ)·t_0 + λ·t_a + max_r(λ·c_a(r) − c(r))`` under the correction c, for any λ from 0 to 1. A
 query whose k-th candidate is above that has its exact answer; the others are searched again, unless
 there are too many of them, in which case their number is reported.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,17 +32,8 @@ _MOST_AGAIN = 10_000_000
 _SLACK = 2e-6
 
 
-@dataclass(frozen=True, eq=False)
-class _Anchor:
-    """A correction, and the score below which items of each query were not kept under it."""
-
-    correction: FloatArray
-    cutoffs: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """The first places of all queries."""
+class Answer(NamedTuple):
+    """The first places of all queries, and how many queries may not be exact."""
 
     ranking: Ranking
     n_uncertain: int
@@ -64,27 +54,22 @@ class Candidates:
         self._queries, self._gallery = queries, gallery
         depth = min(depth, len(gallery))
         self._is_complete = depth == len(gallery)
-        kept: list[_Anchor] = []
+        # Each anchor's correction, and the scores below which items were not kept.
+        self._anchors: list[tuple[FloatArray, FloatArray]] = []
         items, scores = [], []
         for bias in [None] if self._is_complete else [None, *anchors]:
             found = search(queries, gallery, bias, k=depth, progress=progress)
             correction = np.zeros(len(gallery), np.float32) if bias is None else bias.correction
-            kept.append(_Anchor(correction, found.scores[:, -1].copy()))
+            self._anchors.append((correction, found.scores[:, -1].copy()))
             items.append(found.indices.astype(np.int32))
             scores.append(found.scores + correction[found.indices])
-        self._anchors = kept
         self._items, self._scores = _merge(np.hstack(items), np.hstack(scores))
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def rank(self, bias: Bias | None, k: int) -> Answer:
         """Return the k first items of every query under a correction."""
         if bias is not None and bias.gates:  # decided by whole rows
             return Answer(search(self._queries, self._gallery, bias, k=k), 0)
-        scores = self._scores
-        if bias is not None:
-            scores = scores - bias.correction[self._items]
+        scores = self._scores if bias is None else self._scores - bias.correction[self._items]
         best = top_k(Matrix(ScoreMatrix([scores], role="scores")), k)
         found = np.take_along_axis(self._items, best.indices, axis=1).astype(np.int64)
         ranking = Ranking(best.scores, found)
@@ -100,23 +85,22 @@ class Candidates:
         """Whether no other item can be above the last place of each query."""
         if self._is_complete or bias is None:
             return np.ones(len(last), dtype=bool)
-        raw, correction = self._anchors[0], bias.correction
+        raw = self._anchors[0][1]
         bound = np.full(len(last), np.inf, dtype=np.float32)
-        for anchor in self._anchors:
-            share = _share(correction, anchor.correction)
-            rest = float((np.float32(share) * anchor.correction - correction).max())
-            below = (1 - share) * raw.cutoffs + share * anchor.cutoffs + rest
-            np.minimum(bound, below, out=bound)
+        for correction, cutoffs in self._anchors:
+            share = _share(bias.correction, correction)
+            rest = float((np.float32(share) * correction - bias.correction).max())
+            np.minimum(bound, (1 - share) * raw + share * cutoffs + rest, out=bound)
         return np.asarray(last >= bound + _SLACK * np.maximum(1, np.abs(bound)))
 
 
 def _share(correction: FloatArray, anchor: FloatArray) -> float:
     """The part of an anchor that comes nearest to a correction, between 0 and 1."""
-    centred = anchor - anchor.mean()
-    size = float(centred @ centred)
+    centered = anchor - anchor.mean()
+    size = float(centered @ centered)
     if size == 0:
         return 0.0
-    return float(np.clip(float(centred @ (correction - correction.mean())) / size, 0, 1))
+    return float(np.clip(float(centered @ (correction - correction.mean())) / size, 0, 1))
 
 
 def _merge(items: IntArray, scores: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -131,7 +115,5 @@ def _merge(items: IntArray, scores: FloatArray) -> tuple[IntArray, FloatArray]:
     # Those that are left out go to the end; the others stay in the order of their items, which
     # decides between equal scores.
     order = np.argsort(is_twice, axis=1, kind="stable")[:, :widest]
-    return (
-        np.take_along_axis(items, order, axis=1),
-        np.ascontiguousarray(np.take_along_axis(scores, order, axis=1)),
-    )
+    scores = np.ascontiguousarray(np.take_along_axis(scores, order, axis=1))
+    return np.take_along_axis(items, order, axis=1), scores

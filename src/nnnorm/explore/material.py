@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_references
+from nnnorm.bias import Bias
 from nnnorm.corrector import Corrector
 from nnnorm.datasets import load_shapes, read_scene
 from nnnorm.embeddings import Embeddings, open_embeddings
@@ -29,10 +30,10 @@ from nnnorm.evaluation import (
     warn_of_overlap,
 )
 from nnnorm.explore.pictures import FolderPictures, Pictures, ScenePictures
-from nnnorm.explore.served import Served
 from nnnorm.files import show_url
 from nnnorm.index import open_index
 from nnnorm.input_checks import check_inputs
+from nnnorm.methods import label_method
 from nnnorm.tables import TABLE_SUFFIXES, check_ids, read_all_columns, read_json, read_jsonl
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -45,6 +46,32 @@ _LONGEST_CAPTION = 2000
 _UNIT_TOLERANCE = 0.01
 
 
+@dataclass(frozen=True)
+class Served:
+    """The stored values of an index under any weight, as a method of the page's picker.
+
+    The views show the exact ranking by these values. Whether the engine returns that ranking is
+    the question of `nnnorm index verify`.
+    """
+
+    url: str
+    fitted_by: str
+    reference_k: int | None
+    stored: FloatArray = field(compare=False, repr=False)
+    weight: float = 1.0
+    name = "index"
+    label = "as served"
+
+    def make_bias(self, dim: int) -> Bias:
+        """Return the bias of the index, which owes nothing to the past queries that are shown."""
+        return Bias(self.stored, self.weight, self.fitted_by, {"weight": self.weight}, dim=dim)
+
+    def describe(self) -> str:
+        """Describe what is served in a few words."""
+        k = "" if self.reference_k is None else f", k = {self.reference_k}"
+        return f"{self.url} serves {label_method(self.fitted_by)}{k}, weight {self.weight:.3g}"
+
+
 @dataclass(frozen=True, eq=False)
 class Material:
     """Embeddings in their roles, checked, and what is known about items and queries."""
@@ -52,7 +79,7 @@ class Material:
     gallery: Embeddings
     queries: Embeddings
     references: Embeddings
-    given_references: Bank | Embeddings
+    bank: Bank | None = None  # the references, if they come from one
     truth: Truth | None = None
     ids: npt.NDArray[Any] | None = None
     captions: Sequence[str] | None = None
@@ -66,14 +93,14 @@ class Material:
     served: Served | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     examples: Sequence[str] = ()
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     def name_item(self, item: int) -> str:
         """Return the id of an item, or its row number."""
         return str(item if self.ids is None else self.ids[item])
 
     def describe_item(self, item: int) -> str:
-        """Return the caption of an item; empty where there is none."""
+        """Return the caption of an item; empty if there is none."""
         return "" if self.captions is None else self.captions[item][:_LONGEST_CAPTION]
 
     def describe_query(self, query: int) -> str:
@@ -83,7 +110,7 @@ class Material:
         return self.query_captions[query][:_LONGEST_CAPTION]
 
     def right_items(self, query: int) -> list[int]:
-        """Return the right items of a query; empty where no truth is known."""
+        """Return the right items of a query; empty if no truth is known."""
         if self.truth is None:
             return []
         first, last = self.truth.starts[query : query + 2]
@@ -103,12 +130,10 @@ def demo_material() -> Material:
     """Return the shapes that ship with the package, with their text tower and pictures."""
     shapes = load_shapes()
     scenes = [read_scene(scene) for scene in shapes.scenes]
-    references = open_embeddings(shapes.references, name="references")
     return Material(
         gallery=open_embeddings(shapes.gallery, name="gallery"),
         queries=open_embeddings(shapes.queries, name="queries"),
-        references=references,
-        given_references=references,
+        references=open_embeddings(shapes.references, name="references"),
         truth=open_truth(
             shapes.truth, n_queries=len(shapes.queries), n_gallery=len(shapes.gallery)
         ),
@@ -144,29 +169,30 @@ def open_material(
     normalize: bool | None = None,
 ) -> Material:
     """Open the files of a search, or the items of an index."""
-    given: dict[str, Any] = {
-        "gallery": gallery,
-        "index": index,
-        "queries": queries,
-        "references": references,
-        "corrector": corrector,
-    }
-    _check_given(**given)
+    if (gallery is None) == (index is None):
+        got = "neither" if index is None else "both"
+        raise NNNormError(f"explore needs a gallery, or an index that holds one; got {got}")
+    if queries is None:
+        raise NNNormError("explore needs queries to look at; give --queries")
+    if references is None and corrector is None:
+        raise NNNormError("explore needs past queries; give --references, or a --corrector")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", NNNormWarning)
         columns: dict[str, list[str]] = {}
         served = None
-        if gallery is not None:
+        if index is None:
             items = open_embeddings(gallery, name="gallery", normalize=normalize)
         else:
-            items, ids, columns, served, is_unit = _read_index(str(index), normalize)
+            items, ids, columns, served, is_unit = _read_index(index, normalize)
             # Queries of an index of unit rows are divided by their norms there as well.
             normalize = True if is_unit and normalize is None else normalize
-        names = items.ids if ids is None else check_ids(ids, len(items), name="gallery")
         asked = open_embeddings(queries, name="queries", normalize=normalize)
-        loaded = None if corrector is None else Corrector.load(corrector)
-        bank = _open_bank(references, loaded, normalize)
-        past = open_references(bank, normalize=normalize)
+        fitted = None if corrector is None else Corrector.load(corrector)
+        bank = None
+        if references is not None and references.suffix == ".safetensors":
+            bank = Bank.load(references)
+        source = fitted.bank if references is None and fitted is not None else references
+        past = open_references(bank or cast(Any, source), normalize=normalize)
         right = None
         if truth is not None:
             right = open_truth(read_truth(truth), n_queries=len(asked), n_gallery=len(items))
@@ -175,85 +201,57 @@ def open_material(
         warn_of_mismatched_bank(past, asked, items, right)
         if metadata is not None:
             columns |= _read_metadata(metadata, len(items))
-        latest = asked
-        if recent is not None:
+        latest = None if fitted is None else asked
+        if fitted is not None and recent is not None:
             latest = open_embeddings(recent, name="recent", normalize=normalize)
+    given: dict[str, Any] = {"gallery": gallery, "queries": queries, "references": references}
+    if index is not None:
+        given["index"] = show_url(index)  # without a password: exports and the page have it
+    options = {name: str(value) for name, value in given.items() if value is not None}
+    if normalize is not None:
+        options["normalize"] = "yes" if normalize else "no"
     notes = [str(one.message) for one in caught if issubclass(one.category, NNNormWarning)]
     return Material(
         gallery=items,
         queries=asked,
         references=past,
-        given_references=bank,
+        bank=bank,
         truth=right,
-        ids=names,
-        captions=_read_captions(captions, len(items), "items", "--captions", len(asked)),
+        ids=items.ids if ids is None else check_ids(ids, len(items), name="gallery"),
+        captions=_read_captions(captions, len(items), "items for --captions", len(asked)),
         query_captions=_read_captions(
-            query_captions, len(asked), "queries", "--query-captions", len(items)
+            query_captions, len(asked), "queries for --query-captions", len(items)
         ),
         reference_captions=_read_captions(
-            reference_captions, len(past), "references", "--reference-captions"
+            reference_captions, len(past), "references for --reference-captions"
         ),
         metadata=columns,
         pictures=_open_pictures(images, columns, len(items)),
         encode=_open_encoder(encoder, past),
-        corrector=loaded,
-        recent=None if loaded is None else latest,
+        corrector=fitted,
+        recent=latest,
         served=served,
-        options=_describe_given(given, normalize),
-        notes=tuple(dict.fromkeys(notes)),
+        options=options,
+        notes=list(dict.fromkeys(notes)),
     )
-
-
-def _check_given(
-    *, gallery: Any, index: str | None, queries: Any, references: Any, corrector: Any
-) -> None:
-    if (gallery is None) == (index is None):
-        raise NNNormError(
-            "explore needs a gallery, or an index that holds one; got "
-            + ("neither" if index is None else "both")
-        )
-    if queries is None:
-        raise NNNormError("explore needs queries to look at; give --queries")
-    if references is None and corrector is None:
-        raise NNNormError("explore needs past queries; give --references, or a --corrector")
-
-
-def _describe_given(given: dict[str, Any], normalize: bool | None) -> dict[str, str]:
-    """What was given, in words; without the password of a URL."""
-    described = {name: str(value) for name, value in given.items() if value is not None}
-    if "index" in described:
-        described["index"] = show_url(described["index"])
-    if normalize is not None:
-        described["normalize"] = "yes" if normalize else "no"
-    return described
-
-
-def _open_bank(
-    references: Path | None, corrector: Corrector | None, normalize: bool | None
-) -> Bank | Embeddings:
-    if references is None and corrector is not None:
-        return corrector.bank
-    if references is not None and references.suffix == ".safetensors":
-        return Bank.load(references)
-    return open_embeddings(references, name="references", normalize=normalize)
 
 
 def _read_index(
     url: str, normalize: bool | None
 ) -> tuple[Embeddings, npt.NDArray[Any], dict[str, list[str]], Served, bool]:
     """Items of an index: rows, ids, metadata by column, what it serves, if rows are unit."""
+    name = show_url(url)
     with open_index(url) as opened:
         batches, config = list(opened.scan()), opened.config
     if not batches:
-        raise NNNormError(f"{show_url(url)} holds no items; add some, or give --gallery")
-    rows = np.concatenate([batch.vectors for batch in batches])
-    entries = [entry for batch in batches for entry in batch.metadata]
-    columns = _columns(entries)
-    ids = np.concatenate([batch.ids for batch in batches])
-    stored = np.concatenate([np.asarray(batch.bias) for batch in batches])
-    # The page shows the name and writes it to exports: no password may be in it.
-    served = Served(show_url(url), config.method, config.reference_k, stored, config.weight)
+        raise NNNormError(f"{name} holds no items; add some, or give --gallery")
+    rows, ids, stored = (
+        np.concatenate([np.asarray(getattr(batch, part)) for batch in batches])
+        for part in ("vectors", "ids", "bias")
+    )
+    columns = _columns([entry for batch in batches for entry in batch.metadata])
     items = open_embeddings(rows, name="gallery", normalize=normalize)
+    served = Served(name, config.method, config.reference_k, stored, config.weight)
     return items, ids, columns, served, config.unit
 
 
@@ -285,24 +283,18 @@ def _columns(entries: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _read_captions(
-    path: Path | None, n_rows: int, what: str, option: str, n_others: int | None = None
+    path: Path | None, n_rows: int, what: str, n_others: int | None = None
 ) -> list[str] | None:
     if path is None:
         return None
     is_table = path.suffix.lower() in TABLE_SUFFIXES
-    column = "caption" if is_table and _has_caption(path) else None
-    texts = list(list_inputs(path, "texts", column))
+    has_caption = is_table and "caption" in read_all_columns(path)
+    texts = list(list_inputs(path, "texts", "caption" if has_caption else None))
     if len(texts) != n_rows:
-        other = "--query-captions" if option == "--captions" else "--captions"
+        other = "--captions" if what.startswith("queries") else "--query-captions"
         hint = f"; {other} takes texts of the other side" if len(texts) == n_others else ""
-        raise NNNormError(
-            f"{path} has {len(texts):,} texts, but there are {n_rows:,} {what} for {option}{hint}"
-        )
+        raise NNNormError(f"{path} has {len(texts):,} texts, but there are {n_rows:,} {what}{hint}")
     return texts
-
-
-def _has_caption(path: Path) -> bool:
-    return "caption" in read_all_columns(path)
 
 
 def _open_pictures(

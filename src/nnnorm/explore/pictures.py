@@ -7,9 +7,8 @@ that are inside it once all links are followed, so that a name in a table can't 
 import io
 import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -20,21 +19,13 @@ from nnnorm.errors import NNNormError, require
 _LOG = logging.getLogger("nnnorm.explore")
 # Side of a thumbnail in pixels: a card of the page on a screen of twice the density.
 SIZE = 224
-# Thumbnails of one gallery page take some kilobytes each.
-_MOST_BYTES = 64 * 2**20
+# Thumbnails to keep, of some ten kilobytes each.
+_MOST_KEPT = 4096
 _PLACEHOLDER = b"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 96 96" role="img">
 <title>This picture can't be shown</title>
 <rect width="96" height="96" fill="#8a8f98" opacity=".25"/>
 <path d="M30 62 42 46l9 11 7-8 10 13zM38 38a4 4 0 1 1-8 0 4 4 0 0 1 8 0" fill="#8a8f98"/>
 <path d="M22 22 74 74" stroke="#8a8f98" stroke-width="4"/></svg>"""
-
-
-class Thumbnail(NamedTuple):
-    """A small picture, ready to be sent; `is_whole` is False for the placeholder."""
-
-    data: bytes
-    media_type: str
-    is_whole: bool
 
 
 class Pictures(Protocol):
@@ -53,18 +44,17 @@ class ScenePictures:
 
     def draw(self, item: int) -> bytes:
         """Draw the scene of an item."""
-        content = io.BytesIO()
-        picture = require("PIL.Image", "explore").fromarray(self._shapes.draw(item, 144))
-        picture.save(content, format="PNG")
-        return content.getvalue()
+        out = io.BytesIO()
+        image = require("PIL.Image", "explore").fromarray(self._shapes.draw(item, 144))
+        image.save(out, format="PNG")
+        return out.getvalue()
 
 
 class FolderPictures:
     """Pictures from a folder, one path per item, relative to the folder."""
 
     def __init__(self, folder: str | os.PathLike[str], paths: Sequence[str | Path]) -> None:
-        self._folder = os.path.realpath(folder)
-        self._paths = paths
+        self._folder, self._paths = os.path.realpath(folder), paths
 
     def find(self, item: int) -> Path:
         """Return the file of an item, once it is known to be inside the folder."""
@@ -78,42 +68,31 @@ class FolderPictures:
 
     def draw(self, item: int) -> bytes:
         """Open the picture of an item, turn it upright and scale it down."""
-        ops = require("PIL.ImageOps", "explore")
-        image = ops.exif_transpose(open_image(self.find(item)))
+        image = require("PIL.ImageOps", "explore").exif_transpose(open_image(self.find(item)))
         image.thumbnail((SIZE, SIZE))
         out = io.BytesIO()
         image.save(out, "JPEG", quality=85)
         return out.getvalue()
 
 
+class Thumbnail(NamedTuple):
+    """A small picture, ready to be sent; `is_whole` is False for the placeholder."""
+
+    data: bytes
+    media_type: str
+    is_whole: bool
+
+
 class Thumbnails:
-    """Thumbnails of a gallery, up to 64 MB; a broken picture becomes a placeholder."""
+    """Thumbnails of a gallery; a broken picture becomes a placeholder until it is repaired."""
 
     def __init__(self, pictures: Pictures) -> None:
-        self._pictures = pictures
-        self._kept: OrderedDict[int, Thumbnail] = OrderedDict()
-        self._n_bytes = 0
-        self._lock = threading.Lock()
+        self._draw = lru_cache(_MOST_KEPT)(pictures.draw)  # errors are not kept
 
     def get(self, item: int) -> Thumbnail:
         """Return the thumbnail of an item."""
-        with self._lock:
-            if item in self._kept:
-                self._kept.move_to_end(item)
-                return self._kept[item]
-        made = self._make(item)
-        with self._lock:
-            if made.is_whole and item not in self._kept:  # a broken one may be put right
-                self._kept[item] = made
-                self._n_bytes += len(made.data)
-            while self._n_bytes > _MOST_BYTES:
-                _, old = self._kept.popitem(last=False)
-                self._n_bytes -= len(old.data)
-        return made
-
-    def _make(self, item: int) -> Thumbnail:
         try:
-            data = self._pictures.draw(item)
+            data = self._draw(item)
         except Exception as error:  # Pillow raises many kinds for damaged files
             _LOG.warning("no picture of item %d: %s", item, error or type(error).__name__)
             return Thumbnail(_PLACEHOLDER, "image/svg+xml", False)

@@ -1,7 +1,7 @@
-"""Items on a plane, so that neighbours stay near each other: small, seeded, numpy alone.
+"""Items on a plane, so that neighbors stay near each other: small, seeded, numpy alone.
 
 The first two principal components are a start in which far things are far. Then items pull their
-nearest neighbours and push random others away, with the forces of UMAP (McInnes et al., 2018) for
+nearest neighbors and push random others away, with the forces of UMAP (McInnes et al., 2018) for
 a = b = 1: attraction ``2/(1 + d²)``, repulsion ``2/((0.001 + d²)(1 + d²))``. Thousands of items
 take seconds, which is what a map of a sample needs.
 """
@@ -14,76 +14,64 @@ import numpy.typing as npt
 from nnnorm.embeddings import Embeddings
 from nnnorm.ranking import search
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
-_N_NEIGHBOURS = 12
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Places: TypeAlias = npt.NDArray[np.float64]
+_N_NEIGHBORS = 12
 _N_ROUNDS = 160
 _N_PUSHED = 4
 # The longest step of one force, in units of the plane.
 _LONGEST = 4.0
 
 
-def project(items: Embeddings, *, seed: int = 0) -> FloatArray:
+def project(items: Embeddings, *, seed: int = 0) -> npt.NDArray[np.float32]:
     """Place items on a plane."""
     rng = np.random.default_rng(seed)
     places = _principal(items, rng)
     if len(items) > 2:
-        heads, tails, strengths = _neighbours(items)
+        # Pairs of near items; the first neighbor pulls most, the last least: 1 to 1/e³.
+        k = min(_N_NEIGHBORS + 1, len(items))
+        heads, tails = (
+            np.repeat(np.arange(len(items)), k),
+            search(items, items, k=k).indices.ravel(),
+        )
+        strengths = np.tile(np.exp(-3 * np.arange(k) / k), len(items))
+        is_other = heads != tails
+        pairs = heads[is_other], tails[is_other], strengths[is_other]
         for number in range(_N_ROUNDS):
-            places += _step(places, heads, tails, strengths, rng) * (1 - number / _N_ROUNDS)
+            places += _step(places, *pairs, rng) * (1 - number / _N_ROUNDS)
     places -= np.median(places, axis=0)
     widest = float(np.quantile(np.abs(places), 0.995))
     # Few stray far away; they stand at the edge so that the others use the plane.
     return np.clip(places / max(widest, 1e-12), -1, 1).astype(np.float32)
 
 
-def _principal(items: Embeddings, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+def _principal(items: Embeddings, rng: np.random.Generator) -> Places:
     """Two principal components, scaled to some units of the plane."""
     rows = items.rows(0, len(items)).astype(np.float64)
-    centred = rows - rows.mean(axis=0)
-    _, vectors = np.linalg.eigh(centred.T @ centred)
-    places = centred @ vectors[:, -1:-3:-1] if items.dim > 1 else np.hstack([centred, centred])
+    centered = rows - rows.mean(axis=0)
+    _, vectors = np.linalg.eigh(centered.T @ centered)
+    places = centered @ vectors[:, -1:-3:-1] if items.dim > 1 else np.hstack([centered, centered])
     places *= 10 / max(float(np.abs(places).max()), 1e-12)
     return np.asarray(places + rng.normal(scale=1e-3, size=places.shape))
 
 
-def _neighbours(
-    items: Embeddings,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Pairs of near items, and how near they are among those of the first: 1 to 1/e³."""
-    k = min(_N_NEIGHBOURS + 1, len(items))
-    found = search(items, items, k=k)
-    heads = np.repeat(np.arange(len(items)), k)
-    tails = found.indices.ravel()
-    nearness = np.exp(-3 * np.arange(k) / k)[None, :].repeat(len(items), axis=0).ravel()
-    is_other = heads != tails
-    return heads[is_other], tails[is_other], nearness[is_other]
-
-
 def _step(
-    places: npt.NDArray[np.float64],
-    heads: npt.NDArray[np.int64],
-    tails: npt.NDArray[np.int64],
-    strengths: npt.NDArray[np.float64],
-    rng: np.random.Generator,
-) -> npt.NDArray[np.float64]:
+    places: Places, heads: IntArray, tails: IntArray, strengths: Places, rng: np.random.Generator
+) -> Places:
     """One round of forces on all items at once."""
     n_items = len(places)
     gap = places[tails] - places[heads]
     pull = 2 * strengths / (1 + (gap**2).sum(axis=1))
     force = np.clip(gap * pull[:, None], -_LONGEST, _LONGEST)
-    moved = _sum_by(heads, force, n_items) - _sum_by(tails, force, n_items)
+    moved = np.empty_like(places)
+    for axis in (0, 1):
+        pulled, pulling = (
+            np.bincount(rows, weights=force[:, axis], minlength=n_items) for rows in (heads, tails)
+        )
+        moved[:, axis] = pulled - pulling
     for _ in range(_N_PUSHED):
-        others = rng.integers(0, n_items, size=n_items)
-        gap = places - places[others]
+        gap = places - places[rng.integers(0, n_items, size=n_items)]
         square = (gap**2).sum(axis=1)
-        push = np.where(square > 0, 2 * _N_NEIGHBOURS / ((0.001 + square) * (1 + square)), 0)
+        push = np.where(square > 0, 2 * _N_NEIGHBORS / ((0.001 + square) * (1 + square)), 0)
         moved += np.clip(gap * push[:, None], -_LONGEST, _LONGEST)
     return 0.05 * moved
-
-
-def _sum_by(
-    rows: npt.NDArray[np.int64], force: npt.NDArray[np.float64], n_items: int
-) -> npt.NDArray[np.float64]:
-    return np.stack(
-        [np.bincount(rows, weights=force[:, axis], minlength=n_items) for axis in (0, 1)], axis=1
-    )

@@ -1,6 +1,6 @@
-"""The page without a server: answers for a grid of settings, recorded, and a table of the items.
+"""The page without a server: views for a grid of settings, recorded, and a table of the items.
 
-`record` asks the views for what a person can reach in the exported page, and writes the answers
+`record` asks `Views.paths` for what a person can reach in the exported page, and writes the answers
 into a script, so that the page opens from disk. `make_table` writes what Embedding Atlas reads:
 the places of the map (``--x projection_x --y projection_y``), texts, and what is known of items.
 """
@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,10 @@ from urllib.parse import urlencode
 import numpy as np
 
 from nnnorm.errors import NNNormError, NNNormWarning, require
-from nnnorm.explore.packing import pack
-from nnnorm.explore.served import SERVED
-from nnnorm.explore.session import Session, draw_some
-from nnnorm.explore.views import NOT_SCANNED, Views
+from nnnorm.explore.material import Served
+from nnnorm.explore.session import Session, Setting, draw_some
+from nnnorm.explore.views import View, Views, pack
 from nnnorm.files import Progress, make_folder, write_whole
-from nnnorm.methods import Method
 
 STATIC = Path(__file__).parent / "static"
 # The order in which the modules of the page need each other.
@@ -40,29 +38,31 @@ _MOST_PICTURES = 2000
 def record(
     session: Session, folder: str | os.PathLike[str], progress: Progress | None = None
 ) -> list[str]:
-    """Write the page of a session to a folder, where it works from disk."""
+    """Write the page of a session to a folder; it opens from there without a server."""
     target = make_folder(folder)
     if any(target.iterdir()) and not (target / "recorded.js").exists():
         raise NNNormError(f"{target} is not empty; give a new folder for the export")
+    for later in (session.map, session.tuning, session.scan):
+        later.result()
+    recording = _Recording(session)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NNNormWarning)  # `Material.notes` has those of the inputs
-        answers, items = _record_answers(Views(session), progress)
-    shown = _write_pictures(session, target / "pictures", items)
-    for suffix in ("css", "svg"):
-        for file in STATIC.glob(f"*.{suffix}"):
-            _copy(file, target / file.name)
-    for file in (STATIC / "vendor").iterdir():
-        make_folder(target / "vendor")
-        _copy(file, target / "vendor" / file.name)
-    recorded = json.dumps(
-        {"answers": answers, "items": items, "pictures": shown}, ensure_ascii=False
-    ).replace("</", "<\\/")
-    _write(target / "recorded.js", f"window.NNNORM_RECORDED = {recorded};\n")
+        recording.record(progress)
+    found = {
+        "answers": recording.answers,
+        "items": recording.items,
+        "pictures": _write_pictures(session, target / "pictures", recording.items),
+    }
+    script = json.dumps(found, ensure_ascii=False).replace("</", "<\\/")
+    _write(target / "recorded.js", f"window.NNNORM_RECORDED = {script};\n")
     _write(target / "page.js", join_modules())
     _write(target / "index.html", make_page())
+    for file in (*STATIC.glob("*.css"), *STATIC.glob("*.svg")):
+        shutil.copyfile(file, target / file.name)
+    shutil.copytree(STATIC / "vendor", target / "vendor", dirs_exist_ok=True)
     written = ["index.html", "page.js", "recorded.js", "pictures", "vendor"]
-    table = _try_table(session)
-    if table is not None:
+    with suppress(ImportError):  # the table needs pyarrow, the page does not
+        table = make_table(recording.views, session.open_method("nnn", {}))
         _write(target / "items.parquet", table)
         written.append("items.parquet")
     return written
@@ -89,118 +89,107 @@ def make_page() -> str:
     return text.replace('"/static/', '"').replace('href="/docs"', 'href="#" hidden')
 
 
-def _record_answers(
-    views: Views, progress: Progress | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All answers by the address that the page asks, and all items that they name."""
-    session = views.session
-    for later in (session.map, session.tuning, session.scan):
-        later.result()
-    answers: dict[str, Any] = {}
-    items: dict[str, Any] = {}
+class _Recording:
+    """Answers by the address that the page asks, and all items that they name."""
 
-    def keep(
-        path: str, params: Mapping[str, Any], about: dict[str, Any], arrays: Any = None
-    ) -> None:
-        items.update(about.pop("items", {}) if isinstance(about.get("items"), dict) else {})
-        key = f"{path}?{urlencode(sorted(params.items()))}"
-        if arrays is None:
-            answers[key] = about
-        else:
-            answers[key] = base64.b64encode(pack(about, arrays)).decode()
+    def __init__(self, session: Session) -> None:
+        self.session, self.views = session, Views(session)
+        self.answers: dict[str, Any] = {}
+        self.items: dict[str, Any] = {}
+        powers = [k for k in session.reference_ks if k & (k - 1) == 0]
+        places = np.linspace(0, len(powers) - 1, min(_MOST_KS, len(powers))).round().astype(int)
+        automatic_k = int(session.automatic.params["reference_k"])
+        self._ks = sorted({*(powers[place] for place in places), automatic_k})
+        served = session.material.served
+        self._weights = [] if served is None else sorted({*_ALPHAS, round(served.weight, 4)})
 
-    about = views.about()
-    rows = draw_some(len(session.material.queries), _N_QUERIES, session.seed)
-    rows = np.union1d(rows, [about["example"]])
-    queries = [
-        {"query": int(row), "text": session.material.describe_query(int(row))} for row in rows
-    ]
-    settings = list(_settings(session))
-    hubs = views.hubs(settings[0][1])[1]["hubs"].tolist()  # the same with every setting
-    about.update(can_encode=False, filters={}, examples=[])
-    about["methods"] = [
-        _recorded_method(session, method)
-        for method in about["methods"]
-        if method["name"] in (SERVED, "nnn")
-    ]
-    keep("about", {}, about)
-    keep("queries", {}, {"n_found": len(queries), "queries": queries})
-    for path, found in (("copies", views.copies()), ("scan", views.scan()), ("grid", views.grid())):
-        keep(path, {}, dict(found))
-    keep("map", {}, *views.map())
-    keep("bank", {}, *views.bank())
-    for item in hubs:
-        keep("hub", {"item": item}, *views.hub_before(item))
-    for number, (params, method) in enumerate(settings):
-        keep("hubs", params, *views.hubs(method))
-        with suppress(NNNormError):  # too few queries for an interval
-            keep("quality", params, dict(views.quality(method)))
-        keep("map/values", params, *views.map_values(method))
-        for row in rows:
-            keep("search", {**params, "query": int(row)}, *views.search(method, query=int(row)))
-        for item in hubs:  # the page joins this to what is the same for all settings
-            keep("hub", {**params, "item": item}, *views.hub_after(method, item))
-        if progress is not None:
-            progress(number + 1, len(settings))
-    return answers, items
+    def record(self, progress: Progress | None) -> None:
+        """Ask for everything that the exported page shows."""
+        about = self.views.about()
+        about.update(can_encode=False, filters={}, examples=[])
+        known = (Served.name, "nnn")
+        methods = [method for method in about["methods"] if method["name"] in known]
+        about["methods"] = [{**one, "knobs": self._knobs(one)} for one in methods]
+        self._keep("about", about)
+        material = self.session.material
+        rows = draw_some(len(material.queries), _N_QUERIES, self.session.seed)
+        queries = self.views.list_queries(np.union1d(rows, [about["example"]]))
+        self._keep("queries", {"n_found": len(queries), "queries": queries})
+        for path in ("copies", "scan", "grid", "map", "bank"):
+            self._ask(path)
+        settings = list(self._settings())
+        hubs = self.views.hubs(settings[0][1])["hubs"].tolist()  # the same with every setting
+        for item in hubs:
+            self._ask("hub", item=item)
+        for number, (shown, method) in enumerate(settings):
+            for path in ("hubs", "map/values", "quality"):
+                with suppress(NNNormError):  # too few queries for an interval
+                    self._ask(path, shown, method=method)
+            for one in queries:
+                self._ask("search", shown, method=method, query=one["query"])
+            for item in hubs:
+                self._ask("hub/now", shown, method=method, item=item)
+            if progress is not None:
+                progress(number + 1, len(settings))
 
+    def _ask(self, path: str, shown: dict[str, Any] | None = None, **params: Any) -> None:
+        """Record a view; `shown` are the parameters of its method in the address."""
+        view = self.views.paths[path](**params)
+        given = {name: value for name, value in params.items() if name != "method"}
+        self._keep(path, view, {**given, **(shown or {})})
 
-def _ks(session: Session) -> list[int]:
-    powers = [k for k in session.reference_ks if k & (k - 1) == 0]
-    if len(powers) > _MOST_KS:
-        places = np.linspace(0, len(powers) - 1, _MOST_KS).round().astype(int)
-        powers = [powers[place] for place in places]
-    return sorted({*powers, int(session.automatic.params["reference_k"])})
+    def _keep(self, path: str, view: View, params: dict[str, Any] | None = None) -> None:
+        self.items.update(view.get("items", {}))
+        rest = {name: value for name, value in view.items() if name != "items"}
+        key = f"{path}?{urlencode(sorted((params or {}).items()))}"
+        self.answers[key] = base64.b64encode(pack(rest)).decode()
 
+    def _settings(self) -> Iterator[tuple[dict[str, Any], Setting]]:
+        """The settings of the page, in the address and opened: automatic ones, then a grid."""
+        session = self.session
+        given: list[dict[str, Any]] = [{"weight": weight} for weight in self._weights]
+        center = bool(session.automatic.params.get("center"))
+        grid = [
+            {"reference_k": k, "alpha": alpha, "center": center}
+            for k in self._ks
+            for alpha in _ALPHAS
+        ]
+        of_methods = {Served.name: [{}, *given]} if given else {}
+        for name, settings in {**of_methods, "nnn": [{}, *grid]}.items():
+            for params in settings:
+                # As JavaScript writes numbers and truth values.
+                shown = {one: json.dumps(value) for one, value in params.items()}
+                shown = {one: text.removesuffix(".0") for one, text in shown.items()}
+                yield {"method": name, **shown}, session.open_method(name, params)
 
-def _weights(session: Session) -> list[float]:
-    served = session.material.served
-    return [] if served is None else sorted({*_ALPHAS, round(served.weight, 4)})
-
-
-def _settings(session: Session) -> Iterator[tuple[dict[str, Any], Method]]:
-    """The settings of the exported page: what an index serves, the automatic one, then a grid."""
-    if session.material.served is not None:
-        yield {"method": SERVED}, session.open_method(SERVED, {})
-        for weight in _weights(session):
-            method = session.open_method(SERVED, {"weight": weight})
-            yield {"method": SERVED, "weight": f"{weight:g}"}, method
-    yield {"method": "nnn"}, session.open_method("nnn", {})
-    center = bool(session.automatic.params.get("center"))
-    for k in _ks(session):
-        for alpha in _ALPHAS:
-            given = {"reference_k": k, "alpha": alpha, "center": center}
-            shown = {**given, "method": "nnn", "alpha": f"{alpha:g}", "center": str(center).lower()}
-            yield shown, session.open_method("nnn", given)
-
-
-def _recorded_method(session: Session, method: dict[str, Any]) -> dict[str, Any]:
-    """A method with controls that have the recorded values only."""
-    knobs = []
-    for knob in method["knobs"]:
-        if knob["name"] == "reference_k":
-            knobs.append({**knob, "values": _ks(session)})
-        elif knob["name"] == "alpha":
-            nearest = min(_ALPHAS, key=lambda alpha: abs(alpha - knob["default"]))
-            knobs.append({**knob, "kind": "steps", "values": _ALPHAS, "default": nearest})
-        elif knob["name"] == "weight":
-            knobs.append({**knob, "kind": "steps", "values": _weights(session)})
-        else:
-            knobs.append({**knob, "kind": "fixed"})
-    return {**method, "knobs": knobs}
+    def _knobs(self, method: dict[str, Any]) -> list[dict[str, Any]]:
+        """The controls of a method, with the recorded values only."""
+        recorded: dict[str, Sequence[float]] = {
+            "reference_k": self._ks,
+            "alpha": _ALPHAS,
+            "weight": self._weights,
+        }
+        knobs = []
+        for knob in method["knobs"]:
+            if (values := recorded.get(knob["name"])) is None:
+                knobs.append({**knob, "kind": "fixed"})
+                continue
+            gaps = np.abs(np.array(values) - knob["default"])
+            default = values[int(gaps.argmin())]
+            knobs.append({**knob, "kind": "steps", "values": values, "default": default})
+        return knobs
 
 
-def _write_pictures(session: Session, folder: Path, items: Mapping[str, Any]) -> list[int]:
-    """Thumbnails of the items that the page can show; returns the items that have one."""
+def _write_pictures(session: Session, folder: Path, items: dict[str, Any]) -> list[int]:
+    """Write thumbnails of the items that the page can show; return the items that have one."""
     if session.thumbnails is None:
         return []
     make_folder(folder)
-    wanted = sorted(map(int, items))
-    on_map, _ = session.map.wait()
+    wanted, on_map = set(map(int, items)), session.map.wait()[0]
     if len(on_map) <= _MOST_PICTURES:
-        wanted = sorted({*wanted, *map(int, on_map)})
+        wanted.update(on_map.tolist())
     shown = []
-    for item in wanted:
+    for item in sorted(wanted):
         found = session.thumbnails.get(item)
         if found.is_whole:
             _write(folder / f"{item}.png", found.data)
@@ -208,42 +197,29 @@ def _write_pictures(session: Session, folder: Path, items: Mapping[str, Any]) ->
     return shown
 
 
-def _copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-
-
 def _write(path: Path, data: bytes | str) -> None:
     data = data.encode() if isinstance(data, str) else data
     write_whole(path, lambda file: file.write(data))
 
 
-def _try_table(session: Session) -> bytes | None:
-    try:
-        return make_table(session, session.open_method("nnn", {}))
-    except ImportError:
-        return None
-
-
-def make_table(session: Session, method: Method) -> bytes:
+def make_table(views: Views, method: Setting) -> bytes:
     """Make a parquet file of the items of the map."""
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    material = session.material
+    session, material = views.session, views.material
+    session.scan.result()
     items, places = session.map.wait()
-    found = session.scan.result()
-    verdicts = [NOT_SCANNED] * len(session.gallery) if found is None else found.verdicts
     columns: dict[str, Any] = {
-        "id": [material.name_item(int(item)) for item in items],
-        "text": [material.describe_item(int(item)) for item in items],
+        "id": [material.name_item(item) for item in items],
+        "text": [material.describe_item(item) for item in items],
         "projection_x": places[:, 0],
         "projection_y": places[:, 1],
         "bias": session.bias_for(method).correction[items],
         "times_first_before": session.count_first(None)[items],
         "times_first_after": session.count_first(method)[items],
-        "verdict": [verdicts[item] for item in items],
+        "verdict": [verdict for verdict, _ in views.verdicts(items)],
     }
     for name in session.filters:
-        cells = material.metadata[name]
-        columns.setdefault(name, [cells[int(item)] for item in items])
+        columns.setdefault(name, [material.metadata[name][item] for item in items])
     out = io.BytesIO()
     parquet.write_table(arrow.table(columns), out)
     return out.getvalue()

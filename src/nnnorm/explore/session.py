@@ -7,27 +7,27 @@ the first ones.
 """
 
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial, wraps
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import use_references
 from nnnorm.bias import Bias
+from nnnorm.dedup import UniqueRows
 from nnnorm.embeddings import Embeddings, open_embeddings
 from nnnorm.errors import NNNormError
-from nnnorm.evaluation import Truth, Tuning, count_occurrences, scan, tune
-from nnnorm.evaluation.outliers import Scan
+from nnnorm.evaluation import Scan, Tuning, count_occurrences, scan, tune
 from nnnorm.explore.candidates import Answer, Candidates
-from nnnorm.explore.keeping import Kept, Later
-from nnnorm.explore.material import Material
+from nnnorm.explore.material import Material, Served
 from nnnorm.explore.pictures import Thumbnails
 from nnnorm.explore.projection import project
-from nnnorm.explore.served import SERVED
 from nnnorm.files import Progress
 from nnnorm.methods import (
     CSLS,
@@ -43,6 +43,11 @@ from nnnorm.ranking import score_matrix
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+# A method with its parameters, or what an index serves.
+Setting: TypeAlias = Method | Served
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 # The methods of the picker: one bank, no labels, and settings that one pass over the bank prepares.
 OFFERED = tuple(
@@ -54,18 +59,64 @@ _BETAS = (1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 100
 _HEAT_KS = tuple(2**power for power in range(10))
 _HEAT_ALPHAS = tuple(float(alpha) for alpha in np.arange(0, 1.501, 0.125))
 MOST_ALPHA, ALPHA_STEP = 1.5, 0.025
-# Galleries up to this size have finer grids and more queries.
-_SMALL_GALLERY = 20_000
-_LARGEST_K_OF_MANY = 128
-# Queries that are counted for hubs and quality, by the size of the gallery; so many that a move of
-# a slider takes some hundredths of a second.
-_MOST_QUERIES = {2000: 5000, _SMALL_GALLERY: 2500}
-_MOST_QUERIES_OF_MANY = 2000
+# By the size of the gallery, the number of queries that are counted for hubs and quality, so that a
+# move of a slider takes some hundredths of a second, and the largest k of the slider.
+_LIMITS = {2000: (5000, max(_KS)), 20_000: (2500, max(_KS)), 2**63: (2000, 128)}
 _DEPTH = 128
 _MOST_ON_MAP = 5000
-# Bytes of rankings to keep, and the number of other answers, which are small or few.
-_KEPT_BYTES = 64 * 2**20
-_KEPT_COUNTS, _KEPT_VIEWS = 64, 1024
+
+
+def kept(most: int) -> Callable[[_F], _F]:
+    """Keep the latest answers of a method, those of each object apart."""
+
+    def decorate(function: _F) -> _F:
+        name = f"_kept_{function.__name__}"
+
+        @wraps(function)
+        def method(self: Any, *given: Any, **named: Any) -> Any:
+            fresh = lru_cache(most)(partial(function, self))
+            return self.__dict__.setdefault(name, fresh)(*given, **named)
+
+        return cast(_F, method)
+
+    return decorate
+
+
+class Later(Generic[_T]):
+    """Work that is done once, in a thread of its own, while other requests are answered."""
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make, self._future, self._lock = make, Future[_T](), threading.Lock()
+
+    def start(self) -> Future[_T]:
+        """Start the work, unless it was started."""
+        with self._lock:
+            if not self._future.running() and not self._future.done():
+                self._future.set_running_or_notify_cancel()
+                threading.Thread(target=self._run, daemon=True).start()
+        return self._future
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the work is done; asking starts it."""
+        return self.start().done()
+
+    def wait(self) -> _T:
+        """Return the result, once it is there, or raise the error of the work."""
+        return self.start().result()
+
+    def result(self) -> _T | None:
+        """Return the result, once it is there; None if the inputs are too small for the work."""
+        try:
+            return self.wait()
+        except NNNormError:
+            return None
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._make())
+        except BaseException as error:
+            self._future.set_exception(error)
 
 
 @dataclass(frozen=True)
@@ -87,33 +138,24 @@ class Session:
     ) -> None:
         self.material, self.seed = material, seed
         self.gallery = _in_memory(material.gallery)
-        self.is_many = len(self.gallery) > _SMALL_GALLERY
-        fitting = [most for size, most in _MOST_QUERIES.items() if len(self.gallery) <= size]
-        most = fitting[0] if fitting else _MOST_QUERIES_OF_MANY
+        n_items = len(self.gallery)
+        most, largest_k = next(limit for size, limit in _LIMITS.items() if n_items <= size)
         self.chosen = draw_some(len(material.queries), most, seed)
         self.queries = _in_memory(material.queries, self.chosen)
-        self.truth: Truth | None = None
-        if material.truth is not None:
-            self.truth = material.truth.some_queries(self.chosen)
-        self.used = use_references(
-            material.given_references, material.references, progress=progress
-        )
-        self.statistics = Statistics.of_embeddings(material.gallery, self.used, progress=progress)
-        self.reference_ks = self._choose_ks()
+        self.truth = None if material.truth is None else material.truth.some_queries(self.chosen)
+        given = material.references if material.bank is None else material.bank
+        unique = use_references(given, material.references, progress=progress)
+        self.unique = cast(UniqueRows, unique)
+        self.statistics = Statistics.of_embeddings(material.gallery, self.unique, progress=progress)
+        resolved, _ = NNN(alpha=0.0).resolve(self.statistics)
+        steps = {k for k in _KS if k <= min(len(self.unique), largest_k)}
+        self.reference_ks = tuple(sorted(steps | {int(resolved.reference_k)}))
         self._prepare()
         self.automatic = NNN().make_bias(self.statistics)
         self.candidates = Candidates(
-            self.queries,
-            self.gallery,
-            self._anchors(),
-            depth=_DEPTH,
-            progress=progress,
+            self.queries, self.gallery, self._anchors(), depth=_DEPTH, progress=progress
         )
         self.statistics.options["progress"] = None
-        bytes_per_answer = len(self.queries) * PLACES * 12
-        self._answers = Kept(max(16, _KEPT_BYTES // bytes_per_answer))
-        self._biases, self._counts, self._rows = Kept(_KEPT_COUNTS), Kept(_KEPT_COUNTS), Kept(32)
-        self.views = Kept(_KEPT_VIEWS)
         self.thumbnails = None if material.pictures is None else Thumbnails(material.pictures)
         self.filters = material.filters()
         self.scan: Later[Scan] = Later(self._scan)
@@ -121,11 +163,6 @@ class Session:
         self.map: Later[tuple[IntArray, FloatArray]] = Later(self._project)
 
     # --- settings --------------------------------------------------------------------------------
-
-    def _choose_ks(self) -> tuple[int, ...]:
-        largest = min(len(self.used), _LARGEST_K_OF_MANY if self.is_many else max(_KS))
-        settled, _ = NNN(alpha=0.0).resolve(self.statistics)
-        return tuple(sorted({k for k in _KS if k <= largest} | {int(settled.reference_k)}))
 
     def _prepare(self) -> None:
         """Compute the statistics of all settings of the sliders."""
@@ -141,47 +178,43 @@ class Session:
         few, many, usual = (
             min(self.reference_ks, key=lambda one: abs(one - k)) for k in (4, 128, 32)
         )
-        methods: list[Method] = [
+        settings: list[Setting] = [
             NNN(k, MOST_ALPHA, center=center) for k in (few, many) for center in (False, True)
         ]
-        methods.append(NNN(usual, MOST_ALPHA / 2, center=True))
+        settings.append(NNN(usual, MOST_ALPHA / 2, center=True))
         if self.material.served is not None:
-            methods.append(self.material.served)
-        return [self._served(method.make_bias(self.statistics)) for method in methods]
-
-    def _served(self, bias: Bias) -> Bias:
-        """The bias for the gallery in memory, which may be a copy with another fingerprint."""
-        same = self.gallery is self.material.gallery
-        return bias if same else replace(bias, fingerprints={})
+            settings.append(self.material.served)
+        return [self.bias_for(setting) for setting in settings]
 
     @property
     def offered(self) -> tuple[str, ...]:
         """The methods of the picker, beginning with the one that a page opens with."""
-        return OFFERED if self.material.served is None else (SERVED, *OFFERED)
+        return OFFERED if self.material.served is None else (Served.name, *OFFERED)
 
     def knobs(self, name: str) -> list[Knob]:
         """Return the controls of a method."""
-        if name == SERVED and (served := self.material.served) is not None:
+        served = self.material.served
+        if name == Served.name and served is not None:
             highest = max(MOST_ALPHA, 2 * served.weight)
             return [Knob("weight", "weight", "range", (0.0, highest, ALPHA_STEP), served.weight)]
         kind = find_method(name)[0]
-        found = []
-        for param, label in kind.symbols.items():
-            if param == "reference_k":
-                usual = self.automatic.params["reference_k"] if kind is NNN else 10
-                default = min(self.reference_ks, key=lambda k: abs(k - usual))
-                found.append(Knob(param, label, "steps", self.reference_ks, default))
-            elif param == "beta":
-                found.append(Knob(param, label, "steps", _BETAS, 20.0))
-            elif param == "center":
-                is_on = bool(self.automatic.params.get("center"))
-                found.append(Knob(param, "centred", "switch", (), is_on))
-            elif param in ("alpha", "weight"):
-                weight = round(self.automatic.weight, 2) if kind is NNN else 0.5
-                found.append(Knob(param, label, "range", (0.0, MOST_ALPHA, ALPHA_STEP), weight))
-        return found
+        usual_k, weight = 10, 0.5
+        if kind is NNN:
+            usual_k, weight = self.automatic.params["reference_k"], round(self.automatic.weight, 2)
+        default_k = min(self.reference_ks, key=lambda k: abs(k - usual_k))
+        is_centered = bool(self.automatic.params.get("center"))
+        weights = (0.0, MOST_ALPHA, ALPHA_STEP)
+        known: dict[str, tuple[str, tuple[float, ...], float | bool]] = {
+            "reference_k": ("steps", self.reference_ks, default_k),
+            "beta": ("steps", _BETAS, 20.0),
+            "center": ("switch", (), is_centered),
+            "alpha": ("range", weights, weight),
+            "weight": ("range", weights, weight),
+        }
+        labels = {**kind.symbols, "center": "centered"}
+        return [Knob(param, labels[param], *known[param]) for param in kind.symbols]
 
-    def open_method(self, name: str, params: Mapping[str, Any]) -> Method:
+    def open_method(self, name: str, params: Mapping[str, Any]) -> Setting:
         """Make a method of the picker; NNN without parameters is the automatic one."""
         if name not in self.offered:
             raise NNNormError(f"method must be one of {', '.join(self.offered)}; got {name!r}")
@@ -189,100 +222,106 @@ class Session:
         known = {knob.name: knob for knob in self.knobs(name)}
         for param, value in given.items():
             if (knob := known.get(param)) is None:
-                raise NNNormError(
-                    f"method {name} takes {', '.join(known) or 'no parameters'}; got {param}"
-                )
+                takes = ", ".join(known) or "no parameters"
+                raise NNNormError(f"method {name} takes {takes}; got {param}")
             if knob.kind == "steps" and value not in knob.values:
-                raise NNNormError(
-                    f"{param} must be one of {', '.join(f'{one:g}' for one in knob.values)}; got "
-                    f"{value:g}"
-                )
+                steps = ", ".join(f"{one:g}" for one in knob.values)
+                raise NNNormError(f"{param} must be one of {steps}; got {value:g}")
             if knob.kind == "range" and not knob.values[0] <= value <= knob.values[1]:
-                raise NNNormError(
-                    f"{param} must be from {knob.values[0]:g} to {knob.values[1]:g}; got {value:g}"
-                )
+                ends = f"{knob.values[0]:g} to {knob.values[1]:g}"
+                raise NNNormError(f"{param} must be from {ends}; got {value:g}")
+        if name == Served.name and self.material.served is not None:
+            return replace(self.material.served, **given)
         if name == "nnn" and not given:
             return NNN()
-        if name == SERVED and self.material.served is not None:
-            return replace(self.material.served, **given)
         defaults = {knob.name: knob.default for knob in known.values()}
         return make_method(name, **{**defaults, **given})
 
-    def bias_for(self, method: Method) -> Bias:
-        """Return the bias of a method, for the gallery as it is served here."""
-        return self._biases.get(method, lambda: self._served(method.make_bias(self.statistics)))
+    @kept(64)
+    def bias_for(self, setting: Setting) -> Bias:
+        """Return the bias of a setting, for the gallery in memory, which may be a copy."""
+        return replace(self._make_bias(setting), fingerprints={})
 
-    def settled(self, method: Method) -> dict[str, Any]:
-        """Return the parameters of a method with numbers for what was automatic."""
-        bias, names = self.bias_for(method), [knob.name for knob in self.knobs(method.name)]
-        params = {name: bias.params[name] for name in names if name in bias.params}
-        if method.name == "nnn":
-            params.setdefault("center", False)
-        return params
+    def _make_bias(self, setting: Setting) -> Bias:
+        if isinstance(setting, Served):
+            return setting.make_bias(self.gallery.dim)
+        return setting.make_bias(self.statistics)
+
+    def resolved(self, setting: Setting) -> dict[str, Any]:
+        """Return the parameters of a setting with numbers for what was automatic."""
+        params, names = (
+            self.bias_for(setting).params,
+            [one.name for one in self.knobs(setting.name)],
+        )
+        found = {name: params[name] for name in names if name in params}
+        return {**found, "center": found.get("center", False)} if setting.name == "nnn" else found
 
     # --- rankings --------------------------------------------------------------------------------
 
-    def rank(self, method: Method | None) -> Answer:
-        """Return the first places of all queries of the sample; without a method uncorrected."""
-        k = min(PLACES, len(self.gallery))
-        bias = None if method is None else self.bias_for(method)
-        return self._answers.get(method, lambda: self.candidates.rank(bias, k))
+    @kept(100)  # of 5,000 queries some 60 MB
+    def rank(self, setting: Setting | None) -> Answer:
+        """Return the first places of all queries of the sample; without a setting uncorrected."""
+        bias = None if setting is None else self.bias_for(setting)
+        return self.candidates.rank(bias, min(PLACES, len(self.gallery)))
 
-    def count_first(self, method: Method | None) -> IntArray:
+    def first(self, setting: Setting | None) -> IntArray:
+        """Return the item that comes first for each query of the sample."""
+        return self.rank(setting).ranking.indices[:, 0]
+
+    @kept(64)
+    def count_first(self, setting: Setting | None) -> IntArray:
         """Return how often every item comes first, shape ``(n_gallery,)``."""
-        first = self.rank(method).ranking.indices[:, 0]
-        return self._counts.get(method, lambda: count_occurrences(first, len(self.gallery)))
+        return count_occurrences(self.first(setting), len(self.gallery))
 
-    def find_won(self, method: Method) -> tuple[IntArray, IntArray]:
+    def find_won(self, setting: Setting) -> tuple[IntArray, IntArray]:
         """Return the queries that a correction wins and loses, by their numbers."""
-        first = [self.rank(some).ranking.indices[:, 0] for some in (None, method)]
+        before, after = self.first(None), self.first(setting)
         if self.truth is None:
-            return self.chosen[first[0] != first[1]], self.chosen[:0]
-        n_items = len(self.gallery)
-        pairs = self.truth.queries * n_items + self.truth.items
-        was, now = (np.isin(np.arange(len(some)) * n_items + some, pairs) for some in first)
+            return self.chosen[before != after], self.chosen[:0]
+        was, now = self.truth.holds(before), self.truth.holds(after)
         return self.chosen[~was & now], self.chosen[was & ~now]
 
     def choose_example(self) -> int:
         """Return a query that shows what the first method does: one that a hub had taken."""
-        method = self.open_method(self.offered[0], {})
-        won, _ = self.find_won(method)
+        won, _ = self.find_won(self.open_method(self.offered[0], {}))
         if len(won) == 0:
             return int(self.chosen[0])
-        first = self.rank(None).ranking.indices[:, 0]
-        taken = self.count_first(None)[first[np.isin(self.chosen, won)]]
+        taken = self.count_first(None)[self.first(None)[np.isin(self.chosen, won)]]
         return int(won[taken.argmax()])
 
-    def score(self, row: FloatArray, method: Method | None) -> FloatArray:
+    def score(self, row: FloatArray, setting: Setting | None) -> FloatArray:
         """Return the scores of one query with all items, shape ``(n_gallery,)``."""
-        bias = None if method is None else self.bias_for(method)
-        key = (row.tobytes(), method)
-        return self._rows.get(key, lambda: score_matrix(row, self.gallery, bias)[0])
+        return self._score(row.tobytes(), setting)
 
-    def mask(self, where: Mapping[str, str]) -> npt.NDArray[np.bool_] | None:
-        """Return the items that have these values in the metadata; None where all do."""
-        mask = None
+    @kept(32)
+    def _score(self, row: bytes, setting: Setting | None) -> FloatArray:
+        bias = None if setting is None else self.bias_for(setting)
+        return score_matrix(np.frombuffer(row, np.float32)[None, :], self.gallery, bias)[0]
+
+    def mask(self, where: Mapping[str, str]) -> BoolArray:
+        """Return which items have these values in the metadata."""
+        mask = np.ones(len(self.gallery), dtype=bool)
         for name, value in where.items():
             if name not in self.filters:
                 known = ", ".join(self.filters) or "none"
                 raise NNNormError(f"there is no filter {name!r}; the filters are: {known}")
             if value not in self.filters[name]:
                 raise NNNormError(f"{name} has no value {value!r}")
-            has_it = self._counts.get(("mask", name, value), partial(self._has, name, value))
-            mask = has_it if mask is None else mask & has_it
-        if mask is not None and not mask.any():
+            mask &= self._has(name, value)
+        if not mask.any():
             raise NNNormError("no item has all of these values; take one filter away")
         return mask
 
-    def _has(self, name: str, value: str) -> npt.NDArray[np.bool_]:
+    @kept(64)
+    def _has(self, name: str, value: str) -> BoolArray:
         return np.array([cell == value for cell in self.material.metadata[name]])
 
     # --- work that takes seconds -----------------------------------------------------------------
 
     def _scan(self) -> Scan:
         material = self.material
-        ids: Any = material.ids
-        return scan(material.gallery, material.given_references, ids=ids)
+        given = material.references if material.bank is None else material.bank
+        return scan(material.gallery, given, ids=cast(Any, material.ids))
 
     def _tune(self) -> Tuning | None:
         """R@1 of a grid of settings on the queries of the sample."""
@@ -292,9 +331,10 @@ class Session:
         grid = {"reference_k": ks, "alpha": _HEAT_ALPHAS, "center": (False, True)}
         return tune(
             self.gallery,
-            self.material.given_references,
+            self.unique.embeddings,
             queries=self.queries,
             truth=self.truth,
+            duplicates="keep",  # these are the unique ones
             grids={"nnn": grid},
         )
 
@@ -312,25 +352,22 @@ class Session:
         for later in (self.map, self.tuning, self.scan):
             later.start()
 
-    # --- out again -------------------------------------------------------------------------------
-
-    def save_bias(self, method: Method) -> bytes:
+    def save_bias(self, setting: Setting) -> bytes:
         """Return the file of a bias, which fits the gallery as it was given."""
-        bias = method.make_bias(self.statistics)
         with tempfile.TemporaryDirectory() as folder:
-            bias.save(path := Path(folder, "bias.safetensors"))
+            self._make_bias(setting).save(path := Path(folder, "bias.safetensors"))
             return path.read_bytes()
 
 
 def draw_some(n_rows: int, most: int, seed: int) -> IntArray:
-    """Draw rows at random, all where there are few, in their order."""
+    """Draw rows at random, all if there are few, in their order."""
     if n_rows <= most:
         return np.arange(n_rows)
     return np.sort(np.random.default_rng(seed).choice(n_rows, most, replace=False))
 
 
 def _in_memory(rows: Embeddings, chosen: IntArray | None = None) -> Embeddings:
-    """The rows as float32 in memory, where one search after the other reads them."""
+    """The rows as float32 in memory, which one search after the other reads."""
     if chosen is not None and len(chosen) < len(rows):
         return open_embeddings(rows.take(chosen), name=rows.name, normalize=False)
     if rows.in_memory:

@@ -1,20 +1,21 @@
 """What each view of the page shows, from the functions of the package.
 
-Every function returns a description for JSON and arrays for `pack`. Items are described once per
-answer, under ``items``; arrays hold their numbers.
+Every view returns one dictionary of plain values and arrays, which `pack` turns into bytes. Items
+are described once per answer, under ``items``; arrays hold their numbers. `Views.paths` names the
+views as the page asks for them, over HTTP or in a recorded page.
 """
 
+import json
 import shlex
-from collections.abc import Iterable, Mapping
-from functools import partial
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm.bias import Bias
-from nnnorm.dedup import NEAR_COPY, UniqueRows, as_units, describe_size, unique_rows
-from nnnorm.embeddings import ScoreMatrix
+from nnnorm.dedup import NEAR_COPY, Deduplicator
+from nnnorm.embeddings import ScoreMatrix, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.evaluation import (
     clusters_of,
@@ -22,25 +23,24 @@ from nnnorm.evaluation import (
     expect_occurrences,
     interval_of_difference,
     interval_of_mean,
-    list_hubs,
     measure_drift,
     measure_hubness,
     robust_z,
 )
-from nnnorm.evaluation.outliers import Outlier
-from nnnorm.explore.served import Served
-from nnnorm.explore.session import Session
+from nnnorm.explore.material import Served
+from nnnorm.explore.session import BoolArray, FloatArray, IntArray, Session, Setting, kept
 from nnnorm.input_checks import MISMATCH_Z, mismatch_z
-from nnnorm.methods import Method, describe_setting
-from nnnorm.ranking import Ranking, search
+from nnnorm.methods import describe_setting
+from nnnorm.ranking import search
 from nnnorm.scoring import Matrix, top_k
 from nnnorm.version import __version__
 
-FloatArray: TypeAlias = npt.NDArray[np.float32]
 Which = Literal["any", "won", "lost"]
-View: TypeAlias = tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]
+View: TypeAlias = dict[str, Any]
+Where: TypeAlias = Mapping[str, str]
+_ANYWHERE: Where = {}
 N_HUBS = 30
-# The verdict on items where the inputs are too small for `scan`.
+# The verdict on items if the inputs are too small for `scan`.
 NOT_SCANNED = "not scanned"
 _N_SHOWN = 12
 _N_WRONG = 200
@@ -50,26 +50,84 @@ _MOST_COPIES = 5000
 _N_GROUPS = 12
 # Enough for the width of an interval on a screen; the reports of `evaluation` draw more.
 _N_RESAMPLES = 1000
+# Arrays as JavaScript has them; whole numbers of 64 bits are not ordinary numbers there.
+_TYPES: dict[str, npt.DTypeLike] = {"f": "<f4", "i": "<i4", "u": "u1", "b": "u1"}
+_ALIGNED = 8
+
+
+def pack(view: View) -> bytes:
+    """Write a view as bytes that a browser reads as typed arrays.
+
+    A little-endian uint32 has the length of a JSON header, the header has the plain values and
+    names every array with its type, offset and length, and the arrays follow, each aligned to
+    eight bytes.
+    """
+    about, listed, parts, offset = {}, [], [], 0
+    for name, value in view.items():
+        if not isinstance(value, np.ndarray):
+            about[name] = value
+            continue
+        flat = np.ascontiguousarray(value, dtype=_TYPES[value.dtype.kind]).ravel()
+        entry = {"name": name, "type": flat.dtype.name, "offset": offset, "length": len(flat)}
+        data = flat.tobytes()
+        listed.append(entry)
+        parts.append(data + bytes(-len(data) % _ALIGNED))
+        offset += len(parts[-1])
+    written = {"about": about, "arrays": listed}
+    header = json.dumps(written, ensure_ascii=False, allow_nan=False).encode()
+    header += b" " * (-(4 + len(header)) % _ALIGNED)
+    return b"".join([struct.pack("<I", len(header)), header, *parts])
+
+
+def unpack(data: bytes) -> View:
+    """Read what `pack` wrote, for tests and programs."""
+    (size,) = struct.unpack_from("<I", data)
+    header = json.loads(data[4 : 4 + size])
+    view: View = header["about"]
+    for one in header["arrays"]:
+        start = 4 + size + one["offset"]
+        view[one["name"]] = np.frombuffer(data, one["type"], one["length"], start)
+    return view
 
 
 class Views:
     """The answers of the page, one method per view."""
 
     def __init__(self, session: Session) -> None:
-        self.session = session
+        self.session, self.material = session, session.material
 
-    def about(self) -> dict[str, Any]:
+    @property
+    def paths(self) -> dict[str, Callable[..., View]]:
+        """The views by the path that the page asks for."""
+        return {
+            "about": self.about,
+            "queries": self.queries,
+            "search": self.search,
+            "hubs": self.hubs,
+            "hub": self.hub,
+            "hub/now": self.hub_now,
+            "copies": self.copies,
+            "scan": self.scan,
+            "quality": self.quality,
+            "grid": self.grid,
+            "map": self.map,
+            "map/values": self.map_values,
+            "items": self.items,
+            "bank": self.bank,
+        }
+
+    # --- what there is ---------------------------------------------------------------------------
+
+    def about(self) -> View:
         """Describe the data, the methods with their controls, and the filters."""
-        session = self.session
-        material = session.material
-        intents = session.used if isinstance(session.used, UniqueRows) else None
+        session, material = self.session, self.material
         return {
             "version": __version__,
             "n_gallery": len(material.gallery),
             "n_queries": len(material.queries),
             "n_sampled": len(session.chosen),
-            "n_references": len(material.references) if intents is None else intents.n_rows,
-            "n_unique": len(session.used),
+            "n_references": session.unique.n_rows,
+            "n_unique": len(session.unique),
             "dim": material.gallery.dim,
             "has_truth": material.truth is not None,
             "has_pictures": material.pictures is not None,
@@ -84,228 +142,373 @@ class Views:
             "methods": [
                 {
                     "name": name,
-                    "label": session.open_method(name, {}).variant.label,
+                    "label": _label(session.open_method(name, {})),
                     "knobs": [vars(knob) for knob in session.knobs(name)],
                 }
                 for name in session.offered
             ],
-            "automatic": _automatic(session),
+            "automatic": self._automatic(),
         }
 
     def queries(
-        self, method: Method, *, text: str = "", which: Which = "any", seed: int = 0, k: int = 8
-    ) -> dict[str, Any]:
+        self, method: Setting, text: str = "", which: Which = "any", seed: int = 0, k: int = 8
+    ) -> View:
         """Draw queries at random: of all, of those that a setting wins or loses, or with a text."""
-        session = self.session
-        material = session.material
-        wanted = text.lower().split()
-        rows = np.arange(len(material.queries))
+        rows = np.arange(len(self.material.queries))
         if which != "any":
-            rows = session.find_won(method)[which == "lost"]
-        if wanted:
-            if material.query_captions is None:
+            rows = self.session.find_won(method)[which == "lost"]
+        if words := text.lower().split():
+            texts = self.material.query_captions
+            if texts is None:
                 raise NNNormError("the queries have no texts; give --query-captions")
-            texts = ((row, material.query_captions[row].lower()) for row in rows.tolist())
-            rows = np.array(
-                [row for row, one in texts if all(word in one for word in wanted)], np.int64
-            )
+            has_all = [all(word in texts[row].lower() for word in words) for row in rows.tolist()]
+            rows = rows[np.array(has_all, dtype=bool)]
         some = rows
         if len(rows) > k:
             some = np.random.default_rng(seed).choice(rows, k, replace=False)
+        return {"n_found": len(rows), "queries": self.list_queries(some)}
+
+    def list_queries(self, rows: Iterable[Any]) -> list[dict[str, Any]]:
+        """Return queries by number, with their texts."""
+        return [{"query": int(row), "text": self.material.describe_query(int(row))} for row in rows]
+
+    def items(self, items: Iterable[int]) -> View:
+        """Describe some items by their numbers: id, caption and metadata."""
+        material, found = self.material, {}
+        for item in dict.fromkeys(map(int, items)):
+            _check_below("item", item, len(material.gallery))
+            found[str(item)] = {
+                "id": material.name_item(item),
+                "caption": material.describe_item(item),
+                "metadata": {name: material.metadata[name][item] for name in self.session.filters},
+            }
+        return {"items": found}
+
+    def _automatic(self) -> dict[str, Any]:
+        params = self.session.automatic.params
+        names = ("reference_k", "alpha", "center", "reliability", "density")
+        return {name: params.get(name) for name in names}
+
+    def _setting(self, method: Setting) -> dict[str, Any]:
+        """What the controls show, and the commands that make the same bias."""
+        params = self.session.resolved(method)
+        if isinstance(method, Served):
+            text = method.describe()
+        else:
+            text = describe_setting(method.name, params, ", ", " = ")
         return {
-            "n_found": len(rows),
-            "queries": [
-                {"query": int(row), "text": material.describe_query(int(row))} for row in some
-            ],
+            "method": method.name,
+            "label": _label(method),
+            "params": params,
+            "text": text,
+            "commands": self._commands(method),
         }
+
+    def _commands(self, method: Setting) -> list[str]:
+        options = {
+            "gallery": "GALLERY.npy",
+            "queries": "QUERIES.npy",
+            "references": "PAST_QUERIES.npy",
+            "normalize": "",
+            **self.material.options,
+        }
+        gallery, queries, references = (
+            shlex.quote(options[name]) for name in ("gallery", "queries", "references")
+        )
+        if isinstance(method, Served):
+            weight = "" if method == self.material.served else f" --weight {method.weight:g}"
+            return [f"nnnorm index search {shlex.quote(method.url)} --queries {queries}{weight}"]
+        chosen = f"--method {method.name}"
+        for name, value in method.params.items():
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                chosen += f" --{'' if value else 'no-'}{flag}"
+            elif value != "auto":
+                chosen += f" --{flag} {value:g}"
+        if not method.is_automatic:
+            chosen += " --duplicates drop"  # as the explorer itself does
+        end = {"yes": " --normalize", "no": " --no-normalize", "": ""}[options["normalize"]]
+        fit = f"nnnorm fit --gallery {gallery} --references {references} {chosen}{end}"
+        ask = f"nnnorm search --gallery {gallery} --queries {queries}"
+        return [f"{fit} -o bias.safetensors", f"{ask} --bias bias.safetensors{end}"]
+
+    # --- search ----------------------------------------------------------------------------------
 
     def search(
         self,
-        method: Method,
-        *,
+        method: Setting,
         query: int | None = None,
         text: str | None = None,
         item: int | None = None,
-        where: Mapping[str, str] | None = None,
+        where: Where = _ANYWHERE,
         k: int = _N_SHOWN,
     ) -> View:
-        """Show the first places of one query, before and after."""
-        session = self.session
-        material = session.material
-        row, asked, right = _open_query(session, query, text, item)
-        mask = session.mask(where or {})
-        n_right = len(right)
-        if mask is not None:
-            right = [one for one in right if mask[one]]
-        n_items = len(material.gallery) if mask is None else int(mask.sum())
-        k = min(k, n_items)
-        scores = [_masked(session.score(row, some), mask) for some in (None, method)]
-        before, after = (top_k(_matrix(one), k) for one in scores)
-        shown = np.union1d(before.indices[0], after.indices[0])
-        shown = np.union1d(shown, np.array(right, dtype=np.int64))
-        ranks = [_ranks(one, shown) for one in scores]
-        first = session.count_first(None)
-        about = {
+        """Show the first places of one query (a number, a text, or an item), before and after."""
+        row, asked, all_right = self._open_query(query, text, item)
+        mask = self.session.mask(where)
+        right = [one for one in all_right if mask[one]]
+        n_items = int(mask.sum())
+        raw, corrected = (
+            np.where(mask, self.session.score(row, some), np.float32(-np.inf))
+            for some in (None, method)
+        )
+        before, before_scores = _best(raw, min(k, n_items))
+        after, after_scores = _best(corrected, min(k, n_items))
+        first = self.session.count_first(None)
+        return {
             "query": asked,
             "right": right,
-            "n_filtered_out": n_right - len(right),
+            "n_filtered_out": len(all_right) - len(right),
             "n_items": n_items,
-            "setting": _setting(session, method),
-            "items": _items(session, shown),
-        }
-        places = {int(one): place for place, one in enumerate(shown)}
-        return about, {
-            "before": before.indices[0],
-            "after": after.indices[0],
-            "before_scores": before.scores[0],
-            "after_scores": after.scores[0],
-            "before_now": ranks[1][[places[int(one)] for one in before.indices[0]]],
-            "after_was": ranks[0][[places[int(one)] for one in after.indices[0]]],
-            "right_ranks": np.array(
-                [[some[places[one]] for one in right] for some in ranks], dtype=np.int64
-            ),
-            "before_first": first[before.indices[0]],
-            "after_first": first[after.indices[0]],
+            "setting": self._setting(method),
+            **self.items([*before, *after, *right]),
+            "before": before,
+            "after": after,
+            "before_scores": before_scores,
+            "after_scores": after_scores,
+            "before_now": _ranks(corrected, before),
+            "after_was": _ranks(raw, after),
+            "right_ranks": np.stack([_ranks(raw, right), _ranks(corrected, right)]),
+            "before_first": first[before],
+            "after_first": first[after],
         }
 
-    def hubs(self, method: Method, where: Mapping[str, str] | None = None) -> View:
+    def _open_query(
+        self, query: int | None, text: str | None, item: int | None
+    ) -> tuple[FloatArray, dict[str, Any], list[int]]:
+        """The embedding of what is asked, how it is shown, and its right items."""
+        material = self.material
+        if [query, text, item].count(None) != 2:
+            raise NNNormError("give one of query (a number), text, or item (a number)")
+        if query is not None:
+            _check_below("query", query, len(material.queries))
+            row = material.queries.take(np.array([query]))
+            shown = {"kind": "query", "number": query, "text": material.describe_query(query)}
+            return row, shown, material.right_items(query)
+        if item is not None:
+            _check_below("item", item, len(material.gallery))
+            row = self.session.gallery.take(np.array([item]))
+            shown = {"kind": "item", "number": item, "text": material.describe_item(item)}
+            return row, shown, []
+        if material.encode is None:
+            raise NNNormError(
+                "typed queries need an encoder; start with --encoder MODEL, or pick a query"
+            )
+        if not str(text).strip():
+            raise NNNormError("the query is empty; type a few words")
+        row = np.asarray(material.encode(str(text)), dtype=np.float32)
+        return row, {"kind": "text", "number": -1, "text": text}, []
+
+    # --- hubs ------------------------------------------------------------------------------------
+
+    def hubs(self, method: Setting, where: Where = _ANYWHERE) -> View:
         """Show how often items come first, before and after, and the worst hubs."""
         session = self.session
         n_items, n_queries = len(session.gallery), len(session.queries)
-        counts = [session.count_first(some) for some in (None, method)]
-        mask = session.mask(where or {})
-        answer = session.rank(method)
-        bias = session.bias_for(method)
-        most = int(max(some.max() for some in counts))
-        was_never, is_never = (some == 0 for some in counts)
-        if mask is not None:
-            was_never, is_never = was_never & mask, is_never & mask
-        is_back = was_never & (counts[1] > 0)
-        never, back = (_draw(session, some) for some in (is_never, is_back))
-        hubs = _list_hubs(session, bias, mask)
+        was, now = session.count_first(None), session.count_first(method)
+        mask, bias = session.mask(where), session.bias_for(method)
+        most = int(max(was.max(), now.max()))
+        was_never, is_never, is_back = (
+            mask & some for some in (was == 0, now == 0, (was == 0) & (now > 0))
+        )
+        never, back = self._draw(is_never), self._draw(is_back)
+        order = np.argsort(-was, kind="stable")
+        hubs = order[mask[order] & (was[order] > 0)][:N_HUBS]
+        wrong_share = np.full(len(hubs), -1.0)  # not known
+        if session.truth is not None:
+            first = session.first(None)
+            wrong = np.bincount(first[~self._is_right(first)], minlength=n_items)
+            wrong_share = wrong[hubs] / was[hubs]
         is_ready = session.scan.is_ready  # before the verdicts: the page asks again until it is
-        outliers = _outliers(session)
-        wrong = [-1.0 if hub.wrong_share is None else hub.wrong_share for hub in hubs]
-        rows = np.array([hub.item for hub in hubs], dtype=np.int64)
-        about = {
-            "setting": _setting(session, method),
+        return {
+            "setting": self._setting(method),
             "n_queries": n_queries,
             "n_items": n_items,
-            "n_uncertain": answer.n_uncertain,
-            "before": measure_hubness(counts[0]).to_dict(),
-            "after": measure_hubness(counts[1]).to_dict(),
+            "n_uncertain": session.rank(method).n_uncertain,
+            "before": measure_hubness(was).to_dict(),
+            "after": measure_hubness(now).to_dict(),
             "n_never_before": int(was_never.sum()),
             "n_never": int(is_never.sum()),
             "n_back": int(is_back.sum()),
             "n_gone": int((is_never & ~was_never).sum()),
             "scan_is_ready": is_ready,
-            "verdicts": [_verdict(outliers, item) for item in rows.tolist()],
-            "items": _items(session, [*rows, *never, *back]),
-        }
-        return about, {
-            "histogram_before": np.bincount(counts[0], minlength=most + 1),
-            "histogram_after": np.bincount(counts[1], minlength=most + 1),
+            "verdicts": [verdict for verdict, _ in self.verdicts(hubs)],
+            **self.items([*hubs, *never, *back]),
+            "histogram_before": np.bincount(was, minlength=most + 1),
+            "histogram_after": np.bincount(now, minlength=most + 1),
             "expected": expect_occurrences(n_queries, n_items, most),
-            "hubs": rows,
-            "hub_before": counts[0][rows],
-            "hub_after": counts[1][rows],
-            "hub_wrong": np.array(wrong, dtype=np.float64),
-            "hub_z": robust_z(bias.values)[rows],
-            "hub_bias": bias.correction[rows],
+            "hubs": hubs,
+            "hub_before": was[hubs],
+            "hub_after": now[hubs],
+            "hub_wrong": wrong_share,
+            "hub_z": robust_z(bias.values)[hubs],
+            "hub_bias": bias.correction[hubs],
             "never": never,
             "back": back,
         }
 
-    def hub(self, method: Method, item: int) -> View:
-        """Show the queries that an item answered first, wrongly where that is known, by intent."""
-        session = self.session
-        _check_below("item", item, len(session.gallery))
-        about, arrays = self.hub_before(item)
-        now, more = self.hub_after(method, item)
-        return {**about, **now}, {**arrays, **more}
+    def hub(self, item: int) -> View:
+        """Show the queries that an item answered first, wrongly if that is known, and its copies.
 
-    def hub_before(self, item: int) -> View:
-        """Show the part of `hub` that is the same for all settings."""
-        session = self.session
-        taken, wrong, groups = _taken(session, item)
-        copies = session.views.get(("copies", item), lambda: _copies_of(session, item))
-        is_ready = session.scan.is_ready
-        outliers = _outliers(session)
-        outlier = None if outliers is None else outliers.get(item)
-        about = {
+        They are grouped by what they ask for. `hub/now` has what a setting changes.
+        """
+        taken, wrong, groups = self._taken(item)
+        copies = self._copies_of(item)
+        is_ready = self.session.scan.is_ready
+        ((verdict, reasons),) = self.verdicts([item])
+        return {
             "item": item,
             "n_before": len(taken),
-            "n_wrong": None if session.truth is None else len(wrong),
+            "n_wrong": None if self.session.truth is None else len(wrong),
             "n_shown": sum(map(len, groups)),
-            "verdict": _verdict(outliers, item),
-            "reasons": [] if outlier is None else list(outlier.reasons),
+            "verdict": verdict,
+            "reasons": reasons,
             "scan_is_ready": is_ready,
-            "groups": [
-                [
-                    {
-                        "query": int(session.chosen[row]),
-                        "text": session.material.describe_query(int(session.chosen[row])),
-                    }
-                    for row in group
-                ]
-                for group in groups
-            ],
-            "items": _items(session, [item, *copies]),
+            "groups": [self.list_queries(self.session.chosen[group]) for group in groups],
+            **self.items([item, *copies]),
+            "copies": copies,
         }
-        return about, {"copies": copies}
 
-    def hub_after(self, method: Method, item: int) -> View:
-        """Show the part of `hub` that a setting changes."""
+    def hub_now(self, method: Setting, item: int) -> View:
+        """Show what a setting changes for the queries that an item answered first."""
         session = self.session
-        _, wrong, groups = _taken(session, item)
-        first = session.rank(method).ranking.indices[:, 0]
-        bias = session.bias_for(method)
+        _, wrong, groups = self._taken(item)
+        first, bias = session.first(method), session.bias_for(method)
         rows = np.concatenate([wrong[:0], *groups])
-        about = {
-            "setting": _setting(session, method),
+        return {
+            "setting": self._setting(method),
             "n_after": int((first == item).sum()),
             "n_freed": int((first[wrong] != item).sum()),
             "bias": float(bias.correction[item]),
             "bias_z": float(robust_z(bias.values)[item]),
+            "now": first[rows],
+            "now_is_right": self._is_right(first)[rows],
         }
-        is_right = [int(first[row]) in _right(session, row) for row in rows]
-        return about, {"now": first[rows], "now_is_right": np.array(is_right, dtype=np.bool_)}
 
-    def copies(self) -> dict[str, Any]:
-        """Show groups of items that are nearly the same."""
-        session = self.session
-        return session.views.get("copies", lambda: _find_copies(session))
+    @kept(1024)
+    def _taken(self, item: int) -> tuple[IntArray, IntArray, list[IntArray]]:
+        """Queries that an item answers first, uncorrected; the wrong ones; some of these in groups.
 
-    def scan(self) -> dict[str, Any]:
-        """Show the verdicts of `scan`, once they are there."""
+        A group asks for one thing; the largest comes first.
+        """
         session = self.session
-        if not session.scan.is_ready:
+        _check_below("item", item, len(session.gallery))
+        first = session.first(None)
+        is_taken = first == item
+        wrong = np.flatnonzero(is_taken & ~self._is_right(first))
+        shown = np.random.default_rng(session.seed).permutation(wrong)[:_N_WRONG]
+        shown.sort()
+        rows = session.queries.take(shown)
+        slots = Deduplicator(rows.__getitem__).add(rows).slots if len(rows) else shown
+        groups = [shown[slots == slot] for slot in np.unique(slots)]
+        return np.flatnonzero(is_taken), wrong, sorted(groups, key=len, reverse=True)
+
+    def _is_right(self, first: IntArray) -> BoolArray:
+        """Whether an item of each query is right; never if no truth is known."""
+        truth = self.session.truth
+        return np.zeros(len(first), dtype=bool) if truth is None else truth.holds(first)
+
+    def _draw(self, mask: BoolArray) -> IntArray:
+        """Some of the items of a mask, drawn at random."""
+        items = np.random.default_rng(self.session.seed).permutation(np.flatnonzero(mask))
+        return np.sort(items[:_N_SHOWN])
+
+    def verdicts(self, items: Iterable[Any]) -> list[tuple[str, list[str]]]:
+        """Return what `scan` says about items, with reasons, if it is done and was possible."""
+        found = self.session.scan.result() if self.session.scan.is_ready else None
+        if found is None:
+            return [(NOT_SCANNED, []) for _ in items]
+        known = {one.item: (str(one.verdict), list(one.reasons)) for one in found.outliers}
+        return [known.get(int(item), ("fine", [])) for item in items]
+
+    @kept(1024)
+    def _copies_of(self, item: int) -> IntArray:
+        (near,) = self._near([item], _N_SHOWN)
+        return near[near != item]
+
+    def _near(self, items: Any, k: int) -> list[IntArray]:
+        """Near copies of some items, with the items themselves."""
+        gallery = open_embeddings(self.session.gallery, normalize=True)
+        found = search(gallery.subset(np.array(items)), gallery, k=min(k, len(gallery)))
+        both = zip(found.indices, found.scores, strict=True)
+        return [near[cosines >= _NEAR_COPY] for near, cosines in both]
+
+    @kept(1)
+    def copies(self) -> View:
+        """Show groups of items that are nearly the same.
+
+        Of a large gallery, these are copies of the items that come first most often.
+        """
+        counts = self.session.count_first(None)
+        rows = np.sort(np.argsort(-counts, kind="stable")[:_MOST_COPIES])
+        leader: dict[int, int] = {}
+        for near in self._near(rows, 6):
+            members = near.tolist()
+            lowest = min(leader.get(one, one) for one in members)
+            leader.update(dict.fromkeys(members, lowest))
+        groups: dict[int, list[int]] = {}
+        for one in sorted(leader):
+            groups.setdefault(leader[one], []).append(one)
+        largest = sorted((some for some in groups.values() if len(some) > 1), key=len, reverse=True)
+        shown = [group[:_N_SHOWN] for group in largest[:_N_GROUPS]]
+        return {
+            "cosine": _NEAR_COPY,
+            "n_groups": len(largest),
+            "n_looked_at": len(rows),
+            "groups": shown,
+            **self.items([item for group in shown for item in group]),
+        }
+
+    def scan(self) -> View:
+        """Show the verdicts of `nnnorm scan`, once they are there."""
+        if not self.session.scan.is_ready:
             return {"ready": False}
-        found = session.scan.result()
+        found = self.session.scan.result()
         if found is None:
             return {"ready": True, "is_scanned": False, "outliers": []}
+        items = self.items(one.item for one in found.outliers)
+        return {"ready": True, "is_scanned": True, **found.to_dict(), **items}
+
+    # --- quality ---------------------------------------------------------------------------------
+
+    @kept(1024)
+    def quality(self, method: Setting) -> View:
+        """Show R@1, R@5 and R@10 before and after, with intervals."""
+        session, setting = self.session, self._setting(method)
+        if session.truth is None:
+            return {"has_truth": False, "setting": setting}
+        answer, n_items = session.rank(method), len(session.gallery)
+        raw, done = (
+            evaluate_ranking(session.rank(some).ranking, session.truth, n_gallery=n_items)
+            for some in (None, method)
+        )
+        clusters, rows = clusters_of(session.truth), []
+        for k in [k for k in (1, 5, 10) if k <= raw.depth]:
+            was, now = raw.hits(k), done.hits(k)
+            drawn = {"n_resamples": _N_RESAMPLES}
+            rows.append(
+                {
+                    "k": k,
+                    "before": vars(interval_of_mean(was, clusters, **drawn)),
+                    "after": vars(interval_of_mean(now, clusters, **drawn)),
+                    "gain": vars(interval_of_difference(now, was, clusters, **drawn)),
+                    "n_gained": int((now > was).sum()),
+                    "n_lost": int((now < was).sum()),
+                }
+            )
         return {
-            "ready": True,
-            "is_scanned": True,
-            **found.to_dict(),
-            "items": _items(session, [one.item for one in found.outliers]),
+            "has_truth": True,
+            "setting": setting,
+            "n_queries": len(session.queries),
+            "n_uncertain": answer.n_uncertain,
+            "recalls": rows,
         }
 
-    def quality(self, method: Method) -> dict[str, Any]:
-        """Show R@1, R@5 and R@10 before and after, with intervals."""
-        session = self.session
-        if session.truth is None:
-            return {"has_truth": False, "setting": _setting(session, method)}
-        return session.views.get(("quality", method), lambda: _measure_quality(session, method))
-
-    def grid(self) -> dict[str, Any]:
+    def grid(self) -> View:
         """Show R@1 of a grid of k and α, once it is there."""
-        session = self.session
-        if session.truth is None:
-            return {"ready": True, "has_truth": False}
-        if not session.tuning.is_ready:
+        if not self.session.tuning.is_ready:
             return {"ready": False}
-        tuning = session.tuning.result()
+        tuning = self.session.tuning.result()
         if tuning is None:
             return {"ready": True, "has_truth": False}
         cells = [cell for cell in tuning.grid if cell.method == "nnn"]
@@ -318,144 +521,74 @@ class Views:
             "cells": [{**cell.params, "recall_at_1": cell.recall_at_1} for cell in cells],
         }
 
+    # --- map and bank ----------------------------------------------------------------------------
+
     def map(self) -> View:
         """Show the places of items on the map, once they are there."""
-        session = self.session
-        if not session.map.is_ready:
-            return {"ready": False}, {}
-        items, places = session.map.wait()
-        about = {
+        if not self.session.map.is_ready:
+            return {"ready": False}
+        items, places = self.session.map.wait()
+        return {
             "ready": True,
-            "n_items": len(session.gallery),
-            "ids": [session.material.name_item(int(item)) for item in items],
+            "n_items": len(self.session.gallery),
+            "ids": [self.material.name_item(int(item)) for item in items],
+            "map_items": items,
+            "x": places[:, 0],
+            "y": places[:, 1],
         }
-        return about, {"map_items": items, "x": places[:, 0], "y": places[:, 1]}
 
-    def map_values(self, method: Method, where: Mapping[str, str] | None = None) -> View:
-        """Show what the items of the map are coloured by."""
+    def map_values(self, method: Setting, where: Where = _ANYWHERE) -> View:
+        """Show what the items of the map are colored by."""
         session = self.session
         if not session.map.is_ready:
-            return {"ready": False}, {}
+            return {"ready": False}
         items, _ = session.map.wait()
-        mask = session.mask(where or {})
         bias = session.bias_for(method)
-        about = {"ready": True, "setting": _setting(session, method)}
-        return about, {
+        return {
+            "ready": True,
+            "setting": self._setting(method),
             "bias": bias.correction[items],
             "z": robust_z(bias.values)[items],
             "before": session.count_first(None)[items],
             "after": session.count_first(method)[items],
-            "is_kept": np.ones(len(items), bool) if mask is None else mask[items],
+            "is_kept": session.mask(where)[items],
         }
 
-    def items(self, items: Iterable[int]) -> dict[str, Any]:
-        """Describe some items."""
-        session = self.session
-        numbers = list(items)
-        for item in numbers:
-            _check_below("item", item, len(session.gallery))
-        return {"items": _items(session, numbers)}
-
+    @kept(1)
     def bank(self) -> View:
-        """Show the intents of the bank, what it has in common with the queries, and any drift."""
-        session = self.session
-        return session.views.get("bank", lambda: _describe_bank(session))
-
-
-# --- about ---------------------------------------------------------------------------------------
-
-
-def _setting(session: Session, method: Method) -> dict[str, Any]:
-    """What the controls show, and the commands that make the same bias."""
-    params = session.settled(method)
-    return {
-        "method": method.name,
-        "label": method.variant.label,
-        "params": params,
-        "text": method.describe()
-        if isinstance(method, Served)
-        else describe_setting(method.name, params, ", ", " = "),
-        "commands": _commands(session, method),
-    }
-
-
-def _automatic(session: Session) -> dict[str, Any]:
-    params = session.automatic.params
-    names = ("reference_k", "alpha", "center", "reliability", "density")
-    return {name: params.get(name) for name in names}
-
-
-def _commands(session: Session, method: Method) -> list[str]:
-    options = session.material.options
-    if isinstance(method, Served):
-        url, queries = shlex.quote(method.url), shlex.quote(options["queries"])
-        changed = "" if method == session.material.served else f" --weight {method.weight:g}"
-        return [f"nnnorm index search {url} --queries {queries}{changed}"]
-    chosen = f"--method {method.name}"
-    for name, value in method.params.items():
-        flag = name.replace("_", "-")
-        if value is True or value is False:
-            chosen += f" --{'' if value else 'no-'}{flag}"
-        elif value != "auto":
-            chosen += f" --{flag} {value:g}"
-    if not method.is_automatic:
-        chosen += " --duplicates drop"  # as the explorer itself does
-    ending = {"yes": " --normalize", "no": " --no-normalize"}.get(options.get("normalize", ""), "")
-    gallery, queries, references = (
-        shlex.quote(options.get(name, otherwise))
-        for name, otherwise in (
-            ("gallery", "GALLERY.npy"),
-            ("queries", "QUERIES.npy"),
-            ("references", "PAST_QUERIES.npy"),
-        )
-    )
-    return [
-        f"nnnorm fit --gallery {gallery} --references {references} {chosen}{ending} "
-        "-o bias.safetensors",
-        f"nnnorm search --gallery {gallery} --queries {queries} --bias bias.safetensors{ending}",
-    ]
-
-
-def _items(session: Session, items: Iterable[Any]) -> dict[str, Any]:
-    """Id, caption and metadata of items, by number."""
-    material, found = session.material, {}
-    for item in dict.fromkeys(map(int, items)):
-        found[str(item)] = {
-            "id": material.name_item(item),
-            "caption": material.describe_item(item),
-            "metadata": {name: material.metadata[name][item] for name in session.filters},
+        """Show the unique past queries, how well they match the queries, and any drift."""
+        session, material, unique = self.session, self.material, self.session.unique
+        asked = session.queries
+        if session.truth is not None:  # captions of one item are closer to each other than to these
+            asked = asked.subset(np.unique(clusters_of(session.truth), return_index=True)[1])
+        z = mismatch_z(material.references, asked)
+        drift = None
+        if material.corrector is not None and material.recent is not None:
+            try:
+                drift = measure_drift(material.corrector, material.recent).to_dict()
+            except NNNormError as error:  # the rest of the view does not need it
+                drift = {"error": str(error)}
+        texts = material.reference_captions
+        most = np.argsort(-unique.counts, kind="stable")[:20]
+        return {
+            "n_references": unique.n_rows,
+            "n_unique": len(unique),
+            "is_sample": unique.is_sample,
+            "near_copy": NEAR_COPY,
+            "n_copies": int((unique.counts - 1).sum()),
+            "mismatch_z": None if np.isnan(z) else float(z),
+            "mismatch_limit": MISMATCH_Z,
+            "drift": drift,
+            "most_asked": [
+                {"row": int(row), "count": int(times), "text": "" if texts is None else texts[row]}
+                for row, times in zip(unique.rows[most], unique.counts[most], strict=True)
+            ],
+            "automatic": self._automatic(),
         }
-    return found
 
 
-# --- search --------------------------------------------------------------------------------------
-
-
-def _open_query(
-    session: Session, query: int | None, text: str | None, item: int | None
-) -> tuple[FloatArray, dict[str, Any], list[int]]:
-    """The embedding of what is asked, how it is shown, and its right items."""
-    material = session.material
-    if [query, text, item].count(None) != 2:
-        raise NNNormError("give one of query (a number), text, or item (a number)")
-    if query is not None:
-        _check_below("query", query, len(material.queries))
-        row = material.queries.take(np.array([query]))
-        shown = {"kind": "query", "number": query, "text": material.describe_query(query)}
-        return row, shown, material.right_items(query)
-    if item is not None:
-        _check_below("item", item, len(material.gallery))
-        row = session.gallery.take(np.array([item]))
-        shown = {"kind": "item", "number": item, "text": material.describe_item(item)}
-        return row, shown, []
-    if material.encode is None:
-        raise NNNormError(
-            "typed queries need an encoder; start with --encoder MODEL, or pick a query"
-        )
-    if not str(text).strip():
-        raise NNNormError("the query is empty; type a few words")
-    row = np.asarray(material.encode(str(text)), dtype=np.float32)
-    return row, {"kind": "text", "number": -1, "text": text}, []
+def _label(method: Setting) -> str:
+    return method.label if isinstance(method, Served) else method.variant.label
 
 
 def _check_below(what: str, number: int, n_rows: int) -> None:
@@ -463,15 +596,13 @@ def _check_below(what: str, number: int, n_rows: int) -> None:
         raise NNNormError(f"{what} must be from 0 to {n_rows - 1}; got {number}")
 
 
-def _masked(scores: FloatArray, mask: npt.NDArray[np.bool_] | None) -> FloatArray:
-    return scores if mask is None else np.where(mask, scores, -np.inf).astype(np.float32)
+def _best(scores: FloatArray, k: int) -> tuple[IntArray, FloatArray]:
+    """The best items and their scores."""
+    found = top_k(Matrix(ScoreMatrix([scores[None, :]], role="scores")), k)
+    return found.indices[0], found.scores[0]
 
 
-def _matrix(scores: FloatArray) -> Matrix:
-    return Matrix(ScoreMatrix([scores[None, :]], role="scores"))
-
-
-def _ranks(scores: FloatArray, items: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _ranks(scores: FloatArray, items: Iterable[Any]) -> IntArray:
     """Places of some items, from 1; as in `top_k`, ties go to the lower number."""
     places = [
         1
@@ -480,192 +611,3 @@ def _ranks(scores: FloatArray, items: npt.NDArray[np.int64]) -> npt.NDArray[np.i
         for item in items
     ]
     return np.array(places, dtype=np.int64)
-
-
-# --- hubs ----------------------------------------------------------------------------------------
-
-
-def _list_hubs(session: Session, bias: Bias, mask: npt.NDArray[np.bool_] | None) -> list[Any]:
-    ranking = session.rank(None).ranking
-    first = Ranking(ranking.scores[:, :1], ranking.indices[:, :1])
-    most = N_HUBS if mask is None else len(session.gallery)
-    hubs = list_hubs(first, len(session.gallery), truth=session.truth, bias=bias, most=most)
-    return [hub for hub in hubs if mask is None or mask[hub.item]][:N_HUBS]
-
-
-def _taken(
-    session: Session, item: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], list[npt.NDArray[np.int64]]]:
-    """Queries that an item answers first, uncorrected; the wrong ones; some of these by intent."""
-
-    def find() -> tuple[Any, Any, list[Any]]:
-        taken = np.flatnonzero(session.rank(None).ranking.indices[:, 0] == item)
-        wrong = taken
-        if session.truth is not None:
-            is_wrong = [item not in _right(session, row) for row in taken]
-            wrong = taken[np.array(is_wrong, dtype=np.bool_)]
-        shown = wrong
-        if len(wrong) > _N_WRONG:
-            rng = np.random.default_rng(session.seed)
-            shown = np.sort(rng.choice(wrong, _N_WRONG, replace=False))
-        return taken, wrong, _group(session, shown)
-
-    return session.views.get(("taken", item), find)
-
-
-def _draw(session: Session, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Some of the items of a mask, drawn at random."""
-    items = np.flatnonzero(mask)
-    rng = np.random.default_rng(session.seed)
-    return items if len(items) <= _N_SHOWN else np.sort(rng.choice(items, _N_SHOWN, replace=False))
-
-
-def _outliers(session: Session) -> dict[int, Outlier] | None:
-    """Items that are not fine, by number; None while the scan goes on, or where it is refused."""
-    found = session.scan.result() if session.scan.is_ready else None
-    return None if found is None else {outlier.item: outlier for outlier in found.outliers}
-
-
-def _verdict(outliers: Mapping[int, Outlier] | None, item: int) -> str:
-    if outliers is None:
-        return NOT_SCANNED
-    return outliers[item].verdict if item in outliers else "fine"
-
-
-def _right(session: Session, row: Any) -> list[int]:
-    return session.material.right_items(int(session.chosen[row]))
-
-
-def _group(session: Session, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
-    """Queries by intent, the largest group first."""
-    if len(rows) == 0:
-        return []
-    asked = session.queries.subset(rows)
-    leaders = unique_rows(asked).embeddings
-    scores = as_units(asked.rows(0, len(asked))) @ as_units(leaders.rows(0, len(leaders))).T
-    nearest = scores.argmax(axis=1)
-    groups = [rows[nearest == leader] for leader in range(len(leaders))]
-    return sorted((group for group in groups if len(group)), key=len, reverse=True)
-
-
-def _copies_of(session: Session, item: int) -> npt.NDArray[np.int64]:
-    row = session.gallery.take(np.array([item]))
-    k = min(_N_SHOWN, len(session.gallery))
-    found = search(as_units(row), session.gallery, k=k).indices[0]
-    cosines = as_units(session.gallery.take(found)) @ as_units(row)[0]
-    return found[(cosines >= _NEAR_COPY) & (found != item)]
-
-
-def _find_copies(session: Session) -> dict[str, Any]:
-    """Of a large gallery, copies of the items that come first most often."""
-    counts = session.count_first(None)
-    rows = np.argsort(-counts, kind="stable")[:_MOST_COPIES]
-    k = min(6, len(session.gallery))
-    found = search(session.gallery.subset(rows), session.gallery, k=k).indices
-    parent: dict[int, int] = {}
-
-    def find(one: int) -> int:
-        while parent.setdefault(one, one) != one:
-            one = parent[one]
-        return one
-
-    for row, near in zip(rows, found, strict=True):
-        cosines = (
-            as_units(session.gallery.take(near))
-            @ as_units(session.gallery.take(np.array([row])))[0]
-        )
-        for other in near[(cosines >= _NEAR_COPY) & (near != row)]:
-            parent[find(int(other))] = find(int(row))
-    groups: dict[int, list[int]] = {}
-    for one in parent:
-        groups.setdefault(find(one), []).append(one)
-    largest = sorted((sorted(group) for group in groups.values()), key=len, reverse=True)
-    return {
-        "cosine": _NEAR_COPY,
-        "n_groups": len(largest),
-        "n_looked_at": len(rows),
-        "groups": [group[:_N_SHOWN] for group in largest[:_N_GROUPS]],
-        "items": _items(session, [item for group in largest[:_N_GROUPS] for item in group]),
-    }
-
-
-# --- quality -------------------------------------------------------------------------------------
-
-
-def _measure_quality(session: Session, method: Method) -> dict[str, Any]:
-    truth, n_items = session.truth, len(session.gallery)
-    answers = [session.rank(some) for some in (None, method)]
-    raw, done = (evaluate_ranking(one.ranking, truth, n_gallery=n_items) for one in answers)
-    clusters = clusters_of(truth) if truth is not None else None
-    rows = []
-    for k in [k for k in (1, 5, 10) if k <= raw.depth]:
-        before, after = raw.hits(k), done.hits(k)
-        uncorrected = session.views.get(
-            ("uncorrected", k),
-            partial(interval_of_mean, before, clusters, n_resamples=_N_RESAMPLES),
-        )
-        rows.append(
-            {
-                "k": k,
-                "before": vars(uncorrected),
-                "after": vars(interval_of_mean(after, clusters, n_resamples=_N_RESAMPLES)),
-                "gain": vars(
-                    interval_of_difference(after, before, clusters, n_resamples=_N_RESAMPLES)
-                ),
-                "n_gained": int((after > before).sum()),
-                "n_lost": int((after < before).sum()),
-            }
-        )
-    return {
-        "has_truth": True,
-        "setting": _setting(session, method),
-        "n_queries": len(session.queries),
-        "n_uncertain": answers[1].n_uncertain,
-        "recalls": rows,
-    }
-
-
-# --- map -----------------------------------------------------------------------------------------
-
-
-# --- bank ----------------------------------------------------------------------------------------
-
-
-def _describe_bank(session: Session) -> View:
-    material, used = session.material, session.used
-    counts = used.counts if isinstance(used, UniqueRows) else np.ones(len(used), dtype=np.int64)
-    rows = used.rows if isinstance(used, UniqueRows) else np.arange(len(used))
-    order = np.argsort(-counts, kind="stable")[:20]
-    texts = material.reference_captions
-    asked = session.queries
-    if session.truth is not None:  # captions of one item are closer to each other than to the bank
-        asked = asked.subset(np.unique(clusters_of(session.truth), return_index=True)[1])
-    z = mismatch_z(material.references, asked)
-    drift = None
-    if material.corrector is not None and material.recent is not None:
-        try:
-            drift = measure_drift(material.corrector, material.recent).to_dict()
-        except NNNormError as error:  # the rest of the view does not need it
-            drift = {"error": str(error)}
-    n_rows = used.n_rows if isinstance(used, UniqueRows) else len(used)
-    about = {
-        "n_references": n_rows,
-        "n_unique": len(used),
-        "is_sample": isinstance(used, UniqueRows) and used.is_sample,
-        "size": describe_size(n_rows, len(used), isinstance(used, UniqueRows) and used.is_sample),
-        "near_copy": NEAR_COPY,
-        "n_copies": int((counts - 1).sum()),
-        "mismatch_z": None if np.isnan(z) else float(z),
-        "mismatch_limit": MISMATCH_Z,
-        "drift": drift,
-        "intents": [
-            {
-                "row": int(rows[place]),
-                "count": int(counts[place]),
-                "text": "" if texts is None else texts[int(rows[place])],
-            }
-            for place in order
-        ],
-        "automatic": _automatic(session),
-    }
-    return about, {"histogram": np.bincount(np.minimum(counts, 50))}

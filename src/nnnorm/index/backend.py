@@ -135,31 +135,24 @@ class Backend(ABC):
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         self.place = os.fspath(place) if isinstance(place, os.PathLike) else place
-        self.options = self.options_type.read(self.engine, options)
+        # Empty for a client of the caller, or a collection in memory.
+        self.address = self.place if isinstance(self.place, str) else ""
         self.lock = threading.RLock()
+        self.options = self.options_type.read(self.engine, options)
+        self.restore_options({})
+
+    def restore_options(self, stored: Mapping[str, Any]) -> None:
+        """Take over the options that an index was created with."""
+        self.options = replace(self.options, **stored)
+        self.created = {name: getattr(self.options, name) for name in self.created_by}
         self.configure()
 
     def configure(self) -> None:
         """Set the class attributes that depend on the options."""
         return None
 
-    def creation_options(self) -> dict[str, Any]:
-        """Return the options that a version was created with."""
-        return {name: getattr(self.options, name) for name in self.created_by}
-
-    def restore_options(self, stored: Mapping[str, Any]) -> None:
-        """Take over the options of an existing index."""
-        if stored != self.creation_options():
-            self.options = replace(self.options, **stored)
-            self.configure()
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.name}>"
-
-    @property
-    def address(self) -> str:
-        """The place as text; empty for a client of the caller, or a collection in memory."""
-        return self.place if isinstance(self.place, str) else ""
 
     @cached_property
     def name(self) -> str:
@@ -231,7 +224,7 @@ class Backend(ABC):
     def present(self, version: str, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which ids exist, shape ``(n_ids,)``."""
         found = self.lookup(version, ids)
-        return np.array([own in found for own in ids.tolist()], dtype=bool)
+        return np.fromiter(map(found.__contains__, ids.tolist()), dtype=bool, count=len(ids))
 
     @abstractmethod
     def count(self, version: str) -> int:
@@ -289,6 +282,34 @@ class Backend(ABC):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _lock(stack.enter_context(open(path, "ab")))
             yield
+
+
+class ClientBackend(Backend):
+    """An engine with a client that is opened when it is needed first, and that threads share."""
+
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        self._client: Any = None if isinstance(self.place, str) else self.place
+        self._turn = threading.RLock()
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Open the client."""
+
+    @property
+    def client(self) -> Any:
+        """The engine's own client or connection."""
+        with self._turn:
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def close(self) -> None:
+        with self._turn:
+            if self._client is not None and isinstance(self.place, str):
+                client, self._client = self._client, None
+                if hasattr(client, "close"):
+                    client.close()
 
 
 def _lock(file: Any) -> None:

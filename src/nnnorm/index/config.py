@@ -139,7 +139,7 @@ class IndexConfig:
             )
         if not self.unit:
             bounds = np.array([self.lowest, self.highest], dtype=np.float32)
-            norms = None if self.reference_norms is None else tuple(self.reference_norms)
+            norms: Any = self.reference_norms and tuple(self.reference_norms)  # JSON has lists
             known = Bias(bounds, 1.0, self.method, reference_norms=norms)
             warn_of_scale(known, opened, self.weight)
         return opened.rows(0, len(opened))

@@ -127,7 +127,8 @@ class CorrectedIndex:
             stored = self.backend.read_config(version)
             if stored is not None:
                 config = IndexConfig.from_dict(stored, self.backend.name)
-                self.backend.restore_options(config.created)
+                if config.created != self.backend.created:
+                    self.backend.restore_options(config.created)
                 return _State(version, config)
         raise NNNormError(f"{self.backend.name} has no index metadata; build the index again")
 
@@ -168,31 +169,20 @@ class CorrectedIndex:
         given = None if weight is None else check_weight(weight)
         rows = self.config.open_queries(queries, self.backend.name)
         while True:
-            state = self._state
+            version, config = state = self._state
+            used = config.weight if given is None else given
+            asked = config.transform_queries(rows, used)
+            in_column = used if config.mode == "column" else None
             try:
                 with self.backend.translating():
-                    return self._search(state, rows, int(k), given, filter, with_metadata)
+                    found = self.backend.search(version, asked, int(k), filter, in_column)
+                    scores = config.read_scores(found.scores, asked, used)
+                    hits = _sort(found.ids, scores)
+                    return self._with_metadata(version, hits) if with_metadata else hits
             except NNNormError:
                 if not self._is_gone(state):
                     raise
                 self.reload()
-
-    def _search(
-        self,
-        state: _State,
-        rows: FloatArray,
-        k: int,
-        weight: float | None,
-        filter: Any,
-        with_metadata: bool,
-    ) -> Hits:
-        version, config = state
-        used = config.weight if weight is None else weight
-        asked = config.transform_queries(rows, used)
-        in_column = used if config.mode == "column" else None
-        hits = self.backend.search(version, asked, k, filter, in_column)
-        hits = _sort(Hits(hits.ids, config.read_scores(hits.scores, asked, used)))
-        return self._with_metadata(version, hits) if with_metadata else hits
 
     def _with_metadata(self, version: str, hits: Hits) -> Hits:
         found = hits.scores > -np.inf
@@ -246,7 +236,12 @@ class CorrectedIndex:
     def _add(
         self, rows: Source, ids: Any, metadata: Sequence[Metadata] | None, *, replaces: bool
     ) -> None:
-        corrector = self._own_corrector()
+        opened, corrector = self.config, self.corrector
+        if corrector is None:
+            raise NNNormError(
+                f"items of {self.backend.name} get their bias from corrector "
+                f"{opened.corrector[:8]}; open it with open_index(url, corrector=…)"
+            )
         items = corrector.open(rows, "items")
         named = items.ids if ids is None else ids
         if named is None:
@@ -254,7 +249,7 @@ class CorrectedIndex:
         given = _check_ids(named, len(items))
         entries = check_metadata(metadata, len(items))
         values = corrector.bias_for(items).values
-        with self._writing(given) as (version, config):
+        with self._writing(given, opened) as (version, config):
             if not replaces and (there := self.backend.present(version, given)).any():
                 raise NNNormError(
                     f"{self.backend.name} has the id {given[there][0].item()!r} already; use "
@@ -267,7 +262,7 @@ class CorrectedIndex:
     def delete(self, ids: Any) -> None:
         """Delete items by their ids, all of which must be in the index."""
         given = _check_ids(ids)
-        with self._writing(given) as (version, _):
+        with self._writing(given, self.config) as (version, _):
             there = self.backend.present(version, given)
             if not there.all():
                 raise NNNormError(
@@ -285,21 +280,13 @@ class CorrectedIndex:
         with self.backend.translating():
             return self.backend.present(version, given)
 
-    def _own_corrector(self) -> Corrector:
-        if self.corrector is None:
-            raise NNNormError(
-                f"items of {self.backend.name} get their bias from corrector "
-                f"{self.config.corrector[:8]}; open it with open_index(url, corrector=…)"
-            )
-        return self.corrector
-
     @contextmanager
-    def _writing(self, ids: Ids) -> Iterator[_State]:
+    def _writing(self, ids: Ids, opened: IndexConfig) -> Iterator[_State]:
         """Change these items of the served version, as the only writer if the engine can lock."""
         backend = self.backend
         with backend.translating(), backend.writing():
             _, config = newest = self._read_state()
-            if config.corrector != self.config.corrector:
+            if config.corrector != opened.corrector:
                 raise NNNormError(
                     f"{backend.name} was refreshed or rolled back since it was opened; open it "
                     "again, with its new corrector"
@@ -392,12 +379,11 @@ class CorrectedIndex:
             self._state = target
 
 
-def _sort(hits: Hits) -> Hits:
+def _sort(ids: Ids, scores: FloatArray) -> Hits:
     """Sort hits by their scores: cosines may be equal if products aren't."""
-    if not (hits.scores[:, 1:] > hits.scores[:, :-1]).any():
-        return hits
-    order = np.argsort(-hits.scores, axis=1, kind="stable")
-    ids, scores = (np.take_along_axis(one, order, axis=1) for one in (hits.ids, hits.scores))
+    if (scores[:, 1:] > scores[:, :-1]).any():
+        order = np.argsort(-scores, axis=1, kind="stable")
+        ids, scores = (np.take_along_axis(one, order, axis=1) for one in (ids, scores))
     return Hits(ids, scores)
 
 
@@ -494,7 +480,7 @@ def build_index(
         metric=backend.metric,
         string_ids=given.dtype.kind == "U",
         columns=choose_columns(entries),
-        created=backend.creation_options(),
+        created=backend.created,
         rotated=backend.has_one_range and chosen == "augmented",
     )
 

@@ -14,14 +14,15 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,13 @@ class Loaded:
     """A version in memory. The item at position i has the engine's label i."""
 
     index: Any
+    width: int
     ids: Ids
     alive: npt.NDArray[np.bool_]
     metadata: list[dict[str, Any]]
-    rows: FloatArray | None  # the stored vectors, for engines of few bits
+    rows: list[FloatArray] | None  # the stored vectors, for engines of few bits
     config: dict[str, Any] | None = None
     breadth: int = 0  # of a search of a graph, as it was set last
-    parts: list[Items] = field(default_factory=list)
 
     @cached_property
     def n_alive(self) -> int:
@@ -120,12 +121,9 @@ class FolderBackend(Backend):
     # --- versions ---
 
     def is_taken(self) -> bool:
-        if self.folder is None or not self.folder.exists():
-            return False
-        own = ("CURRENT", "LOCK", ".nnnorm-")
-        return not self.folder.is_dir() or any(
-            not one.name.startswith(own) and one.name[:1] != "v" for one in self.folder.iterdir()
-        )
+        own = ("CURRENT", "LOCK", ".nnnorm-", "v")
+        found = [] if self.folder is None else self.folder.glob("*")
+        return not all(path.name.startswith(own) for path in found)
 
     def lock_file(self) -> Path | None:
         if self.folder is not None and self.folder.is_file():
@@ -139,17 +137,14 @@ class FolderBackend(Backend):
         if self.folder is None:
             return self._current
         check_regular(self.folder)
-        if not self.folder.is_dir():
+        path = self.folder / "CURRENT"
+        if not self.folder.is_dir() or not path.exists():
             return None
-        check_regular(self.folder / "CURRENT")
-        try:
-            return (self.folder / "CURRENT").read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            return None
-        except UnicodeDecodeError as error:
-            raise NNNormError(
-                f"{self.folder / 'CURRENT'} is damaged; build the index again"
-            ) from error
+        check_regular(path)
+        name = path.read_bytes().decode(errors="replace").strip()
+        if not re.fullmatch(r"v\d+_[0-9a-f]{6}", name):
+            raise NNNormError(f"{path} is damaged; build the index again")
+        return name
 
     def versions(self) -> list[str]:
         if self.folder is None:
@@ -158,12 +153,15 @@ class FolderBackend(Backend):
 
     def create(self, version: str, layout: Layout) -> None:
         ids = np.empty(0, dtype=str if layout.string_ids else np.int64)
-        rows = None if self.keeps_rows else np.empty((0, layout.width), np.float32)
-        self._loaded[version] = Loaded(self._create(layout), ids, np.empty(0, bool), [], rows)
+        rows = None if self.keeps_rows else [np.empty((0, layout.width), np.float32)]
+        alive = np.empty(0, dtype=bool)
+        self._loaded[version] = Loaded(self._create(layout), layout.width, ids, alive, [], rows)
 
     def finish(self, version: str, config: dict[str, Any]) -> None:
-        loaded = self._gathered(version)
+        loaded = self._loaded[version]
         loaded.config = config
+        if loaded.rows is not None:
+            loaded.rows = [np.concatenate(loaded.rows)]
         if self.folder is None:
             return
         folder = self.folder / version
@@ -172,9 +170,8 @@ class FolderBackend(Backend):
         text = json.dumps(loaded.metadata if any(loaded.metadata) else None).encode()
         arrays = {"ids": loaded.ids, "alive": loaded.alive, "metadata": np.frombuffer(text, "u1")}
         if loaded.rows is not None:
-            np.save(folder / "rows.npy", loaded.rows)
-        with open(folder / "items.npz", "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
+            np.save(folder / "rows.npy", loaded.rows[0])
+        np.savez(folder / "items.npz", **arrays)  # type: ignore[arg-type]
         digests = {path.name: _digest(path, sync=True) for path in sorted(folder.iterdir())}
         text = json.dumps({"config": config, "digests": digests}).encode()
         signed = hashlib.blake2b(text).hexdigest().encode() + b"\n" + text
@@ -183,19 +180,17 @@ class FolderBackend(Backend):
     def read_config(self, version: str) -> dict[str, Any] | None:
         if self.folder is None:
             return self._loaded[version].config if version in self._loaded else None
-        stored = self._read_signed(version)
+        stored = self._read_signed(self.folder / version / "config.json")
         return None if stored is None else dict(stored["config"])
 
-    def _read_signed(self, version: str) -> dict[str, Any] | None:
+    def _read_signed(self, path: Path) -> dict[str, Any] | None:
         """Config and digests of a version, if it was finished."""
-        path = Path(self.address) / version / "config.json"
         check_regular(path)
-        try:
-            digest, _, text = path.read_bytes().partition(b"\n")
-        except FileNotFoundError:
+        if not path.exists():
             return None
+        digest, _, text = path.read_bytes().partition(b"\n")
         if hashlib.blake2b(text).hexdigest().encode() != digest:
-            raise self._damaged(version)
+            raise self._damaged(path.parent.name)
         stored: dict[str, Any] = json.loads(text)
         return stored
 
@@ -218,13 +213,12 @@ class FolderBackend(Backend):
     @contextmanager
     def write(self, version: str) -> Iterator[str]:
         old = self._open(version)
-        config = old.config or {}
         new = f"{version.rpartition('_')[0]}_{secrets.token_hex(3)}"
-        index = self._copy(old.index, self._width(old))
-        self._loaded[new] = Loaded(index, old.ids, old.alive, old.metadata, old.rows)
+        index = self._copy(old.index, old.width)
+        self._loaded[new] = replace(old, index=index, rows=old.rows and [*old.rows], breadth=0)
         try:
             yield new
-            self.finish(new, config)
+            self.finish(new, old.config or {})
         except BaseException:
             self.drop(new)
             raise
@@ -235,19 +229,24 @@ class FolderBackend(Backend):
 
     def add(self, version: str, items: Items) -> None:
         loaded = self._loaded[version]
-        start = len(loaded.ids) + sum(map(len, loaded.parts))
+        start = len(loaded.ids)
         self._add(loaded.index, np.arange(start, start + len(items)), items.vectors)
-        loaded.parts.append(items)
+        if loaded.rows is not None:
+            loaded.rows.append(items.vectors)
+        self._loaded[version] = replace(
+            loaded,
+            ids=np.concatenate([loaded.ids, items.ids]),
+            alive=np.concatenate([loaded.alive, np.ones(len(items), dtype=bool)]),
+            metadata=[*loaded.metadata, *items.metadata],
+        )
 
     def delete(self, version: str, ids: Ids) -> None:
-        loaded = self._gathered(version)
+        loaded = self._loaded[version]
         labels = np.array([loaded.label_of[own] for own in ids.tolist()], dtype=np.int64)
         self._remove(loaded.index, labels)
         alive = loaded.alive.copy()
         alive[labels] = False
-        self._loaded[version] = Loaded(
-            loaded.index, loaded.ids, alive, loaded.metadata, loaded.rows, loaded.config
-        )
+        self._loaded[version] = replace(loaded, alive=alive)
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
         loaded = self._open(version)
@@ -262,9 +261,10 @@ class FolderBackend(Backend):
     ) -> Hits:
         loaded = self._open(version)
         n_alive = loaded.n_alive
-        if filter is not None:
-            labels, scores = self._compare(loaded, self._allowed(loaded, filter), vectors, k)
-        elif loaded.rows is None or n_alive == 0:
+        if filter is not None or not n_alive:
+            allowed = [] if filter is None else filter
+            labels, scores = self._compare(loaded, self._allowed(loaded, allowed), vectors, k)
+        elif loaded.rows is None:
             labels, scores = self._find(loaded, vectors, min(k, n_alive))
         else:
             labels, scores = self._refine(loaded, vectors, k, min(_REFINED * k, n_alive))
@@ -312,17 +312,18 @@ class FolderBackend(Backend):
         if isinstance(given, str):  # of the command line
             with contextlib.suppress(ValueError):
                 given = json.loads(given)
-        if callable(given) or isinstance(given, Mapping):
-            wanted: Callable[[dict[str, Any]], Any] = given if callable(given) else _equals(given)
-            labels = np.flatnonzero(loaded.alive)
-            kept = [bool(wanted(dict(loaded.metadata[label]))) for label in labels]
-            return labels[np.array(kept, dtype=bool)]
-        if isinstance(given, str) or not hasattr(given, "__iter__"):
+        labels = np.flatnonzero(loaded.alive)
+        if isinstance(given, Mapping):
+            wanted = dict(given).items()
+            kept = [wanted <= loaded.metadata[label].items() for label in labels]
+        elif callable(given):
+            kept = [bool(given(dict(loaded.metadata[label]))) for label in labels]
+        elif isinstance(given, str) or not hasattr(given, "__iter__"):
             raise NNNormError(f"a filter of {self.engine} is {self.filters}; got {given!r:.60}")
-        known = [
-            loaded.label_of[own] for own in np.unique(given).tolist() if own in loaded.label_of
-        ]
-        return np.array(known, dtype=np.int64)
+        else:
+            known = loaded.label_of.keys() & set(given)
+            return np.array(sorted(loaded.label_of[own] for own in known), dtype=np.int64)
+        return labels[np.array(kept, dtype=bool)]
 
     def _compare(
         self, loaded: Loaded, labels: Labels, queries: FloatArray, k: int
@@ -339,42 +340,23 @@ class FolderBackend(Backend):
 
     def _stored(self, loaded: Loaded, labels: Labels) -> FloatArray:
         if loaded.rows is not None:
-            return np.array(loaded.rows[labels])
+            return np.array(loaded.rows[0][labels])
         return self._vectors(loaded.index, labels)
-
-    def _width(self, loaded: Loaded) -> int:
-        config = loaded.config or {}
-        return int(config["dim"]) + (2 if config["mode"] == "augmented" else 0)
-
-    def _gathered(self, version: str) -> Loaded:
-        """Return a version with all parts that were added."""
-        loaded = self._open(version)
-        if loaded.parts:
-            parts = loaded.parts
-            ids = np.concatenate([loaded.ids, *(part.ids for part in parts)])
-            alive = np.concatenate([loaded.alive, *(np.ones(len(part), bool) for part in parts)])
-            metadata = loaded.metadata + [entry for part in parts for entry in part.metadata]
-            rows = loaded.rows
-            if rows is not None:
-                rows = np.concatenate([rows, *(part.vectors for part in parts)])
-            loaded = Loaded(loaded.index, ids, alive, metadata, rows, loaded.config)
-            self._loaded[version] = loaded
-        return loaded
 
     def _open(self, version: str) -> Loaded:
         loaded = self._loaded.get(version)
         if loaded is None:
             with self._loading:
-                if version not in self._loaded:
-                    self._loaded[version] = self._read(version)
-                loaded = self._loaded[version]
+                loaded = self._loaded.get(version) or self._read(version)
+                self._loaded[version] = loaded
         return loaded
 
     def _read(self, version: str) -> Loaded:
-        stored = None if self.folder is None else self._read_signed(version)
-        if self.folder is None or stored is None:
-            raise NNNormError(f"{self.name} has no version {version}; open the index again")
-        folder, config = self.folder / version, stored["config"]
+        folder = Path(self.address, version)
+        stored = self._read_signed(folder / "config.json") if self.address else None
+        if stored is None:
+            raise NNNormError(f"{self.name} has no version {version}; open it again")
+        config = stored["config"]
         try:
             for name, digest in stored["digests"].items():
                 check_regular(folder / name)
@@ -383,12 +365,12 @@ class FolderBackend(Backend):
             with np.load(folder / "items.npz", allow_pickle=False) as items:
                 ids, alive, text = items["ids"], items["alive"], items["metadata"].tobytes()
             metadata = json.loads(text) or [{}] * len(ids)
-            rows = None if self.keeps_rows else np.load(folder / "rows.npy", mmap_mode="r")
-            loaded = Loaded(None, ids, alive, metadata, rows, config)
-            loaded.index = self._load(folder / "index", self._width(loaded))
+            rows = None if self.keeps_rows else [np.load(folder / "rows.npy", mmap_mode="r")]
+            width = config["dim"] + 2  # in mode "augmented"
+            index = self._load(folder / "index", width)
         except FileNotFoundError:
             raise NNNormError(f"{self.name} has no version {version}; open it again") from None
-        return loaded
+        return Loaded(index, width, ids, alive, metadata, rows, config)
 
     def _damaged(self, version: str) -> NNNormError:
         return NNNormError(
@@ -404,9 +386,3 @@ def _digest(path: Path, *, sync: bool = False) -> str:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _equals(wanted: Mapping[str, Any]) -> Callable[[dict[str, Any]], bool]:
-    return lambda entry: all(
-        name in entry and entry[name] == value for name, value in wanted.items()
-    )

@@ -6,7 +6,6 @@ the served one, or a record that names it.
 
 import os
 import re
-import threading
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 from nnnorm.errors import NNNormError
 from nnnorm.files import show_url
-from nnnorm.index.backend import Backend, Options
+from nnnorm.index.backend import ClientBackend, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +25,8 @@ class ServerOptions(Options):
     https: bool = False
 
 
-class ServerBackend(Backend):
-    """An index in a server or a folder, through a client that threads share."""
+class ServerBackend(ClientBackend):
+    """An index in a server or a folder."""
 
     key_variable: ClassVar[str] = ""  # the environment variable with the key of a server
     atomic_writes = False
@@ -47,14 +46,8 @@ class ServerBackend(Backend):
         self.is_server = self.address.startswith(("http://", "https://"))
         if self.is_server:
             _check_server(self.address)
-        self._client: Any = None if isinstance(self.place, str) else self.place
-        self._turn = threading.RLock()
 
     # --- what an engine adds; `name` is that of one of its own collections ---
-
-    @abstractmethod
-    def _connect(self) -> Any:
-        """Open the client."""
 
     @abstractmethod
     def _list_names(self) -> list[str]:
@@ -75,22 +68,6 @@ class ServerBackend(Backend):
     @abstractmethod
     def _delete(self, name: str) -> None:
         """Delete a collection."""
-
-    # --- the client ---
-
-    @property
-    def client(self) -> Any:
-        """The engine's own client."""
-        with self._turn:
-            if self._client is None:
-                self._client = self._connect()
-            return self._client
-
-    def close(self) -> None:
-        if self._client is not None and isinstance(self.place, str):
-            client, self._client = self._client, None
-            if hasattr(client, "close"):
-                client.close()
 
     def secrets(self) -> list[str]:
         key = os.environ.get(self.key_variable) if self.key_variable else None

@@ -6,17 +6,26 @@ photos                                           a view of the served version, i
 """
 
 import json
-import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from nnnorm.errors import NNNormError
-from nnnorm.index.backend import Backend, FloatArray, Hits, Ids, Items, Kind, Layout, Mode, Options
+from nnnorm.index.backend import (
+    ClientBackend,
+    FloatArray,
+    Hits,
+    Ids,
+    Items,
+    Kind,
+    Layout,
+    Mode,
+    Options,
+)
 from nnnorm.index.metadata import BATCH, chunks, gather, join_columns, split_columns, to_ids
 
 _LISTED = 500  # ids in one statement
@@ -31,7 +40,7 @@ class TableOptions(Options):
     embedding: str = "embedding"
 
 
-class SqlBackend(Backend):
+class SqlBackend(ClientBackend):
     """An index in the tables of a database, through one connection that threads share."""
 
     modes: ClassVar[tuple[Mode, ...]] = ("augmented", "column")
@@ -40,19 +49,13 @@ class SqlBackend(Backend):
     mark: ClassVar[str] = "?"  # of a parameter
     types: ClassVar[dict[Kind, str]]
     has_views: ClassVar[bool] = True
-    _is_listed = False  # whether the table of versions is known to exist
+    _has_list = False  # whether the table of versions is known to exist
 
     def __init__(self, place: Any = "", /, **options: Any) -> None:
         super().__init__(place, **options)
-        self._turn = threading.RLock()
-        self._client: Any = None if isinstance(self.place, str) else self.place
-        self._configs: dict[str, dict[str, Any]] = {}
+        self._layouts: dict[str, Layout] = {}
 
     # --- what an engine adds ---
-
-    @abstractmethod
-    def _connect(self) -> Any:
-        """Open the connection."""
 
     @abstractmethod
     def _execute(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -94,14 +97,6 @@ class SqlBackend(Backend):
 
     # --- statements ---
 
-    @property
-    def client(self) -> Any:
-        """The engine's own connection."""
-        with self._turn:
-            if self._client is None:
-                self._client = self._connect()
-            return self._client
-
     def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
         with self._turn:
@@ -119,16 +114,14 @@ class SqlBackend(Backend):
 
     # --- versions ---
 
-    def _has_list(self) -> bool:
-        if not self._is_listed:
-            self._is_listed = "nnnorm_indexes" in self._table_names()
-        return self._is_listed
-
-    def _listed(self, column: str, condition: str = "") -> list[Any]:
-        if not self._has_list():
+    def _listed(self, column: str, condition: str = "", *values: str) -> list[Any]:
+        """Read the list of versions; there is none before the first index is built."""
+        if not self._has_list:
+            self._has_list = "nnnorm_indexes" in self._table_names()
+        if not self._has_list:
             return []
         statement = f"SELECT {column} FROM nnnorm_indexes WHERE name = ? {condition}"
-        return [row[0] for row in self.run(statement, self.options.table)]
+        return [row[0] for row in self.run(statement, self.options.table, *values)]
 
     def is_taken(self) -> bool:
         return self.options.table in self._table_names()
@@ -152,15 +145,14 @@ class SqlBackend(Backend):
             "metadata TEXT",
         ]
         with self.transaction():
-            if not self._has_list():
-                self.run(
-                    "CREATE TABLE IF NOT EXISTS nnnorm_indexes (name TEXT, version TEXT, config "
-                    "TEXT, served INTEGER NOT NULL, PRIMARY KEY (name, version))"
-                )
+            self.run(
+                "CREATE TABLE IF NOT EXISTS nnnorm_indexes (name TEXT, version TEXT, config "
+                "TEXT, served INTEGER NOT NULL, PRIMARY KEY (name, version))"
+            )
             self._create_table(version, listed, layout)
-            made = json.dumps({"making": {**vars(layout), "sample": None}})
-            values = self.options.table, version, made
-            self.run("INSERT INTO nnnorm_indexes VALUES (?, ?, ?, 0)", *values)
+            values = self.options.table, version
+            self.run("INSERT INTO nnnorm_indexes VALUES (?, ?, NULL, 0)", *values)
+        self._layouts[version] = replace(layout, sample=layout.sample[:0])
 
     def _create_table(self, version: str, columns: list[str], layout: Layout) -> None:
         self.run(f"CREATE TABLE {self._table(version)} ({', '.join(columns)})")
@@ -168,24 +160,22 @@ class SqlBackend(Backend):
     def finish(self, version: str, config: dict[str, Any]) -> None:
         statement = "UPDATE nnnorm_indexes SET config = ? WHERE name = ? AND version = ?"
         self.run(statement, json.dumps(config), self.options.table, version)
-        self._configs.pop(version, None)
-
-    def _config(self, version: str) -> dict[str, Any]:
-        """The stored config; while a version is filled, its layout."""
-        if version not in self._configs:
-            statement = "SELECT config FROM nnnorm_indexes WHERE name = ? AND version = ?"
-            rows = self.run(statement, self.options.table, version) if self._has_list() else []
-            if not rows:
-                raise NNNormError(f"{self.name} has no version {version}; open the index again")
-            stored = json.loads(rows[0][0])
-            self._configs[version] = stored.get("making") or stored
-        return self._configs[version]
 
     def read_config(self, version: str) -> dict[str, Any] | None:
-        statement = "SELECT config FROM nnnorm_indexes WHERE name = ? AND version = ?"
-        rows = self.run(statement, self.options.table, version) if self._has_list() else []
-        stored: dict[str, Any] = json.loads(rows[0][0]) if rows else {"making": None}
-        return None if "making" in stored else stored
+        found = self._listed("config", "AND version = ?", version)
+        stored: dict[str, Any] | None = json.loads(found[0] or "null") if found else None
+        return stored
+
+    def _layout(self, version: str) -> Layout:
+        if version not in self._layouts:
+            config = self.read_config(version)
+            if config is None:
+                raise NNNormError(f"{self.name} has no version {version}; open the index again")
+            width = config["dim"] + 2 * (config["mode"] == "augmented")
+            nothing = np.empty((0, width), dtype=np.float32)
+            about = config["mode"], config["string_ids"], config["columns"]
+            self._layouts[version] = Layout(width, *about, 0, nothing)
+        return self._layouts[version]
 
     def swap(self, version: str) -> None:
         with self.transaction():
@@ -200,9 +190,6 @@ class SqlBackend(Backend):
                 self.run(f"CREATE OR REPLACE VIEW {view} AS SELECT * FROM {self._table(version)}")
 
     def drop(self, version: str) -> None:
-        if not self._has_list():
-            return
-        self._configs.pop(version, None)
         with self.transaction():
             self._drop_table(version)
             statement = "DELETE FROM nnnorm_indexes WHERE name = ? AND version = ?"
@@ -216,16 +203,10 @@ class SqlBackend(Backend):
         with self.transaction():
             yield version
 
-    def close(self) -> None:
-        with self._turn:
-            if self._client is not None and isinstance(self.place, str):
-                client, self._client = self._client, None
-                client.close()
-
     # --- items ---
 
     def add(self, version: str, items: Items) -> None:
-        columns = self._config(version)["columns"]
+        columns = self._layout(version).columns
         bias = [None] * len(items) if items.bias is None else items.bias.tolist()
         rows = (
             [own, vector, value, *split_columns(entry, columns)]
@@ -241,7 +222,7 @@ class SqlBackend(Backend):
             self._among(f"DELETE FROM {self._table(version)} WHERE id", ids)
 
     def lookup(self, version: str, ids: Ids) -> dict[Any, dict[str, Any]]:
-        columns = self._config(version)["columns"]
+        columns = self._layout(version).columns
         listed = ", ".join(map(quote_name, ["id", *columns, "metadata"]))
         rows = self._among(f"SELECT {listed} FROM {self._table(version)} WHERE id", ids)
         return {own: join_columns(columns, values) for own, *values in rows}
@@ -266,10 +247,8 @@ class SqlBackend(Backend):
         if version is None:
             yield from self._scan_table()
             return
-        config = self._config(version)
         last: list[Any] = []
-        columns = config["columns"]
-        width = config.get("width") or config["dim"] + 2 * (config["mode"] == "augmented")
+        columns, width = self._layout(version).columns, self._layout(version).width
         listed = ", ".join(map(quote_name, ["bias", *columns, "metadata"]))
         while rows := self._scan_after(version, listed, last):
             ids, vectors, bias, *known = zip(*rows, strict=True)

@@ -25,7 +25,15 @@ from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 from nnnorm.methods.automatic import Evidence, measure
 from nnnorm.methods.transport import transport_biases
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, scan, top_k
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Matrix,
+    Products,
+    Scores,
+    one_blas_thread,
+    scan,
+    top_k,
+)
 from nnnorm.solvers import Solver, compute_means
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -215,7 +223,9 @@ class Statistics:
             self.check_reference_k(reference_k)
             scores = self.centered_scores if is_centered else self.scores
             budget = self.options["memory_budget"]
-            self._evidence[key] = measure(scores, self.scores, reference_k, memory_budget=budget)
+            with one_blas_thread():
+                found = measure(scores, self.scores, reference_k, memory_budget=budget)
+            self._evidence[key] = found
         return self._evidence[key]
 
     def check_reference_k(self, reference_k: int) -> None:
@@ -281,7 +291,7 @@ class Statistics:
         all_logs = np.empty((len(logs), self.n_gallery))
         largest = max((int(request.reference_k) for request in means), default=0)
         betas = [request.beta for request in logs]
-        for start, stop, best, found in scan(scores, k=largest, betas=betas, **self.options):
+        for start, stop, (best, found) in scan(scores, k=largest, betas=betas, **self.options):
             for request, values in zip(means, all_means, strict=True):
                 prefix = best[:, : request.reference_k]
                 values[start:stop] = prefix.mean(axis=1, dtype=np.float64)

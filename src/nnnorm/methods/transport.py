@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError
-from nnnorm.files import Done, Progress
+from nnnorm.files import Progress
+from nnnorm.reducers import LEAST_EXPONENT
 from nnnorm.scoring import (
     DEFAULT_MEMORY_BUDGET,
-    LEAST_EXPONENT,
+    Done,
     Products,
     Scores,
     in_threads,

@@ -1,17 +1,19 @@
-"""Results for people: tables and plots.
+"""Results for people: `tables` for a terminal and Markdown, `plots` as pictures."""
 
-table    a table for a terminal and Markdown
-tables   one function per result that makes a table of it, and a check in words
-figure   what all plots share: colors, axes, legend, files
-plots    results as pictures
-hits     what queries find, in pictures or captions
-"""
-
-from nnnorm.report.figure import BLUE, ORANGE
-from nnnorm.report.hits import GREEN, Hits, plot_hits
-from nnnorm.report.plots import plot_audit
-from nnnorm.report.table import Table
+from nnnorm.report.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Hits,
+    label_axes,
+    make_panels,
+    plot_audit,
+    plot_hits,
+    style_axes,
+)
 from nnnorm.report.tables import (
+    Table,
     tabulate_ablation,
     tabulate_audit,
     tabulate_check,
@@ -21,5 +23,4 @@ from nnnorm.report.tables import (
     tabulate_results,
     tabulate_scan,
     tabulate_tuning,
-    tell_check,
 )

@@ -1,51 +1,113 @@
-"""Plots of results: occurrences of items, grids, bank sizes, gains with their intervals, audits.
+"""Results as plots: occurrences of items, grids, bank sizes, gains, audits, and what queries find.
 
-Every function takes results and returns a `matplotlib.figure.Figure` of its own, with the look that
-`figure` gives to all. Blue is gain, orange is loss or before, grey is no correction or no clear
-difference.
+Every function takes results and returns a `matplotlib.figure.Figure` of its own. Blue is gain,
+orange is loss or before, grey is no correction or no clear difference; the colors are safe for
+color-blind readers. Needs matplotlib (`pip install 'nnnorm[plots]'`), imported only when a figure
+is made; pyplot and its global state are never touched.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from nnnorm.errors import NNNormError, require
-from nnnorm.evaluation import (
-    Ablation,
-    Audit,
-    Cell,
-    Comparison,
-    Result,
-    Tuning,
-    expect_occurrences,
-)
+from nnnorm.evaluation import Ablation, Audit, Cell, Comparison, Tuning, expect_occurrences
+from nnnorm.files import write_whole
 from nnnorm.methods import NNN, describe_setting, label_method
-from nnnorm.report.figure import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    add_legend,
-    label_axes,
-    make_figure,
-    make_panels,
-    separate_thousands,
-    style_axes,
-)
-from nnnorm.report.figure import save_figure as save_figure
 from nnnorm.report.tables import MANY_QUERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-_COLORS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_WIDTH = 6.4  # inches: 960 pixels at 150 dpi, still readable when shown at 800
+_DPI = 150
+# A date inside would make equal figures differ.
+_UNDATED: dict[str, dict[str, Any]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+INK, GREY, PALE = "#222222", "#6E6E6E", "#E6E6E6"
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+
+
+def make_figure(height: float) -> tuple["Figure", "Axes"]:
+    """Make a figure with one panel."""
+    figure, (axes,) = make_panels(height, 1)
+    return figure, axes
+
+
+def make_panels(height: float, n_panels: int) -> tuple["Figure", list["Axes"]]:
+    """Make a figure with clean axes next to each other, independent of pyplot's state."""
+    require("matplotlib", "plots")
+    figure: Figure = require("matplotlib.figure", "plots").Figure(
+        figsize=(_WIDTH, height), facecolor="white", layout="constrained"
+    )
+    require("matplotlib.backends.backend_agg", "plots").FigureCanvasAgg(figure)
+    panels = list(figure.subplots(1, n_panels, sharey=True, squeeze=False)[0])
+    for axes in panels:
+        style_axes(axes)
+    return figure, panels
+
+
+def style_axes(axes: "Axes", grid: Literal["x", "y"] = "y") -> None:
+    """Give axes the look of all plots: no frame, pale lines along one axis."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_color("#BBBBBB")
+    axes.tick_params(colors=INK, labelsize=9.5, length=0)
+    axes.set_axisbelow(True)
+    axes.grid(visible=False)
+    axes.grid(axis=grid, color=PALE, linewidth=0.8)
+
+
+def label_axes(axes: "Axes", title: str, x: str, y: str) -> None:
+    """Set the title and the labels of both axes."""
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=10)
+    axes.set_xlabel(x, fontsize=10, color=INK)
+    axes.set_ylabel(y, fontsize=10, color=INK)
+
+
+def add_legend(figure: "Figure", handles: Sequence[Any], note: str | None = None) -> None:
+    """Put a legend below the axes, in as many columns as there is room for."""
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9.5, "labelcolor": INK}
+    look |= {"title": note, "title_fontsize": 9}
+    for columns in range(len(handles), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns, **look)
+        legend.get_title().set_color(GREY)
+        if columns == 1 or legend.get_window_extent().width < 0.98 * figure.bbox.width:
+            break
+        legend.remove()
+
+
+def separate_thousands(axis: Any) -> None:
+    """Write the numbers of an axis with commas, and millions as such."""
+    axis.set_major_formatter(
+        lambda value, _: f"{value / 1e6:,.10g} M" if value >= 1e6 else f"{value:,.10g}"
+    )
+
+
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> None:
+    """Write a figure as PNG (150 dpi), SVG or PDF, by the suffix, whole or not at all."""
+    kind = Path(path).suffix.lower().removeprefix(".")
+    if kind not in _UNDATED:
+        raise NNNormError(
+            f"cannot write {path}: a figure's file must end in .png, .svg or .pdf; "
+            f"got {f'.{kind}' if kind else 'no ending'}"
+        )
+    metadata = _UNDATED[kind]
+    write_whole(path, lambda file: figure.savefig(file, format=kind, dpi=_DPI, metadata=metadata))
+
+
+# --- results ------------------------------------------------------------------------------------
+
+_COLORS = (BLUE, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vP"
 _LOSS_TO_GAIN = ("#DE7326", "#F3C9A5", "#F7F7F7", "#AFD3E8", "#3B93C7")
 _FILLED: dict[str, Any] = {"facecolor": "#F2C29B", "fill": True, "linewidth": 0}
@@ -77,7 +139,7 @@ def plot_occurrences(
     reach = max(1, *(int(some.max()) for some in counts))
     width = 1 + reach // _MANY_BINS
     edges = np.arange(0, reach + width + 1, width) - 0.5
-    looks = (_FILLED, *({"edgecolor": color, "linewidth": 2} for color in (BLUE, "#009E73")))
+    looks = (_FILLED, *({"edgecolor": color, "linewidth": 2} for color in (BLUE, GREEN)))
     for some, look, label, color in zip(counts, looks, labels, (ORANGE, BLUE, INK), strict=False):
         height, _ = np.histogram(some, edges)
         axes.stairs(height, edges, label=f"{label}, max {some.max():,}", **look)
@@ -107,7 +169,9 @@ def plot_occurrences(
 
 def plot_grid(tuning: Tuning) -> "Figure":
     """Plot R@1 of every (α, k) of NNN as a map: blue above no correction, orange below."""
-    cells = _nnn_cells(tuning)
+    cells = [cell for cell in tuning.grid if _is_on_map(cell)]
+    if not cells:
+        raise NNNormError("this tuning has no cells of NNN to plot; tune with 'nnn' among methods")
     ks = sorted({cell.params["reference_k"] for cell in cells})
     alphas = sorted({cell.params["alpha"] for cell in cells})
     figure, axes = make_figure(1.9 + 0.29 * min(max(len(alphas), 4), 16))
@@ -145,7 +209,9 @@ def plot_grid(tuning: Tuning) -> "Figure":
             row, column = alphas.index(cell.params["alpha"]), ks.index(cell.params["reference_k"])
             corner, size = (column + inset, row + inset), 1 - 2 * inset
             axes.add_patch(patches.Rectangle(corner, size, size, **look))
-        label = f"{name}: {_describe(cell)}, {100 * cell.recall_at_1:.2f} %"
+        setting = describe_setting(cell.method, cell.params, ", ", " = ")
+        what = setting if _is_on_map(cell) else f"{label_method(cell.method)} {setting}".strip()
+        label = f"{name}: {what}, {100 * cell.recall_at_1:.2f} %"
         handles.append(patches.Patch(label=label, **look))
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
@@ -164,53 +230,24 @@ def plot_grid(tuning: Tuning) -> "Figure":
     return figure
 
 
-def plot_reference_k(tuning: Tuning, alphas: Sequence[float] = (0.25, 0.5, 1.0)) -> "Figure":
-    """Plot R@1 against k at fixed α, one line per α; all that were tried if none of these was."""
-    cells = _nnn_cells(tuning)
-    tried = sorted({cell.params["alpha"] for cell in cells})
-    chosen = [alpha for alpha in tried if np.isclose(alpha, alphas).any()] or tried
-    figure, axes = make_figure(3.7)
-    _draw_baseline(axes, tuning.uncorrected.recall_at_1)
-    baseline = 100 * tuning.uncorrected.recall_at_1
-    noise = 50 * (tuning.gain.high - tuning.gain.low)
-    axes.axhspan(baseline - noise, baseline + noise, color=PALE, alpha=0.6, zorder=0)
-    for number, alpha in enumerate(chosen):
-        line = sorted(
-            (cell.params["reference_k"], 100 * cell.recall_at_1)
-            for cell in cells
-            if cell.params["alpha"] == alpha
-        )
-        axes.plot(*zip(*line, strict=True), label=f"α = {alpha:g}", **_look(number))
-    axes.set_xscale("log", base=2)
-    separate_thousands(axes.xaxis)
-    label_axes(
-        axes,
-        f"How many references to average? ({tuning.n_queries:,} tuning queries)",
-        "k, references averaged per item; grey: within the noise of no correction",
-        "right item first, % (R@1)",
-    )
-    add_legend(figure, axes.get_legend_handles_labels()[0])
-    return figure
-
-
 def plot_bank_size(ablation: Ablation) -> "Figure":
     """Plot R@1 against the number of past queries: automatic with its interval, and tuned."""
     figure, axes = make_figure(4.2)
-    _draw_baseline(axes, ablation.uncorrected.recall_at_1)
     baseline = 100 * ablation.uncorrected.recall_at_1
+    axes.axhline(baseline, color=GREY, linewidth=1.5, label="no correction", zorder=1.5)
     for number, name in enumerate(dict.fromkeys(row.bank for row in ablation.rows)):
         rows = sorted((r for r in ablation.rows if r.bank == name), key=lambda r: r.n_references)
         sizes = [row.n_references for row in rows]
-        automatic, tuned = ([100 * one.recall_at_1 for one in some] for some in _both(rows))
+        automatic = [100 * row.automatic.recall_at_1 for row in rows]
+        tuned = [100 * row.tuned.recall_at_1 for row in rows]
         ends = [(r.automatic.gain.low, r.automatic.gain.high) for r in rows if r.automatic.gain]
         low, high = baseline + 100 * np.array(ends).T
-        look = _look(number)
+        color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
         if len(rows) == 1:  # a band needs two sizes
-            axes.vlines(sizes, low, high, color=look["color"], alpha=0.15, linewidth=12)
-        axes.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        axes.plot(sizes, automatic, label=name, **look)
-        thin = look | {"linewidth": 1.2, "linestyle": "--", "marker": ""}
-        axes.plot(sizes, tuned, label=f"{name}, tuned", **thin)
+            axes.vlines(sizes, low, high, color=color, alpha=0.15, linewidth=12)
+        axes.fill_between(sizes, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.plot(sizes, automatic, f"{marker}-", color=color, linewidth=2, label=name)
+        axes.plot(sizes, tuned, "--", color=color, linewidth=1.2, label=f"{name}, tuned")
     axes.set_xscale("log")
     separate_thousands(axes.xaxis)
     label_axes(
@@ -254,13 +291,10 @@ def plot_gains(comparison: Comparison) -> "Figure":
     return figure
 
 
-def plot_audit(audit: Audit, metrics: Sequence[str] | None = None) -> "Figure":
-    """Plot each query's figure before and after, one panel per figure, with the means as lines."""
-    if metrics is None:
-        names = [name for name in audit.before if name.startswith("bias@")]
-        metrics = (names or [name for name in audit.before if name.startswith("max skew")])[:3]
-    if not 1 <= len(metrics) <= 3:
-        raise NNNormError(f"a plot shows one to three figures; got {len(metrics)}")
+def plot_audit(audit: Audit) -> "Figure":
+    """Plot bias@k, or max skew@k, of each query before and after, with the means as lines."""
+    names = [name for name in audit.before if name.startswith("bias@")]
+    metrics = (names or [name for name in audit.before if name.startswith("max skew")])[:3]
     lines = [audit.line(metric) for metric in metrics]
     is_few = len(audit.queries) <= MANY_QUERIES
     figure, panels = make_panels(1.6 + 0.19 * len(audit.queries) if is_few else 3.8, len(metrics))
@@ -300,32 +334,78 @@ def _draw_queries(axes: "Axes", before: FloatArray, after: FloatArray | None) ->
         axes.scatter(after, places, s=18, color=BLUE, marker="D", zorder=4, label="after")
 
 
-def _draw_baseline(axes: "Axes", recall: float) -> None:
-    axes.axhline(100 * recall, color=GREY, linewidth=1.5, label="no correction", zorder=1.5)
-
-
-def _look(number: int) -> dict[str, Any]:
-    color, marker = _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)]
-    return {"color": color, "marker": marker, "markersize": 6, "linewidth": 2}
-
-
-def _both(rows: Sequence[Any]) -> tuple[list[Result], list[Result]]:
-    return [row.automatic for row in rows], [row.tuned for row in rows]
-
-
 def _is_on_map(cell: Cell) -> bool:
     return {"reference_k", "alpha"} <= set(cell.params)
 
 
-def _nnn_cells(tuning: Tuning) -> list[Cell]:
-    cells = [cell for cell in tuning.grid if _is_on_map(cell)]
-    if not cells:
-        raise NNNormError("this tuning has no cells of NNN to plot; tune with 'nnn' among methods")
-    return cells
+# --- what queries find ---------------------------------------------------------------------------
+
+_INCHES = 0.56  # of a tile
+_LABEL, _HEADING, _LINE = 1.1, 0.75, 0.36  # widths and heights in tiles
+_LONGEST = 88  # characters of a line
 
 
-def _describe(cell: Cell) -> str:
-    if not cell.params:
-        return label_method(cell.method)
-    setting = describe_setting(cell.method, cell.params, ", ", " = ")
-    return setting if _is_on_map(cell) else f"{label_method(cell.method)} with {setting}"
+class Hits(NamedTuple):
+    """A query and the first items that it finds."""
+
+    query: str
+    before: Sequence[int]
+    after: Sequence[int] | None = None
+    right: Collection[int] = ()
+
+
+def plot_hits(
+    found: Sequence[Hits],
+    show: Callable[[int], Any],
+    color: Callable[[Hits, int], str | None],
+    note: str = "",
+) -> "Figure":
+    """Draw what queries find: the query, then its first items before and after a correction."""
+    if not found:
+        raise NNNormError("there are no hits to draw; give at least one query")
+    figure, axes = make_figure(1.0)
+    axes.set_axis_off()
+    top, width = 0.0, 1.0
+    for hits in found:
+        top += _HEADING
+        axes.text(0, top - 0.12, _shorten(hits.query), fontsize=9, color=INK, parse_math=False)
+        for label, items in (("before", hits.before), ("after", hits.after or ())):
+            shown = [show(item) for item in items]
+            if shown and hits.after is not None:
+                axes.text(0, top + _LINE, label, fontsize=8, color=GREY)
+            for place, (item, one) in enumerate(zip(items, shown, strict=True)):
+                tone = color(hits, item)
+                if isinstance(one, str):
+                    words = _shorten(f"{place + 1} {one}")
+                    place_of = (_LABEL, top + _LINE)
+                    axes.text(*place_of, words, fontsize=8, color=tone or INK, parse_math=False)
+                    top += _LINE
+                else:
+                    left = _LABEL + 1.04 * place
+                    _draw_tile(axes, one, left, top, tone)
+                    width = max(width, left + 1.04)
+            if shown and not isinstance(shown[0], str):
+                top += 1.06
+    if note:
+        top += _HEADING
+        axes.text(0, top - 0.12, note, fontsize=8, color=GREY)
+    width = max(width, _LABEL + 10.4)
+    axes.set(xlim=(-0.05, width), ylim=(top + 0.2, 0), aspect="equal")
+    figure.set_size_inches(_INCHES * width, _INCHES * (top + 0.2))
+    return figure
+
+
+def _draw_tile(axes: Any, picture: Any, left: float, top: float, tone: str | None) -> None:
+    """Draw a picture in a square of side 1, in its own proportions, with a frame."""
+    height, width = picture.shape[:2]
+    wide, high = width / max(height, width), height / max(height, width)
+    x, y = left + (1 - wide) / 2, top + (1 - high) / 2
+    axes.imshow(picture, extent=(x, x + wide, y + high, y), aspect="auto", zorder=2)
+    edge = {"edgecolor": tone or "#D6D6D6", "linewidth": 2.5 if tone else 0.8}
+    corners = [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)]
+    axes.fill(*zip(*corners, strict=True), facecolor="none", zorder=3, **edge)
+
+
+def _shorten(text: str) -> str:
+    words = " ".join(text.split()) or " "
+    return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"

@@ -1,9 +1,13 @@
-"""One function per result: each makes a `Table` of it, or lines of text.
+"""Results as tables: `Table`, for a terminal and Markdown, and one function per result.
 
-Recalls are shown in percent, differences in points, with the interval in brackets.
+Recalls are shown in percent, differences in points, with the interval in brackets. A terminal that
+is too narrow for a table gets it without its optional columns, then one table per group of columns,
+then one figure per line; figures are never cut.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,38 +15,23 @@ from nnnorm.dedup import describe_size
 from nnnorm.evaluation import (
     Ablation,
     Audit,
-    Cell,
     Check,
     Comparison,
     Diagnosis,
     Drift,
-    Hubs,
     Interval,
-    Measured,
     Result,
     Scan,
     Tuning,
 )
-from nnnorm.methods import NO_CORRECTION, describe_setting, label_method
-from nnnorm.report.table import Table
+from nnnorm.methods import NO_CORRECTION, describe_setting
 
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+_LONG = 24  # letters: longer cells are wrapped between words if need be
 _NOT_CHOSEN = "not chosen"
 _RULES = {"max": "the maximum of R@1", "one-standard-error": "the one-standard-error rule"}
-_INCLUDES_ZERO = "; that interval includes 0, so the gain can't be told from chance."
-# The statistics of N_k for people, and how each is shown.
-_STATISTICS = {
-    "hub_occurrence": ("hits that go to hubs (at least twice the mean)", ".1%"),
-    "robin_hood": ("Robin Hood index: hits to move until all items have as many", ".1%"),
-    "gini": ("Gini coefficient: 0 all alike, 1 one item has all hits", ".3f"),
-    "mean_absolute_error": ("mean absolute error", ".3f"),
-    "kurtosis": ("excess kurtosis", ".3f"),
-    "skewness": ("skewness", ".3f"),
-}
-_EXPECTATIONS = {
-    "help": "expected to help",
-    "little": "little to expect",
-    "unclear": "not clear that it helps",
-}
 # Beyond so many queries, a table of an audit shows the most uneven ones.
 MANY_QUERIES = 40
 LIMITS = (
@@ -50,6 +39,137 @@ LIMITS = (
     "happens beyond these queries and these items, or that a search is fair. An average near 0 can "
     "hide queries that lean opposite ways: see |bias|."
 )
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of strings, with notes below it.
+
+    A column may belong to a group of columns, and a cell may be the best of its kind, which is
+    bold. The first of the optional columns is the first to go if a terminal is narrow.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    bold: frozenset[tuple[int, int]] = frozenset()
+    optional: tuple[str, ...] = ()
+
+    def to_markdown(self) -> str:
+        """Render as a Markdown table with its title and notes."""
+        rule = "|".join(":--" if place == 0 else "--:" for place in range(len(self.columns)))
+        lines = [f"**{self.title}**", "", f"| {' | '.join(self._headings())} |", f"|{rule}|"]
+        for number, row in enumerate(self.rows):
+            cells = [cell.replace("|", "/") for cell in row]
+            cells = [f"**{c}**" if (number, n) in self.bold else c for n, c in enumerate(cells)]
+            lines.append(f"| {' | '.join(cells)} |")
+        for note in self.notes:
+            lines += ["", note]
+        return "\n".join(lines)
+
+    def print(self) -> None:
+        """Print to the terminal."""
+        from rich.console import Console
+
+        # A name in square brackets is a name, not a style.
+        console = Console(highlight=False, markup=False, emoji=False)
+        if self.title:  # a title of the table itself would wrap to the width of the table
+            console.print(self.title, style="bold")
+        parts = self._fit(console.width)
+        for part in parts:
+            if part.title != self.title:
+                console.print(part.title)
+            console.print(part._to_rich(console.width))
+        if not parts:
+            console.print(self._one_figure_per_line())
+        if parts and self.notes:
+            console.print()
+        for note in self.notes:
+            console.print(note)
+
+    def _headings(self) -> list[str]:
+        """The headings of the columns, with that of their group."""
+        groups = self.groups or ("",) * len(self.columns)
+        both = zip(groups, self.columns, strict=True)
+        return [f"{group}: {column}" if group else column for group, column in both]
+
+    def _fit(self, room: int) -> list["Table"]:
+        """The tables to print in this width; none if figures would be cut."""
+        every = range(len(self.columns))
+        for n_dropped in range(len(self.optional) + 1):
+            dropped = self.optional[:n_dropped]
+            table = self._select([n for n in every if self.columns[n] not in dropped], self.title)
+            if table._widths(room):
+                return [table]
+        names = dict.fromkeys(self.groups[1:])
+        parts = [
+            self._select([n for n in every if n == 0 or self.groups[n] == name], name)
+            for name in names
+        ]
+        return parts if all(part._widths(room) for part in parts) else []
+
+    def _select(self, places: Sequence[int], title: str) -> "Table":
+        """Some columns, without the rows that have nothing in them."""
+        if len(places) == len(self.columns):
+            return self
+        kept = [n for n, row in enumerate(self.rows) if any(row[place] for place in places[1:])]
+        return Table(
+            title,
+            tuple(self.columns[place] for place in places),
+            tuple(tuple(self.rows[n][place] for place in places) for n in kept),
+            bold=frozenset(
+                (kept.index(row), places.index(column))
+                for row, column in self.bold
+                if row in kept and column in places
+            ),
+        )
+
+    def _widths(self, room: int) -> tuple[list[int], int] | None:
+        """The widths of the columns and of the gaps between them; None if there is no room."""
+        from rich.cells import cell_len
+
+        whole = [
+            max(map(cell_len, [*heading.split(), *cells]), default=0)
+            for heading, *cells in zip(self._headings(), *self.rows, strict=True)
+        ]
+        widths = [min(width, _LONG) for width in whole]
+        for gap in (2, 1):
+            spare = room - sum(widths) - gap * (len(widths) - 1)
+            if spare >= 0:
+                for place in reversed(range(len(widths))):
+                    more = min(whole[place] - widths[place], spare)
+                    widths[place] += more
+                    spare -= more
+                return widths, gap
+        return None
+
+    def _to_rich(self, room: int) -> "RichTable":
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        widths, gap = self._widths(room) or ([], 1)
+        table = RichTable(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0)
+        )
+        for heading, width, *cells in zip(self._headings(), widths, *self.rows, strict=True):
+            is_words = not table.columns or any(cell[:1].isalpha() for cell in cells)
+            table.add_column(
+                heading, justify="left" if is_words else "right", overflow="fold", width=width
+            )
+        for number, row in enumerate(self.rows):
+            styles = ("bold" if (number, place) in self.bold else "" for place in range(len(row)))
+            table.add_row(*(Text(*both) for both in zip(row, styles, strict=True)))
+        return table
+
+    def _one_figure_per_line(self) -> str:
+        lines = []
+        for name, *cells in self.rows:
+            figures = zip(self._headings()[1:], cells, strict=True)
+            lines += [name, *(f"  {column}: {cell}" for column, cell in figures if cell), ""]
+        return "\n".join(lines)
 
 
 # --- methods, banks, settings --------------------------------------------------------------------
@@ -62,16 +182,16 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
         setting = describe_setting(result.method, result.params)
         if result.gain is not None and not result.params and result.method != NO_CORRECTION:
             setting = _NOT_CHOSEN
-        at_1 = f"{_percent(result.recall_at_1)} ± {_percent(result.half_width)}"
-        others = _percent(result.recall_at_5), _percent(result.recall_at_10)
-        most = str(result.hubness.max)
-        rows.append((result.method, setting, at_1, *others, show_gain(result.gain), most))
-    notes = [*notes, "max N₁: how often the most retrieved item comes first."]
+        recalls = map(_percent, (result.recall_at_1, result.recall_at_5, result.recall_at_10))
+        rows.append(
+            (result.method, setting, *recalls, show_gain(result.gain), str(result.hubness.max))
+        )
+    notes = [*notes, "most: how often the most retrieved item comes first."]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
     notes += _doubt_notes({result.method: result.gain for result in results})
-    columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "max N₁")
-    return Table(title, columns, tuple(rows), tuple(notes))
+    columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "most")
+    return Table(title, columns, tuple(rows), tuple(notes), optional=("R@5",))
 
 
 def tabulate_comparison(comparison: Comparison) -> Table:
@@ -110,28 +230,29 @@ def tabulate_ablation(ablation: Ablation) -> Table:
     title = f"NNN by bank, {ablation.n_queries:,} test queries, {ablation.n_gallery:,} items"
     note = (
         f"{_tuned_on('NNN', ablation)}; automatic uses no labels. R@1 in %, gains in points "
-        "over no correction with 95 % paired intervals."
+        "over no correction with 95 % paired intervals. Used: unique references"
     )
-    if any(row.n_unique not in (None, row.n_references) for row in ablation.rows):
-        note += " Used: unique references"
-        has_samples = any(row.references_sampled for row in ablation.rows)
-        note += ", or a random sample of them." if has_samples else "."
-    return Table(title, columns, tuple(rows), (note, *_doubt_notes(gains)))
+    has_samples = any(row.references_sampled for row in ablation.rows)
+    note += ", or a random sample of them." if has_samples else "."
+    notes = (note, *_doubt_notes(gains))
+    return Table(title, columns, tuple(rows), notes, optional=("tuned",))
 
 
-def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
-    """Make a table of no correction, the chosen cells, and the best other cells."""
-    chosen = {
-        "one standard error": tuning.best_by_rule,
-        "maximum": tuning.best_by_maximum,
-    }
+def tabulate_tuning(tuning: Tuning) -> Table:
+    """Make a table of no correction and the chosen settings."""
+    chosen = {"": tuning.uncorrected, "one standard error": tuning.best_by_rule}
     if tuning.best_by_rule is tuning.best_by_maximum:
-        chosen = {"both rules": tuning.best_by_rule}
-    marks = {id(tuning.uncorrected): ""} | {id(cell): mark for mark, cell in chosen.items()}
-    ordered = sorted(tuning.grid, key=lambda cell: -cell.recall_at_1)
-    shown = [tuning.uncorrected, *(c for c in chosen.values() if c is not tuning.uncorrected)]
-    shown += [cell for cell in ordered if id(cell) not in marks][:most]
-    rows = tuple(_cell_row(cell, marks.get(id(cell), ""), tuning.uncorrected) for cell in shown)
+        chosen["both rules"] = chosen.pop("one standard error")
+    else:
+        chosen["maximum"] = tuning.best_by_maximum
+    if tuning.uncorrected in list(chosen.values())[1:]:
+        del chosen[""]
+    rows = []
+    for mark, cell in chosen.items():
+        recalls = (cell.recall_at_1, cell.recall_at_5, cell.recall_at_10)
+        shown = ("" if recall is None else _percent(recall) for recall in recalls)
+        setting = describe_setting(cell.method, cell.params)
+        rows.append((cell.method, setting, *shown, mark))
     title = (
         f"{len(tuning.grid):,} settings on {tuning.n_queries:,} queries, "
         f"{describe_size(tuning.n_references, tuning.n_unique, tuning.references_sampled)}"
@@ -142,39 +263,29 @@ def tabulate_tuning(tuning: Tuning, *, most: int = 10) -> Table:
         recall = _percent(tuning.popularity.recalls[weight])
         notes.append(f"Popularity from clicks: weight {weight:g}, with which R@1 is {recall}.")
     best = f"{tuning.best.method} {describe_setting(tuning.best.method, tuning.best.params)}"
-    choice = f"Chosen by {_RULES[tuning.select]}: {best.strip()}"
     if tuning.best.method == NO_CORRECTION:
-        choice = f"Chosen by {_RULES[tuning.select]}: no correction, which no setting beats"
+        best = "no correction, which no setting beats"
     elif tuning.select != "max" and tuning.n_near > 1:
-        choice += f", of {tuning.n_near:,} settings within one standard error of the best"
-    notes.append(f"{choice}.")
+        best += f", of {tuning.n_near:,} settings within one standard error of the best"
+    notes.append(f"Chosen by {_RULES[tuning.select]}: {best.strip()}.")
     if tuning.best.method != NO_CORRECTION or tuning.popularity is not None:
         notes.append(
-            f"In-sample, on the queries it was chosen on: {show_gain(tuning.gain)} points of R@1 "
-            f"(p = {tuning.gain.p_value:.3g}, in-sample too)"
-            + (_INCLUDES_ZERO if tuning.gain.includes_zero else ".")
+            "In-sample, on the queries it was chosen on: "
+            f"{show_gain(tuning.gain)} points of R@1{_doubt(tuning.gain)}."
         )
     if tuning.cross_fitted is not None:
         notes.append(
             "Cross-fitted, each fifth of the queries with the setting that the others choose: "
-            f"{show_gain(tuning.cross_fitted)}"
-            + (_INCLUDES_ZERO if tuning.cross_fitted.includes_zero else ".")
+            f"{show_gain(tuning.cross_fitted)}{_doubt(tuning.cross_fitted)}."
         )
-    n_equal = sum(cell.recall_at_1 == ordered[0].recall_at_1 for cell in tuning.grid) - 1
-    if n_equal:
+    highest = tuning.best_by_maximum.recall_at_1
+    if n_equal := sum(cell.recall_at_1 == highest for cell in tuning.grid) - 1:
         notes.append(
             f"{n_equal:,} other {'setting has' if n_equal == 1 else 'settings have'} the same R@1 "
             'as the maximum. Ties go to the first setting; "no correction" wins any tie.'
         )
-    columns = ("method", "setting", "R@1", "against none", "R@5", "R@10", "chosen by")
-    return Table(title, columns, rows, tuple(notes))
-
-
-def _cell_row(cell: Cell, mark: str, uncorrected: Cell) -> tuple[str, ...]:
-    others = ("" if r is None else _percent(r) for r in (cell.recall_at_5, cell.recall_at_10))
-    against = "" if cell is uncorrected else show_points(cell.recall_at_1 - uncorrected.recall_at_1)
-    setting = describe_setting(cell.method, cell.params)
-    return (cell.method, setting, _percent(cell.recall_at_1), against, *others, mark)
+    columns = ("method", "setting", "R@1", "R@5", "R@10", "chosen by")
+    return Table(title, columns, tuple(rows), tuple(notes))
 
 
 def _tuned_on(what: str, study: Comparison | Ablation) -> str:
@@ -193,44 +304,42 @@ def _doubt_notes(gains: Mapping[str, Interval | None]) -> list[str]:
     return [f"The interval includes 0 for {', '.join(doubtful)}: no gain is shown there."]
 
 
-# --- hubs, drift, outliers -----------------------------------------------------------------------
+def _doubt(gain: Interval) -> str:
+    doubt = "; that interval includes 0, so the gain can't be told from chance"
+    return doubt if gain.includes_zero else ""
+
+
+# --- hubs, drift, outliers, check ----------------------------------------------------------------
 
 
 def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
-    """Make a table of the statistics of N_k, and one of the hubs."""
+    """Make a table of how hits are spread, and one of the hubs."""
     null = diagnosis.null_model
     statistics, models = [diagnosis.before], [null]
-    notes = [f"Hubs: {null.severity}."]
     if diagnosis.after is not None and diagnosis.null_model_after is not None:
         statistics.append(diagnosis.after)
         models.append(diagnosis.null_model_after)
-        notes = [f"Hubs: {null.severity}, then {models[1].severity}."]
+    notes = [f"Hubs: {', then '.join(model.severity for model in models)}."]
     if diagnosis.k > 1 and diagnosis.n_queries < diagnosis.n_gallery:
-        notes.append(_FEWER_QUERIES.format(n=diagnosis.n_gallery))
-    rows = [
+        notes.append(
+            "With fewer queries than items, the first 10 places are counted; small hubs only show "
+            f"with more queries, about as many as the {diagnosis.n_gallery:,} items."
+        )
+    rows = (
         (
             f"hits of the most retrieved item; by chance {null.most_by_chance:,.0f}",
-            *(f"{hubs.most:,}" for hubs in models),
-        ),
-        (
-            f"times as often as the mean ({diagnosis.before.mean:.3g})",
-            *(f"{some.max / some.mean:.1f}" for some in statistics),
+            *(f"{model.most:,}" for model in models),
         ),
         (
             f"items that are never retrieved; by chance {null.n_never_by_chance:,.0f}",
-            *(f"{hubs.n_never:,}" for hubs in models),
+            *(f"{model.n_never:,}" for model in models),
         ),
-        ("that is, of all items", *(f"{100 * some.antihub_share:.1f} %" for some in statistics)),
-        ("hits beyond chance", *(f"{100 * hubs.beyond_chance:.1f} %" for hubs in models)),
-    ]
-    for name, (label, form) in _STATISTICS.items():
-        values = (format(some.to_dict()[name], form) for some in statistics)
-        rows.append((label, *(value.replace("%", " %") for value in values)))
-    if diagnosis.ks_p_value is not None:
-        notes.append(
-            "Kolmogorov–Smirnov test between before and after: statistic "
-            f"{diagnosis.ks_statistic:.3f} (p = {diagnosis.ks_p_value:.2g})."
-        )
+        (
+            "hits that go to hubs (at least twice the mean)",
+            *(f"{100 * some.hub_occurrence:.1f} %" for some in statistics),
+        ),
+        ("hits beyond chance", *(f"{100 * model.beyond_chance:.1f} %" for model in models)),
+    )
     if diagnosis.outliers:
         listed = ", ".join(map(diagnosis.name_item, diagnosis.outliers[:10]))
         more = ", …" if len(diagnosis.outliers) > 10 else ""
@@ -244,13 +353,7 @@ def tabulate_diagnosis(diagnosis: Diagnosis) -> tuple[Table, Table]:
         f"{diagnosis.n_queries:,} queries"
     )
     columns = ("", "before", "after")[: 1 + len(models)]
-    return Table(title, columns, tuple(rows), tuple(notes)), _hub_table(diagnosis)
-
-
-_FEWER_QUERIES = (
-    "With fewer queries than items, the first 10 places are counted; small hubs only show with "
-    "more queries, about as many as the {n:,} items."
-)
+    return Table(title, columns, rows, tuple(notes)), _hub_table(diagnosis)
 
 
 def _hub_table(diagnosis: Diagnosis) -> Table:
@@ -311,23 +414,16 @@ def tabulate_scan(scan: Scan) -> Table:
     return Table(title, ("id", "score", "verdict", "reasons"), tuple(rows), notes)
 
 
-# --- check ---------------------------------------------------------------------------------------
-
-
-def tell_check(check: Check) -> list[str]:
-    """Describe a check in words, a line per question."""
-    lines = [_tell_hubs(check), _tell_expectation(check)]
-    if check.recall_at_1 is not None and check.automatic is not None:
-        lines.append(_tell_gain(check, check.automatic))
-    return [*lines, _tell_recommendation(check)]
-
-
 def tabulate_check(check: Check) -> Table:
     """Make a row per search: as it is, corrected, and by chance."""
-    rows: list[tuple[str, ...]] = [_row("as it is", check.recall_at_1, None, check.hubs)]
-    for name, one in (("NNN, automatic", check.automatic), ("NNN, tuned", check.tuned)):
+    searches = {"as it is": check, "NNN, automatic": check.automatic, "NNN, tuned": check.tuned}
+    rows: list[tuple[str, ...]] = []
+    for name, one in searches.items():
         if one is not None:
-            rows.append(_row(name, one.recall_at_1, one.gain, one.hubs))
+            recall = "" if one.recall_at_1 is None else _percent(one.recall_at_1)
+            gain = show_gain(None if isinstance(one, Check) else one.gain)
+            beyond = f"{100 * one.hubs.beyond_chance:.0f} %"
+            rows.append((name, recall, gain, f"{one.hubs.most:,}", f"{one.hubs.n_never:,}", beyond))
     chance = f"{check.hubs.most_by_chance:.0f}", f"{check.hubs.n_never_by_chance:,.0f}"
     rows.append(("by chance", "", "", *chance, "0 %"))
     columns: tuple[str, ...] = ("", "R@1", "gain in R@1", "most", "never", "beyond chance")
@@ -338,7 +434,7 @@ def tabulate_check(check: Check) -> Table:
     if check.n_references is not None:
         title += f", {check.n_references:,} references"
     notes = (
-        f"most: hits of the most retrieved item, {_places(check.hubs)}; never: items without any. "
+        f"most: hits of the most retrieved item, {check.hubs.places}; never: items without any. "
         f"By chance: every hit{' that is not right' if has_truth else ''} falls on any item alike "
         "(queries that belong together as one). Beyond chance: the share of those hits that would "
         "have to move to look like that.",
@@ -350,104 +446,6 @@ def tabulate_check(check: Check) -> Table:
     return Table(title, columns, tuple(rows), notes)
 
 
-def _row(name: str, recall: float | None, gain: Interval | None, hubs: Hubs) -> tuple[str, ...]:
-    at_1 = "" if recall is None else _percent(recall)
-    beyond = f"{100 * hubs.beyond_chance:.0f} %"
-    return (name, at_1, show_gain(gain), f"{hubs.most:,}", f"{hubs.n_never:,}", beyond)
-
-
-def _places(hubs: Hubs) -> str:
-    return "in first place" if hubs.k == 1 else f"among the first {hubs.k}"
-
-
-def _tell_hubs(check: Check) -> str:
-    hubs = check.hubs
-    text = (
-        f"Hubs: {hubs.severity}. Item {check.name_item(hubs.item)} is {_places(hubs)} "
-        f"{hubs.most:,} {'time' if hubs.most == 1 else 'times'}; by chance the most would be "
-        f"{hubs.most_by_chance:,.0f}. {hubs.n_never:,} of {check.n_gallery:,} items never are; by "
-        f"chance {hubs.n_never_by_chance:,.0f}."
-    )
-    if hubs.severity == "none" and check.recall_at_1 is None:
-        text += " Small hubs only show with labels (--truth)."
-    return text if hubs.k == 1 else f"{text} {_FEWER_QUERIES.format(n=check.n_gallery)}"
-
-
-def _tell_expectation(check: Check) -> str:
-    if check.expectation is None or check.automatic is None:
-        return (
-            "Correction: nothing can be said without past queries (--references). These queries "
-            "can be the bank of the searches to come."
-        )
-    measured = [
-        f"{name} {getattr(check, name):.2f}".replace("-", "−")
-        for name in ("reliability", "density", "z")
-        if getattr(check, name) is not None
-    ]
-    why = ", and ".join(check.reasons) or "the bank fits queries and items"
-    after = check.automatic.hubs
-    return (
-        f"Without labels: {_EXPECTATIONS[check.expectation]}: {why} ({', '.join(measured)}). NNN "
-        f"gives {100 * (check.moved or 0):.0f} % of the queries another first item; the most is "
-        f"then {after.most:,}, and {after.n_never:,} items are never {_places(after)}."
-    )
-
-
-def _tell_gain(check: Check, automatic: Measured) -> str:
-    text = f"With labels: {_tell(automatic.gain)} by automatic settings, which use no labels"
-    if check.tuned is not None:
-        chosen = "" if check.tuned.params else ", where no correction is chosen"
-        text += f"; {_tell(check.tuned.gain)} when tuned on the labels (cross-fitted){chosen}"
-    text += "."
-    if automatic.gain is not None and not automatic.is_sure and not automatic.gain.includes_zero:
-        text += f" Only {automatic.n_changed} right items show it, too few to tell it from chance."
-    if check.n_needed is not None:
-        rounded = float(f"{check.n_needed:.2g}")
-        text += (
-            f" Too few labels: to tell 1 point from 0 takes about {rounded:,.0f} queries, not "
-            f"{check.n_queries:,}."
-        )
-    return text
-
-
-def _tell_recommendation(check: Check) -> str:
-    chosen = check.chosen
-    if chosen is None:
-        if check.verdict == "unknown":
-            return "Recommended: keep these queries as a bank, and check again with --references."
-        return f"Recommended: no correction. {_why_none(check)}"
-    setting = describe_setting(chosen.method, chosen.params, ", ", " = ")
-    text = f"Recommended: {label_method(chosen.method)}, {setting}"
-    if check.better is None:
-        text += " (automatic)."
-    elif check.recommended == "tuned":
-        text += f" (tuned, which adds {_tell(check.better)} to automatic settings)."
-    else:
-        text += f" (automatic; tuning adds {_tell(check.better)})."
-    if check.verdict == "try" and check.recall_at_1 is not None:
-        text += " No gain is shown yet: try it next to the search as it is."
-    elif check.verdict == "try":
-        text += " Label some queries to see whether it helps."
-    return text
-
-
-def _why_none(check: Check) -> str:
-    automatic = check.automatic
-    gain = automatic.gain if automatic is not None and automatic.is_sure else None
-    if gain is not None and gain.high < 0:
-        return "It does harm here."
-    if check.expectation == "little":
-        return "It would change next to nothing."
-    return "There are no hubs to remove." if check.expectation is None else "No gain is shown."
-
-
-def _tell(gain: Interval | None) -> str:
-    if gain is None:
-        return "nothing"
-    doubt = ", includes zero" if gain.includes_zero else ""
-    return f"{show_gain(gain)[:-1]}{doubt}] points of R@1"
-
-
 # --- audits --------------------------------------------------------------------------------------
 
 
@@ -456,8 +454,10 @@ def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
     with_after = bool(audit.after)
     rows = []
     for line in audit.lines:
-        more = (_interval(line.after), _interval(line.change, "+.3f")) if with_after else ()
-        rows.append((line.metric, _interval(line.before), *more))
+        row = [line.metric, line.before.show(3, 1, sign="")]
+        if line.after is not None and line.change is not None:
+            row += [line.after.show(3, 1, sign=""), line.change.show(3, 1)]
+        rows.append(tuple(row))
     sign = f"bias@k is ({' − '.join(audit.difference)})/k. " if audit.difference else ""
     fair = ", ".join(f"{group} {share:.3g}" for group, share in audit.target.items())
     note = f"{sign}Target shares: {fair}. 95 % intervals by resampling queries" + (
@@ -485,14 +485,6 @@ def _tabulate_queries(audit: Audit) -> Table:
     return Table(title, ("query", *(f"{metric}{steps}" for metric in shown)), tuple(rows))
 
 
-def _interval(interval: Interval | None, form: str = ".3f") -> str:
-    if interval is None:
-        return ""
-    # Adding 0 makes the −0.000 of a sum's last bits 0.000.
-    mean, low, high = (round(end, 3) + 0.0 for end in (interval.mean, interval.low, interval.high))
-    return f"{mean:{form}} [{low:.3f}, {high:.3f}]".replace("-", "−")
-
-
 # --- numbers -------------------------------------------------------------------------------------
 
 
@@ -500,18 +492,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def _signed(value: float, form: str = ".1f") -> str:
-    return f"{value:+{form}}".replace("-", "−")
-
-
-def show_points(share: float) -> str:
-    """Write a difference of shares in points, with its sign."""
-    return _signed(100 * share, ".2f")
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def show_gain(gain: Interval | None) -> str:
     """Write a gain in points, with its interval."""
-    if gain is None:
-        return ""
-    low, high = (show_points(end).lstrip("+") for end in (gain.low, gain.high))
-    return f"{show_points(gain.mean)} [{low}, {high}]"
+    return "" if gain is None else gain.show()

@@ -1,10 +1,10 @@
-// The bank of past queries: intents, copies, whether it is of the queries' own source, drift.
+// The past queries: unique ones, copies, whether they match the queries, drift.
 import { about, ask, make, live, count, percent } from "./core.js";
 
 export function bankView(root) {
   const update = live(async () => {
     const found = await ask("bank");
-    const most = Math.max(...found.intents.map((intent) => intent.count), 1);
+    const most = Math.max(...found.most_asked.map((one) => one.count), 1);
     const tile = (name, value, hint) => make("div", { class: "tile" }, make("p", { class: "soft small" }, name), make("p", { class: "big" }, value), make("p", { class: "soft small" }, hint));
     root.replaceChildren(make("div", { class: "stack" },
       make("div", { class: "tiles" },
@@ -15,8 +15,8 @@ export function bankView(root) {
       make("div", { class: "split" },
         make("section", { class: "panel stack" }, make("h2", {}, "Queries that were asked most often"),
           make("p", { class: "soft small" }, "Each counts once in the correction, however often it was asked."),
-          most < 2 ? make("p", {}, "No query was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.intents.map((intent) => make("li", {}, make("span", {}, intent.text || `reference ${intent.row}`), make("b", { class: "number" }, `×${count(intent.count)}`),
-            make("span", { class: "bar", "aria-hidden": "true" }, make("i", { "--v": (intent.count / most).toFixed(3) })))))),
+          most < 2 ? make("p", {}, "No query was asked twice, or the bank counts none.") : make("ol", { class: "bars" }, found.most_asked.map((one) => make("li", {}, make("span", {}, one.text || `reference ${one.row}`), make("b", { class: "number" }, `×${count(one.count)}`),
+            make("span", { class: "bar", "aria-hidden": "true" }, make("i", { "--v": (one.count / most).toFixed(3) })))))),
         make("div", { class: "stack" }, drawMismatch(found), drawDrift(found.drift)))));
   });
   return { update };

@@ -124,7 +124,6 @@ export function canAsk(path, params) {
 
 function askRecord(path, params) {
   if (path === "items") return { items: recorded.items };
-  if (path === "hub") return { ...readRecord([address(path, { item: params.item })]), ...readRecord([address(path, params)]) };
   return readRecord([address(path, params), `${path}?`]);
 }
 
@@ -133,9 +132,7 @@ function readRecord(keys) {
   if (key === undefined) {
     throw new Error("this is not in the recorded page; start nnnorm explore to see it");
   }
-  const found = recorded.answers[key];
-  if (typeof found !== "string") return { items: recorded.items, ...found };
-  const bytes = Uint8Array.from(atob(found), (letter) => letter.charCodeAt(0));
+  const bytes = Uint8Array.from(atob(recorded.answers[key]), (letter) => letter.charCodeAt(0));
   return { items: recorded.items, ...unpack(bytes.buffer) };
 }
 

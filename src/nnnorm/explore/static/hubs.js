@@ -98,7 +98,7 @@ function drawTable(rows, found) {
 
 async function drawDetail(root) {
   if (state.hub === undefined) { root.replaceChildren(make("p", { class: "soft" }, "No item comes first too often.")); return; }
-  const found = await ask("hub", { ...setting(), item: state.hub });
+  const found = { ...await ask("hub", { item: state.hub }), ...await ask("hub/now", { ...setting(), item: state.hub }) };
   const name = nameOf(found.items, state.hub);
   found.groups.flat().forEach((entry, place) => Object.assign(entry, { now: found.now[place], isRight: Boolean(found.now_is_right[place]) }));
   const groups = found.groups.slice(0, 12);
@@ -108,9 +108,9 @@ async function drawDetail(root) {
     make("div", { class: "hero" }, picture(found.items, state.hub), make("div", {},
       make("h2", {}, name), make("p", {}, facts.join(" ")),
       make("p", { class: "soft small" }, `id ${found.items[state.hub].id}, bias ${found.bias.toFixed(3)} (z ${found.bias_z.toFixed(1)})${found.scan_is_ready ? `, scan: ${found.verdict}${found.reasons.length ? `: ${found.reasons.join("; ")}` : ""}` : ""}`))),
-    make("h3", {}, found.n_wrong === null ? "Queries that it answered first, by intent" : "Queries that it answered wrongly, by intent"),
-    groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries by intent" }, groups.map((group) => make("div", { class: "group" },
-      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} queries of one intent${group.length > 6 ? ", six of them" : ""}`) : null,
+    make("h3", {}, found.n_wrong === null ? "Queries that it answered first" : "Queries that it answered wrongly"),
+    groups.length ? make("div", { class: "groups scroll", tabindex: "0", "data-key": "groups", role: "region", "aria-label": "Queries that it answered" }, groups.map((group) => make("div", { class: "group" },
+      group.length > 1 ? make("p", { class: "soft small" }, `${count(group.length)} similar queries${group.length > 6 ? ", six of them" : ""}`) : null,
       make("ul", {}, group.slice(0, 6).map(({ query, text, now, isRight }) => make("li", {},
         linkTo(query, text),
         nowOf(now, isRight))))))) : make("p", { class: "soft" }, "None."),

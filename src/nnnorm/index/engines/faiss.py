@@ -26,7 +26,7 @@ class FaissOptions(Options):
     """`factory` of a new index; `ef` and `probes` of every search; `ef_construction` of HNSW."""
 
     factory: str = "Flat"
-    ef: int = whole(128)
+    ef: int = whole(128, at_most=2**20)  # Faiss allocates a heap of this size per search
     ef_construction: int = whole(200)
     probes: int = whole(0, at_least=0)
 
@@ -92,8 +92,6 @@ class FaissBackend(FolderBackend):
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
         faiss, index = require("faiss", "faiss"), loaded.index
-        if k == 0:
-            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
         chosen: dict[str, Any] = {}
         if loaded.n_alive < len(loaded.alive):
             bits = np.packbits(loaded.alive, bitorder="little")

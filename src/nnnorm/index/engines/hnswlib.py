@@ -42,11 +42,8 @@ class HnswlibBackend(FolderBackend):
         )
         return index
 
-    def _load(self, path: Path, width: int) -> Any:
-        return self._open_file(path, "ip", width)
-
-    def _open_file(self, path: Path, space: str, dim: int) -> Any:
-        index = require("hnswlib", "hnswlib").Index(space=space, dim=dim)
+    def _load(self, path: Path, width: int, space: str = "ip") -> Any:
+        index = require("hnswlib", "hnswlib").Index(space=space, dim=width)
         index.load_index(str(path))
         return index
 
@@ -68,8 +65,6 @@ class HnswlibBackend(FolderBackend):
         return np.array(found, dtype=np.float32).reshape(len(labels), -1)
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
-        if k == 0:
-            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
         if (needed := max(self.options.ef, k)) > loaded.breadth:
             loaded.index.set_ef(needed)
             loaded.breadth = needed
@@ -86,6 +81,6 @@ class HnswlibBackend(FolderBackend):
                 f"{path} doesn't contain its dimension and metric (hnswlib keeps neither); add "
                 "them, as in hnswlib:photos.hnsw?dim=512&metric=cosine"
             )
-        index = self._open_file(path, self.options.metric, self.options.dim)
+        index = self._load(path, self.options.dim, self.options.metric)
         ids = np.array(index.get_ids_list(), dtype=np.int64)
         return ids, self._vectors(index, ids)

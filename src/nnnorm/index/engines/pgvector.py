@@ -53,7 +53,7 @@ class PgvectorBackend(SqlBackend):
             )
         if self.address.startswith("/"):  # the rest of a URL
             slashes = "" if self.address.startswith("//") else "//"
-            self.place = f"postgresql:{slashes}{self.address}"
+            self.address = f"postgresql:{slashes}{self.address}"
 
     def configure(self) -> None:
         self.is_exact = self.options.kind == "flat"

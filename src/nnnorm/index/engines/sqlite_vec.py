@@ -34,6 +34,11 @@ class SqliteVecBackend(SqlBackend):
     has_views = False
     largest_k = 4096
 
+    def __init__(self, place: Any = "", /, **options: Any) -> None:
+        super().__init__(place, **options)
+        if self._client is not None:
+            _load(self._client)
+
     def lock_file(self) -> Path | None:
         return Path(f"{self.address}.lock") if self.address else None
 
@@ -48,21 +53,11 @@ class SqliteVecBackend(SqlBackend):
         )
         try:
             opened.execute("SELECT count(*) FROM sqlite_master")
+            _load(opened)
         except driver.Error:
             opened.close()
             raise
         return opened
-
-    @property
-    def client(self) -> Any:
-        """SQLite's own connection, with the extension."""
-        with self._turn:
-            is_new = self._client is None
-            opened = super().client
-            if is_new or not getattr(self, "_has_extension", False):
-                _load(opened)
-                self._has_extension = True
-            return opened
 
     def errors(self) -> tuple[type[Exception], ...]:
         sqlean = sys.modules.get("sqlean")
@@ -111,7 +106,7 @@ class SqliteVecBackend(SqlBackend):
         self.run(f"DROP TABLE IF EXISTS {self._vectors(version)}")
 
     def _is_column(self, version: str) -> bool:
-        return bool(self._config(version)["mode"] == "column")
+        return self._layout(version).mode == "column"
 
     def _insert(self, version: str, names: list[str], rows: Iterable[list[Any]]) -> None:
         client, is_column = self.client, self._is_column(version)

@@ -67,8 +67,6 @@ class UsearchBackend(FolderBackend):
         return np.array(index.get(labels.astype(np.uint64)), dtype=np.float32)
 
     def _find(self, loaded: Loaded, queries: FloatArray, k: int) -> tuple[Labels, FloatArray]:
-        if k == 0:
-            return np.empty((len(queries), 0), np.int64), np.empty((len(queries), 0), np.float32)
         if (needed := max(self.options.ef, k)) > loaded.breadth:
             loaded.index.expansion_search = loaded.breadth = needed
         found = loaded.index.search(self._encode(queries), k, threads=self.options.threads)
@@ -86,7 +84,7 @@ class UsearchBackend(FolderBackend):
         return np.rint(rows * (127 / np.maximum(largest, 1e-30))).astype(np.int8)
 
     def _read_file(self, path: Path) -> tuple[Ids, FloatArray]:
-        index = require("usearch.index", "usearch").Index.restore(str(path))
+        index = self._load(path, 0)
         if index is None:
             raise NNNormError(f"{path} isn't a file of usearch")
         keys = np.array(index.keys, dtype=np.uint64)

@@ -1,10 +1,9 @@
-"""Stand-ins for the paper's material: the shapes that ship with the package, and Flickr8k.
+"""Other data than the paper's: the synthetic shapes that ship with the package, and Flickr8k.
 
 They run every experiment from end to end without the paper's models and pictures. Their figures
 can't be compared with the paper's and are never shown next to them.
 """
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,12 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from nnnorm import NNNormError, load_shapes
+from nnnorm import NNNormError, load_shapes, open_embeddings
 from nnnorm.datasets import SHAPES, read_scene
+from nnnorm.embeddings import Embeddings
 from nnnorm.evaluation import Task
-from reproduction.material import Groups, Material, NotThere, Scores, Shown
+from reproduction.material import SHARE, Groups, Material, NotThere, Scores, Shown
 from reproduction.paper import Direction
-from reproduction.protocol import SHARE
 
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 _PER_IMAGE = 5
@@ -26,13 +25,13 @@ _SPLITS = {"test": "test", "validation": "val", "references": "train"}
 NOTES = {
     "gender": "shapes: 12 shapes in the place of occupations, sizes in the place of genders (five "
     'big and five small ones of each, big − small), and "a star" for a question.',
-    "cross-attention": "The scores are those of the stand-ins' dual encoders, handed over as a "
-    "matrix: this runs the arithmetic, and says nothing about cross-attention.",
+    "cross-attention": "The scores are those of dual encoders, handed over as a matrix: this runs "
+    "the arithmetic, and says nothing about cross-attention.",
 }
 
 
 class _FivePerImage:
-    """The common part of the stand-ins: images in order, with five captions each."""
+    """The common part: images in order, with five captions each."""
 
     name: str
 
@@ -44,24 +43,26 @@ class _FivePerImage:
         raise NotImplementedError
 
     def task(self, direction: Direction, part: str) -> Task:
-        images, captions = self._part(part)
+        rows = self._part(part)
+        images, captions = (open_embeddings(side, name=f"{part} of {self.name}") for side in rows)
         image_of = np.arange(len(captions)) // _PER_IMAGE
         if direction == "image":
             return Task(captions, images, image_of)
         return Task(images, captions, np.stack([image_of, np.arange(len(captions))], axis=1))
 
-    def bank(self, direction: Direction, bank: str, share: float) -> Floats:
+    def bank(self, direction: Direction, bank: str, share: float) -> Embeddings:
         if bank == "own":
-            images, captions = self._share(share)
-            return captions if direction == "image" else images
-        if direction == "text":
+            rows = self._share(share)[1 if direction == "image" else 0]
+        elif direction == "text":
             raise NotThere(f"{self.name} has no pictures of its other bank")
-        other = self._other_captions()
-        return other[_draw(len(other), share)]
+        else:
+            other = self._other_captions()
+            rows = other[_draw(len(other), share)]
+        return open_embeddings(rows, name="references")
 
-    def gallery_bank(self, direction: Direction, share: float) -> Floats:
-        images, captions = self._share(share)
-        return images if direction == "image" else captions
+    def gallery_bank(self, direction: Direction, share: float) -> Embeddings:
+        rows = self._share(share)[0 if direction == "image" else 1]
+        return open_embeddings(rows, name="gallery bank")
 
     def show(self, direction: Direction) -> Shown:
         images, captions = self._part("test")
@@ -79,12 +80,16 @@ class _FivePerImage:
     def _share(self, share: float) -> tuple[Floats, Floats]:
         images, captions = self._part("references")
         rows = _draw(len(images), share)
-        return images[rows], captions[(_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()]
+        return images[rows], captions[_captions_of(rows)]
 
 
 def _draw(n_rows: int, share: float) -> npt.NDArray[np.int64]:
     order = np.random.default_rng(0).permutation(n_rows)
     return np.sort(order[: max(1, round(share * n_rows))])
+
+
+def _captions_of(images: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return (_PER_IMAGE * images[:, None] + np.arange(_PER_IMAGE)).ravel()
 
 
 class _Shapes(_FivePerImage):
@@ -109,19 +114,19 @@ class _Shapes(_FivePerImage):
             pictures = [shapes.describe(item) for item in range(len(shapes.gallery))]
             return Shown(pictures, shapes.captions)
         items = shapes.captions[::_PER_IMAGE]
-        return Shown(shapes.captions, items, lambda n: np.asarray(shapes.draw(n, _TILE)))
+        return Shown(shapes.captions, items, lambda item: shapes.draw(item, _TILE))
 
     def groups(self) -> Groups:
         """Return shapes for occupations and sizes for genders, five of each size."""
         shapes = load_shapes()
+        scenes = [read_scene(scene)[1] for scene in shapes.scenes]
         chosen: list[int] = []
         for shape in SHAPES:
             for size in ("big", "small"):
                 rows = [
                     row
-                    for row, scene in enumerate(shapes.scenes)
-                    if [thing.size for thing in read_scene(scene)[1] if thing.shape == shape]
-                    == [size]
+                    for row, things in enumerate(scenes)
+                    if [thing.size for thing in things if thing.shape == shape] == [size]
                     and row not in chosen
                 ]
                 chosen += rows[:_PER_IMAGE]
@@ -134,7 +139,7 @@ class _Shapes(_FivePerImage):
             [shape for shape in SHAPES for _ in range(2 * _PER_IMAGE)],
             list(SHAPES),
             ("big", "small"),
-            Shown(questions, names, lambda item: np.asarray(shapes.draw(chosen[item], _TILE))),
+            Shown(questions, names, lambda item: shapes.draw(chosen[item], _TILE)),
         )
 
 
@@ -153,8 +158,7 @@ class _Flickr8k(_FivePerImage):
 
     def _part(self, part: str) -> tuple[Floats, Floats]:
         rows = self._load(f"{_SPLITS[part]}_images")
-        captions = (_PER_IMAGE * rows[:, None] + np.arange(_PER_IMAGE)).ravel()
-        return self._load("image")[rows], self._load("caption")[captions]
+        return self._load("image")[rows], self._load("caption")[_captions_of(rows)]
 
     def _other_captions(self) -> Floats:
         return self._load("coco_caption")
@@ -164,12 +168,11 @@ class _Flickr8k(_FivePerImage):
         return stored if name.endswith("_images") else stored.astype(np.float32)
 
 
-_STAND_INS: dict[str, Callable[..., Material]] = {"shapes": _Shapes, "flickr8k": _Flickr8k}
-
-
-def open_stand_in(text: str) -> tuple[str, Material]:
-    """Open a stand-in by its name, and its folder if it has one: ``flickr8k=FOLDER``."""
-    name, equals, folder = text.partition("=")
-    if name not in _STAND_INS or (name == "shapes") == bool(equals):
-        raise NNNormError(f"a stand-in is shapes or flickr8k=FOLDER; got {text!r}")
-    return name, _STAND_INS[name](*([Path(folder)] if equals else []))
+def open_data(text: str) -> tuple[str, Material]:
+    """Open other data by its name, and its folder if it has one: ``flickr8k=FOLDER``."""
+    name, _, folder = text.partition("=")
+    if text == "shapes":
+        return name, _Shapes()
+    if name == "flickr8k" and folder:
+        return name, _Flickr8k(Path(folder))
+    raise NNNormError(f"other data are shapes or flickr8k=FOLDER; got {text!r}")

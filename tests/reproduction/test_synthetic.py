@@ -7,13 +7,13 @@ from nnnorm.evaluation import Task
 from reproduction.material import NotThere
 from reproduction.paper import find_tables, load_paper
 from reproduction.run import Runner, run_table
-from reproduction.standins import open_stand_in
+from reproduction.synthetic import open_data
 from tests.conftest import REAL_DATA
 
 
 @pytest.fixture(scope="module")
 def shapes():
-    return open_stand_in("shapes")[1]
+    return open_data("shapes")[1]
 
 
 def test_shapes_have_tasks_and_banks_in_both_directions(shapes):
@@ -33,11 +33,13 @@ def test_shapes_have_tasks_and_banks_in_both_directions(shapes):
 def test_smaller_shares_are_pictures_with_all_their_captions(shapes):
     images, captions = shapes.gallery_bank("image", 0.2), shapes.bank("image", "own", 0.2)
     data = load_shapes()
-    first = np.flatnonzero((data.gallery_references == images[0]).all(axis=1))[0]
-    np.testing.assert_array_equal(captions[:5], data.references[5 * first : 5 * first + 5])
+    first = np.flatnonzero((data.gallery_references == np.asarray(images)[0]).all(axis=1))[0]
+    np.testing.assert_array_equal(
+        np.asarray(captions)[:5], data.references[5 * first : 5 * first + 5]
+    )
 
 
-def test_what_a_stand_in_lacks_is_said(shapes):
+def test_what_other_data_lack_is_said(shapes):
     with pytest.raises(NotThere, match="shapes has no pictures of its other bank"):
         shapes.bank("text", "other", 1.0)
 
@@ -59,24 +61,28 @@ def test_the_groups_of_shapes_are_what_their_labels_say(shapes):
 def test_ready_scores_rank_like_the_embeddings_they_are_made_of(shapes):
     scores, references = shapes.scores()
     queries, gallery, _ = shapes.task("image", "test")
-    ranking = search(queries[::5], gallery, k=1)
+    ranking = search(np.asarray(queries)[::5], gallery, k=1)
     assert np.mean(scores.argmax(axis=0) == ranking.indices[:, 0]) > 0.999
     assert references.shape == (1000, 4000)
 
 
 @pytest.mark.parametrize("text", ["photos", "flickr8k", "shapes=here", ""])
-def test_other_names_are_refused(text):
-    with pytest.raises(NNNormError, match="a stand-in is shapes or flickr8k=FOLDER"):
-        open_stand_in(text)
+def test_other_names_are_rejected(text):
+    with pytest.raises(NNNormError, match="other data are shapes or flickr8k=FOLDER"):
+        open_data(text)
 
 
-def test_a_folder_without_flickr8k_is_refused(tmp_path):
+def test_a_folder_without_flickr8k_is_rejected(tmp_path):
     with pytest.raises(NNNormError, match=r"has no image\.npy; expected embeddings of Flickr8k"):
-        open_stand_in(f"flickr8k={tmp_path}")
+        open_data(f"flickr8k={tmp_path}")
+
+
+def first(rows, n):
+    return rows.subset(np.arange(min(n, len(rows))))
 
 
 class Fewer:
-    """A stand-in with the first 200 images and their captions, and with short banks."""
+    """Data with the first 200 images and their captions, and with short banks."""
 
     def __init__(self, whole):
         self._whole = whole
@@ -87,24 +93,24 @@ class Fewer:
     def task(self, direction, part):
         queries, gallery, truth = self._whole.task(direction, part)
         n_queries, n_gallery = (1000, 200) if direction == "image" else (200, 1000)
-        return Task(queries[:n_queries], gallery[:n_gallery], truth[:1000])
+        return Task(first(queries, n_queries), first(gallery, n_gallery), truth[:1000])
 
     def bank(self, direction, bank, share):
-        return self._whole.bank(direction, bank, share)[:2000]
+        return first(self._whole.bank(direction, bank, share), 2000)
 
     def gallery_bank(self, direction, share):
-        return self._whole.gallery_bank(direction, share)[:2000]
+        return first(self._whole.gallery_bank(direction, share), 2000)
 
 
 @pytest.mark.slow
 def test_every_table_of_the_paper_is_produced_on_the_shapes_alone(shapes):
     runner = Runner(lambda *_: Fewer(shapes))
     for table in load_paper().tables:
-        outcomes = run_table(runner, table, stand_in="shapes")
-        assert len({str(o.experiment) for o in outcomes}) == len(outcomes)
-        for outcome in outcomes:
-            foreign = outcome.experiment.bank == "other" and outcome.experiment.direction == "text"
-            assert (outcome.figure is None) == foreign, (table.name, outcome.missing)
+        cells = run_table(runner, table, data="shapes")
+        assert len({str(o.experiment) for o in cells}) == len(cells)
+        for cell in cells:
+            foreign = cell.experiment.bank == "other" and cell.experiment.direction == "text"
+            assert (cell.figure is None) == foreign, (table.name, cell.missing)
 
 
 @pytest.mark.slow
@@ -112,15 +118,15 @@ def test_flickr8k_gives_the_figures_that_are_known_of_it():
     folder = REAL_DATA / "flickr8k"
     if not folder.is_dir():
         pytest.skip(f"the real embeddings are not here ({folder})")
-    name, flickr8k = open_stand_in(f"flickr8k={folder}")
+    name, flickr8k = open_data(f"flickr8k={folder}")
     runner = Runner(lambda *_: flickr8k)
     (full,) = find_tables(["full-flickr30k-image"])
-    values = [o.figure.value for o in run_table(runner, full, stand_in=name)]
+    values = [o.figure.value for o in run_table(runner, full, data=name)]
     np.testing.assert_allclose(
         values, [20.54, 46.40, 59.56, 21.60, 48.62, 62.08, 20.88, 47.48, 60.72], atol=0.05
     )
     (settings,) = find_tables(["settings-image"])
-    assert [o.figure.value for o in run_table(runner, settings, stand_in=name)] == [
+    assert [o.figure.value for o in run_table(runner, settings, data=name)] == [
         (0.625, 256),
         (0.5, 2),
     ]

@@ -1,0 +1,183 @@
+"""Checkpoints of the models' authors: read as tensors only, checked name by name, and loaded."""
+
+import argparse
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from nnnorm import NNNormError
+from nnnorm.encoders import Encoder
+
+State: TypeAlias = dict[str, torch.Tensor]
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HEAD = 64  # the width of a head, in all models here
+PUBLISHED = {768: 12, 1024: 24}  # width to number of layers, so that a lost layer is noticed
+
+
+class CheckpointEncoder(Encoder):
+    """An image and a text tower from a checkpoint; a subclass may define `mean` and `std`."""
+
+    modalities = ("images", "texts")
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
+
+    def _describe(
+        self, kind: str, path: Path, vocabulary: Path, size: int, device: str, texts: str
+    ) -> None:
+        self.name, self._size, self._device = str(path), size, device
+        if device == "auto":
+            self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.about = {
+            "encoder": kind,
+            "model": self.name,
+            "dtype": "float32",
+            "weights_sha256": hash_file(path),
+            "preprocessing": {
+                "images": f"bicubic to {size} x {size}, mean {self.mean}, std {self.std}",
+                "texts": texts,
+                "vocabulary_sha256": hash_file(vocabulary),
+            },
+        }
+
+    def prepare_image(self, image: Any) -> Any:
+        """Resize (ignoring the aspect ratio), scale and normalize an image."""
+        small = image.resize((self._size, self._size), Image.Resampling.BICUBIC)
+        pixels = np.asarray(small, dtype=np.float32) / 255
+        mean, std = (np.array(side, dtype=np.float32) for side in (self.mean, self.std))
+        return np.ascontiguousarray(((pixels - mean) / std).transpose(2, 0, 1))
+
+    def _pixels(self, images: list[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.stack(images)).to(self._device)
+
+
+def read_checkpoint(path: Path) -> State:
+    """Read a state dict as tensors only: no code in the file is run."""
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            # The arguments of a training run are a Namespace of plain values.
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                found = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # pickle, zipfile, torch and safetensors have kinds of their own
+        # Not quoted: torch's message recommends a way of loading that runs code of the file.
+        raise NNNormError(
+            f"checkpoint {path} can't be read as tensors; is it cut short, or another kind of "
+            "file? One that holds other objects is never unpickled: save its state dict alone"
+        ) from error
+    for place in ("model", "module", "state_dict"):
+        if isinstance(found, Mapping) and isinstance(found.get(place), Mapping):
+            found = found[place]
+            break
+    if not isinstance(found, Mapping) or not all(torch.is_tensor(t) for t in found.values()):
+        raise NNNormError(f"checkpoint {path} holds no state dict (names with tensors)")
+    return dict(found)
+
+
+@contextmanager
+def expect_kind(path: Path, kind: str) -> Iterator[None]:
+    """Raise one sentence if the tensors that tell a model's sizes are missing or of other kinds."""
+    try:
+        yield
+    except (KeyError, IndexError) as error:
+        raise NNNormError(f"{path} is not a checkpoint of {kind}: it has no {error}") from error
+
+
+def fill_model(model: torch.nn.Module, state: State, path: Path) -> Any:
+    """Give a model made on the device "meta" exactly the tensors of a checkpoint."""
+    wanted = {
+        key: tuple(tensor.shape)
+        for key, tensor in model.state_dict().items()
+        if not key.endswith("position_ids")
+    }
+    hint = "is it a checkpoint of another kind or task?"
+    if missing := [key for key in wanted if key not in state]:
+        raise NNNormError(
+            f"checkpoint {path} lacks {len(missing)} of the {len(wanted)} tensors this model "
+            f"needs: {_list_some(missing)}; {hint}"
+        )
+    if unknown := [key for key in state if key not in wanted]:
+        raise NNNormError(
+            f"checkpoint {path} has {len(unknown)} tensors this model does not know: "
+            f"{_list_some(unknown)}; {hint}"
+        )
+    for key, shape in wanted.items():
+        if tuple(state[key].shape) != shape:
+            raise NNNormError(
+                f"checkpoint {path}: {key} must have shape {shape}; got {tuple(state[key].shape)}"
+            )
+    model = model.to_empty(device="cpu")
+    model.load_state_dict({key: tensor.float() for key, tensor in state.items()}, strict=False)
+    for name, buffer in model.named_buffers():  # which no checkpoint needs
+        if name.endswith("position_ids"):
+            buffer.copy_(torch.arange(buffer.shape[-1]).expand_as(buffer))
+        elif name.endswith("token_type_ids"):
+            buffer.zero_()
+    return model.eval()
+
+
+def count_layers(state: Mapping[str, Any], pattern: str) -> int:
+    """Return the number of layers whose number a pattern finds."""
+    return 1 + max((int(m[1]) for key in state if (m := re.match(pattern, key))), default=-1)
+
+
+def resize_positions(
+    positions: torch.Tensor, n_extra: int, patch: int, image_size: int | None
+) -> tuple[torch.Tensor, int]:
+    """Fit position embeddings to the size of the images (bicubic, as in the authors' code).
+
+    Returns them and the side of the images: the given one, or that of the training.
+    """
+    extra, patches = positions[:n_extra].float(), positions[n_extra:].float()
+    old = round(len(patches) ** 0.5)
+    size = image_size or patch * old
+    if size < patch or size % patch:
+        raise NNNormError(f"image_size must be a multiple of the patch size {patch}; got {size}")
+    side = size // patch
+    if old != side:
+        grid = patches.reshape(1, old, old, -1).permute(0, 3, 1, 2)
+        grid = torch.nn.functional.interpolate(
+            grid, size=(side, side), mode="bicubic", align_corners=False
+        )
+        patches = grid.permute(0, 2, 3, 1).flatten(1, 2)[0]
+    return torch.cat([extra, patches]), size
+
+
+def find_vocabulary(path: Path, given: Path | None, name: str) -> Path:
+    """Return the vocabulary of a checkpoint: the given file, or the one next to it."""
+    found = given or path.with_name(name)
+    if not found.is_file():
+        raise NNNormError(
+            f"{path.name} needs its vocabulary, and {found} is not there; put {name} next to the "
+            "checkpoint, or name it as `tokenizer` in the TOML file"
+        )
+    return found
+
+
+def pad_rows(rows: list[list[int]], pad: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad token ids to one length; also return which of them are not padding."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    is_real = torch.arange(longest)[None, :] < lengths[:, None]
+    return ids.to(device), is_real.to(device)
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _list_some(keys: list[str]) -> str:
+    return ", ".join(keys[:3]) + (", …" if len(keys) > 3 else "")

@@ -1,0 +1,802 @@
+"""`Corrector`: a method, its settings and its past queries, kept together for later items.
+
+    Corrector.fit(gallery, references) ─► .bias               the values of its gallery
+                                          .bias_for           the values of any items
+                                          .transform_items    rows to store in any engine
+                                          .transform_queries  rows to search it with
+
+Bias values are comparable only if references, k and normalization are the same. A corrector keeps
+all of these, so items that arrive later get values that fit those that are indexed. The references
+are kept in float16, and everything is computed from the rounded rows, so a corrector gives the same
+numbers after it was saved and loaded.
+"""
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nnnorm.augmentation import Augmentation, bound_augmentation
+from nnnorm.bank import Bank, use_references
+from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.dedup import (
+    Duplicates,
+    References,
+    count_params,
+    count_references,
+    drop_copies,
+    is_sample,
+    used_rows,
+)
+from nnnorm.embeddings import Embeddings, Source, ValidRows, open_embeddings, open_valid
+from nnnorm.errors import NNNormError, quiet, warn
+from nnnorm.files import Progress, damaged, load_record, save_record
+from nnnorm.input_checks import MISMATCH_Z, check_inputs, mismatch_z, warn_of_items
+from nnnorm.methods import (
+    NNN,
+    Method,
+    Statistics,
+    describe_setting,
+    make_method,
+    warn_of_mismatch,
+)
+from nnnorm.popularity import Popularity
+from nnnorm.ranking import search, warn_of_scale
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
+from nnnorm.solvers import Solver
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+Rows: TypeAlias = npt.NDArray[np.floating[Any]]
+
+# Items of the gallery that are kept for `nnnorm drift`: enough to compare rankings, 1 MB at most.
+_N_SAMPLE = 1024
+# Queries by which changes of the top-1 item are counted after a refit.
+_N_ASKED = 1024
+# The median value of new items from the same source was within 0.7 standard deviations of the
+# gallery's on six real sets; that of random rows or of another model was 4.5 to 9 away on five.
+_FAR = 4.0
+# Fewer items than this may well all be unusual.
+_FEWEST_JUDGED = 8
+# Norms this close to 1 are unit norms that were rounded, as float16 does.
+_UNIT = 5e-3
+# Norms that differ by less than this share of the largest count as equal, as in `open_embeddings`.
+_EQUAL_NORMS = 0.01
+# Later items of raw embeddings may be longer than those of the gallery by this factor.
+_HEADROOM = 1.25
+# A row that float16 changes by more than this share of its norm is beyond its range.
+_HALF_ERROR = 2e-3
+# Parameters of a bias that say what was made of the references, and so hold for later items too.
+_OF_THE_BANK = ("n_unique", "references_sampled", "past_queries", "mismatch_z")
+_MAKER = "nnnorm fit --save-corrector"
+
+
+@dataclass(frozen=True)
+class RefitReport:
+    """How far the values of a gallery moved when a corrector was fitted again."""
+
+    correlation: float
+    mean_shift: float
+    changed_first_places: float
+    n_items: int
+    n_queries: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Corrector:
+    """A method with its settings and its references; made by `Corrector.fit` or `Corrector.load`.
+
+    Attributes
+    ----------
+    method : Method
+        With the numbers that the fit chose.
+    asked : Method
+        As it was given; `refit` chooses its numbers again.
+    bank : Embeddings, shape (n_references, dim)
+        The references that were used: unique ones, and after the choice between references and
+        recent queries.
+    bias : Bias
+        Of the gallery of the fit.
+    normalize : bool
+        Whether rows are divided by their norms.
+    unit : bool
+        Whether all rows have unit norms, by themselves or because they are normalized.
+    augmentation : Augmentation
+        How `transform_items` and `transform_queries` extend rows.
+    item_norms : (float, float)
+        Smallest and largest norm of the gallery.
+    duplicates : {"drop", "keep"}
+        Whether near copies among the references counted once; `refit` does the same.
+    sample : ndarray, shape (n_sample, dim)
+        Some items of the gallery, for `nnnorm drift`.
+    center : ndarray, shape (dim,), or None
+        The mean of the gallery, if the method subtracts it.
+    bank_of_items : Embeddings, shape (n_gallery_references, dim), or None
+        For methods with a gallery bank.
+    refit_report : RefitReport or None
+        After a `refit`: how far the values moved. It is not saved.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> gallery, references, new, queries = (rng.normal(size=(n, 8)) for n in (40, 99, 5, 3))
+    >>> corrector = Corrector.fit(gallery, references, normalize=True)
+    >>> corrector.bias_for(new).values.shape
+    (5,)
+    >>> corrector.transform_items(new).shape, corrector.transform_queries(queries).shape
+    ((5, 10), (3, 10))
+    """
+
+    method: Method
+    asked: Method
+    bank: Embeddings
+    bias: Bias
+    normalize: bool
+    unit: bool
+    augmentation: Augmentation
+    item_norms: tuple[float, float]
+    duplicates: Duplicates
+    sample: Rows
+    center: FloatArray | None = None
+    bank_of_items: Embeddings | None = None
+    refit_report: RefitReport | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.sample.flags.writeable = False
+        if self.center is not None:
+            self.center.flags.writeable = False
+        object.__setattr__(self, "bias", self._sign(self.bias))
+
+    def __repr__(self) -> str:
+        rows = "normalized" if self.normalize else "unit" if self.unit else "raw"
+        setting = f"{self.method.name} {describe_setting(self.method.name, self.method.params)}"
+        return (
+            f"Corrector({setting.strip()}, {len(self.bank):,} references of {self.dim} "
+            f"dimensions, {rows})"
+        )
+
+    # --- making one --------------------------------------------------------------------------
+
+    @classmethod
+    def fit(
+        cls,
+        gallery: Source,
+        references: Source | Bank,
+        method: Method = NNN(),  # noqa: B008 - frozen
+        *,
+        recent: Source | None = None,
+        gallery_references: Source | None = None,
+        duplicates: Duplicates | None = None,
+        allow_gallery_rows: bool = False,
+        solver: Solver = "auto",
+        quality: int | None = None,
+        normalize: bool | None = None,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> "Corrector":
+        """Fit a method on a gallery and past queries, and keep what later items need.
+
+        Parameters
+        ----------
+        gallery : array or path, shape (n_gallery, dim)
+            The items that are searched.
+        references : Bank, array or path, shape (n_references, dim)
+            Past queries.
+        method : Method
+            One that gives each item a value of its own: any but `Sinkhorn` and the gated ones.
+        recent : array or path, shape (n_recent, dim), optional
+            A few dozen queries from your own traffic, without labels, if the references may come
+            from elsewhere. If both seem to be of one source, both are used, otherwise the recent
+            queries alone. The `params` of the bias have ``past_queries``, "both" or "recent", and
+            ``mismatch_z``: above 3 the references are of another source.
+        gallery_references : array or path, shape (n_gallery_references, dim), optional
+            A bank of gallery-side items, for `DualSoftmax`.
+        duplicates, allow_gallery_rows : optional
+            Whether near copies count once, and whether references may be rows of the
+            gallery, see `Method.fit`.
+        solver, quality : optional
+            How the means of this gallery are computed, see `Method.fit`; later items get exact
+            ones.
+        normalize : bool, optional
+            True divides every row by its norm, also those of later items and queries. If all rows
+            have unit norms anyway, later rows without unit norms are rejected.
+        memory_budget : int
+            Bytes to use beyond the inputs and the result.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Corrector
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
+        Corrector(nnn k=4 α=0.5, 99 references of 8 dimensions, normalized)
+        """
+        check_method(method)
+        items, past, second = method.open_inputs(
+            gallery, references, gallery_references, solver, quality, normalize
+        )
+        duplicates = method.duplicates_for(references, duplicates)
+        if recent is None:
+            check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
+            used = use_references(references, past, duplicates, progress)
+            rows, n_given, counted = used_rows(used), count_references(used), count_params(used)
+        else:
+            own = open_embeddings(recent, name="recent", normalize=normalize)
+            _check_norms(own, past.norm_range, "references")
+            if not allow_gallery_rows:
+                check_inputs(items, past, compare=False, repeats=False)
+                warn_of_items(past, items, own)
+            used = use_references(references, past, duplicates, progress)
+            rows, n_given, counted = _join_recent(used, own, duplicates)
+        bank = _open_kept(_round_to_half(np.asarray(rows)), "references", items.normalized)
+        if second is not None:
+            kept = _round_to_half(np.asarray(second))
+            second = _open_kept(kept, "gallery_references", items.normalized)
+        statistics = Statistics.of_embeddings(
+            items,
+            bank,
+            second,
+            solver=solver,
+            quality=quality,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        statistics.provenance["n_references"], statistics.counted = n_given, counted
+        resolved, chosen = method.resolve(statistics)
+        bias = resolved.make_bias(statistics, chosen)
+        warn_of_mismatch(bias)
+        center = items.mean() if getattr(resolved, "center", False) else None
+        banks = [bank] if second is None else [bank, second]
+        unit = all(_has_unit_norms(rows) for rows in (items, *banks))
+        norms = items.norm_range
+        some = np.linspace(0, len(items) - 1, min(len(items), _N_SAMPLE)).astype(np.int64)
+        return cls(
+            method=resolved,
+            asked=method,
+            bank=bank,
+            bias=bias,
+            normalize=items.normalized,
+            unit=unit,
+            augmentation=bound_augmentation(bias, banks, _longest_norm(norms, unit), center),
+            item_norms=norms,
+            duplicates=duplicates,
+            sample=_round_to_half(items.take(some)),
+            center=center,
+            bank_of_items=second,
+        )
+
+    def refit(
+        self,
+        references: Source | Bank,
+        *,
+        gallery: Source,
+        recent: Source | None = None,
+        gallery_references: Source | None = None,
+        duplicates: Duplicates | None = None,
+        allow_gallery_rows: bool = False,
+        solver: Solver = "auto",
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> "Corrector":
+        """Fit the same method with a newer bank, and measure how far the values moved.
+
+        The automatic numbers and the center are chosen again, for which the gallery is needed.
+        Values of the old and the new corrector must not be mixed: index all items again.
+
+        Parameters
+        ----------
+        references : Bank, array or path, shape (n_references, dim)
+            The newer bank.
+        gallery : array or path, shape (n_gallery, dim)
+            The items as they are now.
+        recent, gallery_references, duplicates, allow_gallery_rows, solver, memory_budget : optional
+        progress : callable, optional
+            As in `fit`; the second bank and `duplicates` stay as they are if none is given.
+
+        Returns
+        -------
+        Corrector
+            With `refit_report`.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, old, new = (rng.normal(size=(n, 8)) for n in (40, 99, 99))
+        >>> first = Corrector.fit(gallery, old, NNN(4, 0.5), normalize=True)
+        >>> second = first.refit(np.concatenate([old, new]), gallery=gallery)
+        >>> 0.5 < second.refit_report.correlation < 1, second.refit_report.n_items
+        (True, 40)
+        """
+        items = self.open(gallery, "gallery")
+        if recent is None and "past_queries" in self.bias.params:
+            warn(
+                "this corrector was fitted with recent queries that decided whether the bank is "
+                "used, and the refit has none, so the new bank is used whatever it is like; pass "
+                "recent= to decide again"
+            )
+        new = Corrector.fit(
+            items,
+            references,
+            self.asked,
+            recent=recent,
+            gallery_references=(
+                self.bank_of_items if gallery_references is None else gallery_references
+            ),
+            # A bank has no copies to keep.
+            duplicates=duplicates or ("drop" if isinstance(references, Bank) else self.duplicates),
+            allow_gallery_rows=allow_gallery_rows,
+            solver=solver,
+            # A bank that is normalised suits unit rows too, which False would refuse.
+            normalize=True if self.normalize else None if self.unit else False,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+        asked = new.bank if recent is None else new.open(recent, "recent")
+        return replace(new, refit_report=_report(self.bias_for(items), new.bias, items, asked))
+
+    # --- what it keeps -----------------------------------------------------------------------
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions of the embeddings."""
+        return self.bank.dim
+
+    @property
+    def longest(self) -> float:
+        """Largest norm of an item that the radius of the augmentation has room for."""
+        return _longest_norm(self.item_norms, self.unit)
+
+    @property
+    def weight(self) -> float:
+        """The weight of the values, on the query side: a search may use another."""
+        return self.bias.weight
+
+    @cached_property
+    def references(self) -> Rows:
+        """The rows of `bank` as they are saved, shape (n_references, dim), float16, read-only."""
+        return _round_to_half(self.bank.parts[0])
+
+    @cached_property
+    def gallery_references(self) -> Rows | None:
+        """The rows of `bank_of_items` as they are saved, read-only."""
+        return None if self.bank_of_items is None else _round_to_half(self.bank_of_items.parts[0])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of everything that decides numbers: banks, settings, normalization, center, augmentation.
+
+        Values and rows that two correctors give may be mixed only if their fingerprints are equal.
+        """
+        about = {
+            "method": [self.method.name, self.method.params],
+            "normalize": self.normalize,
+            "unit": self.unit,
+            "augmentation": asdict(self.augmentation),
+            "references": self.bank.fingerprint,
+            "gallery_references": self.bank_of_items and self.bank_of_items.fingerprint,
+        }
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        if self.center is not None:
+            digest.update(np.asarray(self.center, dtype="<f4").tobytes())
+        return digest.hexdigest()[:32]
+
+    # --- items and queries -------------------------------------------------------------------
+
+    def bias_for(
+        self,
+        items: Source,
+        *,
+        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        progress: Progress | None = None,
+    ) -> Bias:
+        """Compute the bias of any items, as a fit with the same bank and settings would.
+
+        Parameters
+        ----------
+        items : array or path, shape (n_items, dim)
+        memory_budget : int
+            Bytes to use beyond the inputs and the result.
+        progress : callable, optional
+            Called with ``(done, total)``.
+
+        Returns
+        -------
+        Bias
+            Its ``fingerprints["corrector"]`` says which values it may be mixed with.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> parts = [corrector.bias_for(part).values for part in (gallery[:7], gallery[7:])]
+        >>> np.allclose(np.concatenate(parts), corrector.bias.values, atol=1e-6)
+        True
+        """
+        opened = self.open(items, "items")
+        statistics = self._measure(opened, memory_budget=memory_budget, progress=progress)
+        bias = self._sign(self.method.make_bias(statistics))
+        self._warn_of_other_values(bias.values, opened)
+        return bias
+
+    def transform_items(self, items: Source, *, popularity: Popularity | None = None) -> FloatArray:
+        """Extend items by their bias: the rows to store in an engine of any metric.
+
+        All stored rows have the same norm, so that inner product, cosine and L2 give the same
+        order, that of the corrected scores. Search with what `transform_queries` returns.
+
+        Parameters
+        ----------
+        items : array or path, shape (n_items, dim)
+        popularity : Popularity, optional
+            Clicks of these items, added to their bias. Rows with and without clicks fit together;
+            all of them need the same weight. See `with_room` for large weights.
+
+        Returns
+        -------
+        ndarray, shape (n_items, dim + 2), float32
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> stored = Corrector.fit(gallery, references, normalize=True).transform_items(gallery)
+        >>> bool(np.ptp(np.linalg.norm(stored, axis=1)) < 1e-6)
+        True
+        """
+        opened = self.open(items, "items")
+        high = opened.norm_range[1]
+        if high > self.longest:
+            raise NNNormError(
+                f"{opened.name} has norms up to {high:.4g}, but the rows of this corrector have "
+                f"room for norms up to {self.longest:.4g}; fit it again with these items in the "
+                "gallery"
+            )
+        values = np.asarray(self.method.values(self._measure(opened)), dtype=np.float32)
+        self._warn_of_other_values(values, opened)
+        if popularity is not None:
+            values = self._add_clicks(values, popularity, opened)
+        stored = np.empty((len(opened), self.dim + self.augmentation.n_extra), dtype=np.float32)
+        for start, block in opened.blocks():
+            rows = slice(start, start + len(block))
+            stored[rows] = self.augmentation.extend_items(block, values[rows])
+        return stored
+
+    def transform_queries(self, queries: Source, *, weight: float | None = None) -> FloatArray:
+        """Extend queries by the weight: the rows to search the stored items with.
+
+        Parameters
+        ----------
+        queries : array or path, shape (n_queries, dim)
+        weight : float, optional
+            Replaces the weight of the corrector; 0 is the uncorrected search.
+
+        Returns
+        -------
+        ndarray, shape (n_queries, dim + 2), float32
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
+        >>> corrector.transform_queries(np.eye(8)[:1]).tolist()
+        [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -0.5, 0.0]]
+        """
+        opened = self.open(queries, "queries")
+        used = self.weight if weight is None else check_weight(weight)
+        check_correction(used, self.bias.values)
+        warn_of_scale(self.bias, opened, used)
+        return self.augmentation.extend_queries(opened.rows(0, len(opened)), used)
+
+    def with_room(self, popularity: Popularity, *, growth: float = 1000) -> "Corrector":
+        """Return a corrector whose rows have room for items with clicks, before any are stored.
+
+        The norm of all stored rows must be as large as the largest value of an item needs, now and
+        later. It is part of the fingerprint: rows of the two correctors must not be mixed.
+
+        Parameters
+        ----------
+        popularity : Popularity
+            With the weight that is going to be used, and the clicks as they are now.
+        growth : float
+            By how much the largest number of clicks may grow.
+
+        Returns
+        -------
+        Corrector
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, NNN(4, 0.5), normalize=True)
+        >>> clicks = Popularity(np.arange(40), weight=0.5)
+        >>> corrector.with_room(clicks).transform_items(gallery, popularity=clicks).shape
+        (40, 10)
+        """
+        self._check_weighted()
+        if not isinstance(popularity, Popularity):
+            raise NNNormError(
+                "popularity must be a Popularity, such as Popularity(clicks, weight=0.02); got "
+                f"{type(popularity).__name__}"
+            )
+        if not isinstance(growth, (int, float)) or not 1 <= growth < math.inf:
+            raise NNNormError(
+                f"growth must be a finite number of at least 1, such as 1000; got {growth!r}"
+            )
+        most = math.log1p(growth * float(np.max(popularity.clicks)))
+        wider = self.augmentation.widened(self.longest, popularity.weight / self.weight * most)
+        return replace(self, augmentation=wider, refit_report=None)
+
+    def open(self, source: Source, name: str) -> Embeddings:
+        """Open rows as this corrector needs them, or raise if they do not fit.
+
+        Parameters
+        ----------
+        source : array or path, shape (n_rows, dim)
+        name : {"items", "gallery", "queries", "recent"}
+            The role: items are compared with the gallery of the fit, queries with the references.
+
+        Returns
+        -------
+        Embeddings
+        """
+        rows = open_embeddings(source, name=name, normalize=self._normalizes(source))
+        self._check_dim(rows)
+        if self.unit:
+            if not rows.normalized and not _has_unit_norms(rows):
+                low, high = rows.norm_range
+                raise NNNormError(
+                    f"the rows of {rows.name} do not have unit norm (norms {low:.4g} to "
+                    f"{high:.4g}), but all rows of this corrector do; normalize them, or fit the "
+                    "corrector with normalize=True (--normalize)"
+                )
+        elif name in ("items", "gallery"):
+            _check_norms(rows, self.item_norms, "items")
+        else:
+            _check_norms(rows, self.bank.norm_range, "references")
+        return rows
+
+    def open_valid(self, source: Source, name: str) -> ValidRows:
+        """Open the rows of items that can be used; norms are left to the caller."""
+        with quiet():  # odd norms are among the verdicts
+            found = open_valid(source, name=name, normalize=self._normalizes(source))
+        self._check_dim(found.embeddings)
+        return found
+
+    def _normalizes(self, source: Source) -> bool:
+        return self.normalize or (
+            self.unit and isinstance(source, Embeddings) and source.normalized
+        )
+
+    def _check_dim(self, rows: Embeddings) -> None:
+        if rows.dim != self.dim:
+            raise NNNormError(
+                f"{rows.name} and the references of the corrector must share dim; got {rows.dim} "
+                f"and {self.dim}. Were they encoded by different models?"
+            )
+
+    def _measure(self, items: Embeddings, **options: Any) -> Statistics:
+        # The value of an item must not depend on the others, so means are exact.
+        options |= {"solver": "exact", "center": self.center}
+        return Statistics.of_embeddings(items, self.bank, self.bank_of_items, **options)
+
+    def _sign(self, bias: Bias) -> Bias:
+        """Name this corrector in a bias, and say what was made of the references."""
+        kept = {key: self.bias.params[key] for key in _OF_THE_BANK if key in self.bias.params}
+        return replace(
+            bias,
+            n_references=self.bias.n_references,
+            params={**bias.params, **kept},
+            fingerprints={**bias.fingerprints, "corrector": self.fingerprint},
+        )
+
+    def _warn_of_other_values(self, values: FloatArray, items: Embeddings) -> None:
+        """Warn if the values are unlike those of the gallery, as those of another model are."""
+        known = self.bias.values
+        spread = float(known.std(dtype=np.float64))
+        away = abs(float(np.median(values)) - float(np.median(known)))
+        if len(items) >= _FEWEST_JUDGED and away > _FAR * spread > 0:
+            warn(
+                f"the bias of {items.name} is {away / spread:.0f} standard deviations from that of "
+                "the gallery of the corrector; were they encoded by another model?"
+            )
+
+    def _check_weighted(self) -> None:
+        if self.weight == 0:
+            raise NNNormError(
+                "this corrector has the weight 0, so its queries ignore all values and a "
+                "popularity would not count; store augment_gallery(items, corrector.bias_for("
+                "items) + popularity) and search with augment_queries"
+            )
+
+    def _add_clicks(
+        self, values: FloatArray, popularity: Popularity, items: Embeddings
+    ) -> FloatArray:
+        """Values with clicks; raise if the norm of the stored rows has no room for them."""
+        self._check_weighted()
+        added = (Bias(values, self.weight, self.method.name) + popularity).values
+        kept = self.augmentation
+        beyond = kept.scale * np.abs(added.astype(np.float64) - kept.shift)
+        row = int(beyond.argmax())
+        if beyond[row] ** 2 + items.norm_range[1] ** 2 > kept.radius**2:
+            clicks = np.asarray(popularity.clicks)[row]
+            raise NNNormError(
+                f"{items.name}: the rows of this corrector have no room for the {clicks:,.0f} "
+                f"clicks of item {row} with a weight of {popularity.weight:g}; store all items "
+                "again with corrector.with_room(popularity), or use a smaller weight"
+            )
+        return added
+
+    # --- files -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the numbers, ready for JSON."""
+        return {
+            "method": self.method.to_dict(),
+            "asked": self.asked.to_dict(),
+            "weight": self.weight,
+            "n_references": len(self.bank),
+            "dim": self.dim,
+            "normalize": self.normalize,
+            "unit": self.unit,
+            "augmentation": asdict(self.augmentation),
+            "item_norms": list(self.item_norms),
+            "duplicates": self.duplicates,
+            "longest": self.longest,
+            "fingerprint": self.fingerprint,
+            "bias": self.bias.to_dict(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one `.safetensors` file, whole or not at all.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp()) / "corrector.safetensors"
+        >>> rng = np.random.default_rng(0)
+        >>> gallery, references = rng.normal(size=(40, 8)), rng.normal(size=(99, 8))
+        >>> corrector = Corrector.fit(gallery, references, normalize=True)
+        >>> corrector.save(path)
+        >>> Corrector.load(path).fingerprint == corrector.fingerprint
+        True
+        """
+        arrays: dict[str, Rows] = {"values": self.bias.values}
+        for name in ("references", "sample", "center", "gallery_references"):
+            if (array := getattr(self, name)) is not None:
+                arrays[name] = array
+        save_record(path, "corrector", arrays, self.to_dict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Corrector":
+        """Read a file that `save` wrote.
+
+        Examples
+        --------
+        >>> Corrector.load("nowhere.safetensors")
+        Traceback (most recent call last):
+        nnnorm.errors.NNNormError: there is no corrector file nowhere.safetensors; ...
+        """
+        arrays, about = load_record(path, "corrector", _MAKER)
+        try:
+            second = None
+            if "gallery_references" in arrays:
+                kept = arrays["gallery_references"]
+                second = _open_kept(kept, "gallery_references", about["normalize"])
+            return cls(
+                method=make_method(about["method"]["name"], **about["method"]["params"]),
+                asked=make_method(about["asked"]["name"], **about["asked"]["params"]),
+                bank=_open_kept(arrays["references"], "references", about["normalize"]),
+                bias=Bias.from_dict(arrays, about["bias"]),
+                normalize=about["normalize"],
+                unit=about["unit"],
+                augmentation=Augmentation(**about["augmentation"]),
+                item_norms=tuple(about["item_norms"]),
+                duplicates=about["duplicates"],
+                sample=arrays["sample"],
+                center=arrays.get("center"),
+                bank_of_items=second,
+            )
+        except NNNormError:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise damaged(path, "corrector", _MAKER, error) from error
+
+
+def check_method(method: Method) -> None:
+    """Raise unless the method gives each item a value of its own, as a corrector needs."""
+    if not isinstance(method, Method):
+        raise NNNormError(f"method must be a method such as NNN(); got {type(method).__name__}")
+    if method.gated_by:
+        raise NNNormError(
+            f"method {method.name} decides per query, by which items are the best of the whole "
+            "gallery, so later items have no value of their own; use it without its gate, or nnn"
+        )
+    if not method.values_each_item:
+        raise NNNormError(
+            f"method {method.name} balances all items of a gallery at once, so later items have no "
+            "value of their own; use nnn, csls, dn or is"
+        )
+
+
+def _join_recent(
+    used: References, recent: Embeddings, duplicates: Duplicates
+) -> tuple[Embeddings, int, dict[str, Any]]:
+    """The recent queries alone if the references don't match them, otherwise both."""
+    bank = used_rows(used)
+    z = mismatch_z(bank, recent)
+    if z > MISMATCH_Z:
+        alone = drop_copies(recent, duplicates)
+        params = {**count_params(alone), "past_queries": "recent", "mismatch_z": z}
+        return used_rows(alone), len(recent), params
+    both = drop_copies(recent.joined(bank), duplicates)
+    sampled = {"references_sampled": True} if is_sample(used) else {}
+    chosen = {"past_queries": "both", "mismatch_z": None if math.isnan(z) else z}
+    params = {**count_params(both), **sampled, **chosen}
+    return used_rows(both), count_references(used) + len(recent), params
+
+
+def _round_to_half(rows: FloatArray) -> Rows:
+    """Rows in float16, or unchanged if that has too small a range for them; read-only."""
+    with np.errstate(over="ignore"):
+        half = rows.astype(np.float16)
+    lost = np.linalg.norm(rows - half.astype(np.float32), axis=1)
+    is_close = lost <= _HALF_ERROR * np.linalg.norm(rows, axis=1)
+    kept = half if is_close.all() else rows.copy()
+    kept.flags.writeable = False
+    return kept
+
+
+def _open_kept(rows: Rows, name: str, normalize: bool) -> Embeddings:
+    return open_embeddings(rows.astype(np.float32), name=name, normalize=normalize)
+
+
+def _has_unit_norms(rows: Embeddings) -> bool:
+    low, high = rows.norm_range
+    return max(1 - low, high - 1) <= _UNIT
+
+
+def _longest_norm(norms: tuple[float, float], unit: bool) -> float:
+    """Largest norm that a later item may have: `norms` are those of the gallery."""
+    return 1 + _UNIT if unit else _HEADROOM * norms[1]
+
+
+def _check_norms(rows: Embeddings, norms: tuple[float, float], what: str) -> None:
+    """Raise if the rows of the corrector have equal norms, and these do not share them."""
+    (low, high), (least, most) = rows.norm_range, norms
+    if most - least > _EQUAL_NORMS * most:
+        return  # raw inner products are meant
+    if low < (1 - _EQUAL_NORMS) * least or high > (1 + _EQUAL_NORMS) * most:
+        raise NNNormError(
+            f"{rows.name} has norms {low:.4g} to {high:.4g}, but all {what} of the corrector have "
+            f"about {most:.4g}; scale them alike, or fit with normalize=True (--normalize)"
+        )
+
+
+def _report(old: Bias, new: Bias, items: Embeddings, asked: Embeddings) -> RefitReport:
+    """Compare two biases of the same items, by their values and by the top-1 items of queries."""
+    rows = np.linspace(0, len(asked) - 1, min(len(asked), _N_ASKED)).astype(np.int64)
+    some = open_embeddings(asked.take(rows), name="queries", normalize=items.normalized)
+    first = [search(some, items, bias, k=1).indices for bias in (old, new)]
+    before, after = (bias.values.astype(np.float64) for bias in (old, new))
+    is_flat = before.std() == 0 or after.std() == 0
+    return RefitReport(
+        correlation=0.0 if is_flat else float(np.corrcoef(before, after)[0, 1]),
+        mean_shift=new.weight * float(after.mean()) - old.weight * float(before.mean()),
+        changed_first_places=float((first[0] != first[1]).mean()),
+        n_items=len(items),
+        n_queries=len(some),
+    )

@@ -1,0 +1,82 @@
+"""A printed check: five labels, and a sentence for every case."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nnnorm import check
+from nnnorm.evaluation import Interval
+from nnnorm.report import tabulate_check
+from tests import made
+
+GAIN, LOSS = Interval(0.0126, 0.0044, 0.0208, 0.001), Interval(-0.02, -0.03, -0.01, 0.001)
+DOUBT = Interval(0.001, -0.02, 0.022, 0.9)
+
+
+@pytest.fixture(scope="module")
+def found():
+    gallery, queries, references = made.make_embeddings(n_items=100, n_past=40, dim=16, seed=2)
+    truth = np.repeat(np.arange(100), 5)
+    return check(gallery, references, queries=queries, truth=truth)
+
+
+def with_gains(found, automatic, better=DOUBT, **changes):
+    measured = replace(found.automatic, gain=automatic)
+    return replace(found, automatic=measured, better=better, n_needed=None, **changes)
+
+
+def said(found):
+    return " ".join(str(found).split())
+
+
+def test_a_printed_check_has_five_labels_in_80_columns(found):
+    lines = str(found).splitlines()
+    labels = [line[:14].strip() for line in lines if line[0] != " "]
+    assert labels == ["Verdict", "Hubs", "Past queries", "Effect", "Next"]
+    assert max(map(len, found.summary().splitlines())) <= 80
+    assert lines[-2].removeprefix("Next").strip() == found.next[0]
+
+
+def test_the_hub_is_named_with_what_chance_would_give(found):
+    hubs = found.hubs
+    words = said(replace(found, ids=tuple(f"photo {n}" for n in range(100))))
+    hub = f"Item photo {hubs.item} is top-1 for {hubs.most} queries"
+    assert f"Hubs {hubs.severity}. {hub} ({hubs.most_by_chance:.0f} by chance);" in words
+    assert f"{hubs.n_never} of 100 items never are (" in words
+
+
+def test_a_gain_has_its_interval_and_zero_is_said_if_it_is_included(found):
+    sure = with_gains(found, GAIN, recommended="automatic", verdict="correct")
+    assert "Gain in R@1: +1.26 [0.44, 2.08] points with automatic settings" in said(sure)
+    assert said(sure).startswith("Verdict use NNN, k = ")
+    unsure = with_gains(found, DOUBT, recommended="automatic", verdict="try")
+    assert "Gain in R@1: +0.10 [−2.00, 2.20, includes 0] points" in said(unsure)
+    assert "next to the search as it is; no gain is shown yet." in said(unsure)
+    few = replace(unsure, n_needed=2196)
+    assert "Too few labels: to tell 1 point from 0 takes about 2,200 queries" in said(few)
+
+
+def test_a_tuned_setting_is_called_so(found):
+    tuned = with_gains(found, GAIN, GAIN, recommended="tuned", verdict="correct")
+    assert "(tuned settings)." in said(tuned)
+
+
+def test_no_correction_has_a_reason(found):
+    left = {"recommended": None, "verdict": "leave"}
+    harm = with_gains(found, LOSS, **left)
+    assert "Verdict no correction needed: it does harm here." in said(harm)
+    little = with_gains(found, DOUBT, expectation="little", **left)
+    assert "no correction needed: it would change next to nothing." in said(little)
+    assert "no gain is shown." in said(with_gains(found, DOUBT, **left))
+    none = replace(with_gains(found, DOUBT, **left), tuned=replace(found.tuned, params={}))
+    assert "(cross-fitted), which is no correction." in said(none)
+
+
+def test_the_table_has_a_row_per_search_and_chance_last(found):
+    table = tabulate_check(found)
+    names = [row[0] for row in table.rows]
+    assert names == ["as it is", "NNN, automatic", "NNN, tuned", "by chance"]
+    assert table.rows[0][1] == f"{100 * found.recall_at_1:.2f}"
+    assert table.rows[0][3] == str(found.hubs.most)
+    assert "falls on any item alike" in table.notes[0]

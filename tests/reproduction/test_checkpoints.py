@@ -1,0 +1,551 @@
+"""ALBEF, BEiT-3 and BLIP from checkpoints of their authors' names, against torch's own layers."""
+
+import os
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from PIL import Image
+
+from nnnorm import NNNormError
+from nnnorm.encoders import open_image
+from reproduction import blip as blip_module
+from reproduction.albef import clean_caption
+from reproduction.beit3 import make_model
+from reproduction.encode import Source, load_model
+from tests import tiny
+
+pytestmark = pytest.mark.slow
+
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5, 0.5, 0.5)
+VOCABULARY = {"albef": "vocab.txt", "beit3": "beit3.spm", "blip": "vocab.txt"}
+
+
+def load(path, **more):
+    return load_model(Source(str(path), **more), device="cpu")
+
+
+def square_pixels(paths, size, mean, std):
+    """Pixels as the authors' evaluation prepares them."""
+    rows = []
+    for path in paths:
+        image = Image.open(path).convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+        pixels = np.asarray(image, dtype=np.float32) / 255
+        rows.append(((pixels - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1))
+    return torch.from_numpy(np.stack(rows).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def made_blip(tmp_path_factory):
+    """The path of a checkpoint, and the model of transformers with the same weights."""
+    return tiny.build_blip(tmp_path_factory.mktemp("blip"))
+
+
+@pytest.fixture
+def checkpoint(tiny_model, made_blip):
+    """Path of a tiny checkpoint of some kind."""
+    return lambda kind: made_blip[0] if kind == "blip" else tiny_model(kind)
+
+
+@pytest.fixture
+def changed(checkpoint, tmp_path):
+    """A copy of a tiny checkpoint with its state dict changed by a function."""
+
+    def write(kind, change=lambda state: None):
+        source, name = checkpoint(kind), VOCABULARY[kind]
+        state = state_of(source)
+        changed = change(state)
+        torch.save({"model": changed if isinstance(changed, dict) else state}, tmp_path / "x.pth")
+        (tmp_path / name).write_bytes(source.with_name(name).read_bytes())
+        return tmp_path / "x.pth"
+
+    return write
+
+
+def state_of(path):
+    return torch.load(path, weights_only=True)["model"]
+
+
+def unit(rows):
+    return (rows / rows.norm(dim=-1, keepdim=True)).numpy()
+
+
+# --- what all have in common ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("albef", lambda s: s.pop("vision_proj.bias"), r"lacks 1 of .*: vision_proj\.bias;"),
+        (
+            "albef",
+            lambda s: s.pop("visual_encoder.blocks.0.attn.qkv.weight"),
+            r"lacks 1 of .*: vision_model\.encoder\.layers\.0\.self_attn\.qkv\.weight;",
+        ),
+        ("albef", lambda s: s.update({"x.weight": torch.ones(2)}), r"does not know: x\.weight;"),
+        (
+            "albef",
+            lambda s: s.update({"text_proj.bias": torch.ones(3)}),
+            r"text_proj\.bias must have shape \(16,\); got \(3,\)",
+        ),
+        ("albef", lambda s: s.pop("text_proj.weight"), "not a checkpoint of ALBEF: it has no"),
+        ("beit3", lambda s: s.pop("vision_head.weight"), r"lacks 1 of .*: vision_head\.weight;"),
+        (
+            "beit3",
+            lambda s: s.pop("beit3.encoder.layers.0.self_attn.q_proj.B.weight"),
+            r"lacks 1 of .*: beit3\.encoder\.layers\.0\.self_attn\.q_proj\.B\.weight;",
+        ),
+        ("beit3", lambda s: s.update({"mlm.weight": torch.ones(2)}), r"not know: mlm\.weight;"),
+        ("beit3", lambda s: s.pop("beit3.text_embed.weight"), "not a checkpoint of BEiT-3: it has"),
+        (
+            "beit3",
+            lambda s: s.update({"beit3.text_embed.weight": torch.ones(64, 100)}),
+            r"must have shape \(.*100.*\); got",
+        ),
+        ("blip", lambda s: s.pop("itm_head.weight"), r"lacks 1 of .*: itm_head\.weight"),
+        ("blip", lambda s: s.pop("text_proj.weight"), "not a checkpoint of BLIP retrieval: it has"),
+        ("blip", lambda s: s.update({"some.head": torch.zeros(3)}), "does not know: some.head"),
+        ("blip", lambda s: {"x": torch.zeros(3)}, "is neither ALBEF's or BLIP's .* nor BEiT-3's"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_rejected_with_the_key(changed, kind, change, words):
+    with pytest.raises(NNNormError, match=words):
+        load(changed(kind, change))
+
+
+def test_a_file_that_holds_other_objects_is_never_unpickled(tmp_path):
+    torch.save({"model": os.getcwd}, tmp_path / "x.pth")
+    with pytest.raises(NNNormError, match="can't be read as tensors"):
+        load(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize(("kind", "dim"), [("albef", 16), ("beit3", 128), ("blip", 16)])
+def test_another_image_size_interpolates_the_positions(checkpoint, pictures, kind, dim):
+    path = checkpoint(kind)
+    assert load(path, image_size=64).encode_images(pictures[:2]).shape == (2, dim)
+    with pytest.raises(NNNormError, match="multiple of the patch size 16; got 40"):
+        load(path, image_size=40)
+
+
+@pytest.mark.parametrize("kind", ["albef", "blip"])
+def test_bert_s_vocabulary_must_be_there_and_belong_to_the_checkpoint(changed, tmp_path, kind):
+    path = changed(kind)
+    (tmp_path / "vocab.txt").rename(tmp_path / "other.txt")
+    with pytest.raises(NNNormError, match=r"vocab\.txt is not there; put vocab\.txt next to"):
+        load(path)
+    encoder = load(path, tokenizer=tmp_path / "other.txt")
+    assert encoder.encode_texts(["a star"]).shape == (1, 16)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n")
+    with pytest.raises(NNNormError, match="has 6 pieces, the checkpoint 25"):
+        load(path)
+    (tmp_path / "vocab.txt").write_text("word\n")
+    with pytest.raises(NNNormError, match=r"vocab\.txt (has no \[CLS\]|can't be read)"):
+        load(path)
+
+
+def test_the_sentencepiece_model_must_be_there_and_belong_to_the_checkpoint(changed, tmp_path):
+    path = changed("beit3", lambda s: s.update({"beit3.text_embed.weight": torch.ones(8, 128)}))
+    with pytest.raises(NNNormError, match=r"beit3\.spm has \d+ ids, the checkpoint's table 8 rows"):
+        load(path)
+    path = changed("beit3")
+    (tmp_path / "beit3.spm").write_text("no model")
+    with pytest.raises(NNNormError, match="can't be read as a sentencepiece model"):
+        load(path)
+    (tmp_path / "beit3.spm").unlink()
+    with pytest.raises(NNNormError, match=r"beit3\.spm is not there; put beit3\.spm next to"):
+        load(path)
+
+
+@pytest.mark.parametrize("kind", ["albef", "blip"])
+def test_a_text_of_punctuation_alone_is_encoded_and_does_not_abort_the_work(checkpoint, kind):
+    rows = load(checkpoint(kind)).encode_texts(["a star", "... !"])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "context", "n_words"), [("albef", 30, 29), ("beit3", 22, None)])
+def test_text_beyond_the_context_is_cut_and_counted(tiny_encoder, kind, context, n_words):
+    encoder = tiny_encoder(kind)
+    assert encoder.context == context
+    fits = "red" if n_words is None else " ".join(["red"] * n_words)
+    long = " ".join(["red"] * 60) if n_words is None else f"{fits} blue"
+    with pytest.warns(UserWarning, match=f"1 of 2 texts are longer than the {context} tokens"):
+        rows = encoder.encode_texts([fits, long])
+    if n_words is not None:
+        np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["albef", "beit3"])
+def test_padding_of_a_batch_changes_nothing(tiny_encoder, kind):
+    texts = ["star", "a big red circle"]
+    together = tiny_encoder(kind).encode_texts(texts)
+    alone = tiny_encoder(kind).encode_texts(texts, batch_size=1)
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+# --- ALBEF ----------------------------------------------------------------------------------------
+
+
+def see_with_torch(state, pixels, depth=2):
+    """The ViT by torch.nn.TransformerEncoderLayer, which has no line in common with ours."""
+    tower = "visual_encoder"
+    width = state[f"{tower}.cls_token"].shape[-1]
+    patches = torch.nn.Conv2d(3, width, 16, 16)
+    patches.load_state_dict({k: state[f"{tower}.patch_embed.proj.{k}"] for k in ("weight", "bias")})
+    x = patches(pixels).flatten(2).mT
+    x = torch.cat([state[f"{tower}.cls_token"].expand(len(x), 1, width), x], 1)
+    x = x + state[f"{tower}.pos_embed"]
+    for number in range(depth):
+        block = f"{tower}.blocks.{number}"
+        layer = torch.nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True
+        )
+        names = {"self_attn.in_proj_": "attn.qkv.", "self_attn.out_proj.": "attn.proj."}
+        names |= {"linear1.": "mlp.fc1.", "linear2.": "mlp.fc2."}
+        names |= {"norm1.": "norm1.", "norm2.": "norm2."}
+        layer.load_state_dict(
+            {
+                f"{a}{k}": state[f"{block}.{b}{k}"]
+                for a, b in names.items()
+                for k in ("weight", "bias")
+            }
+        )
+        x = layer.eval()(x)
+    norm = torch.nn.LayerNorm(width, eps=1e-6)
+    norm.load_state_dict({k: state[f"{tower}.norm.{k}"] for k in ("weight", "bias")})
+    return norm(x)[:, 0] @ state["vision_proj.weight"].T + state["vision_proj.bias"]
+
+
+@torch.no_grad()
+def test_albef_s_images_come_out_as_torch_s_own_layers_compute_them(
+    tiny_model, tiny_encoder, pictures
+):
+    pixels = square_pixels(pictures, 32, MEAN, STD)
+    expected = see_with_torch(state_of(tiny_model("albef")), pixels)
+    rows = tiny_encoder("albef").encode_images(pictures)
+    np.testing.assert_allclose(rows, unit(expected), atol=2e-6)
+
+
+@torch.no_grad()
+def test_albef_s_texts_come_out_as_the_first_layers_of_transformers_bert_compute_them(
+    tiny_model, tiny_encoder
+):
+    from transformers import BertConfig, BertModel
+
+    path = tiny_model("albef")
+    state = state_of(path)
+    words = path.with_name("vocab.txt").read_text().split()
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=128,
+        num_hidden_layers=2,  # of four: the other two are fusion layers
+        num_attention_heads=2,
+        intermediate_size=512,
+    )
+    bert = BertModel(config, add_pooling_layer=False).eval()
+    prefix = "text_encoder.bert."
+    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    bert.load_state_dict({k: own[k] for k in bert.state_dict()})
+    expected = []
+    for text in tiny.TEXTS:
+        ids = [words.index("[CLS]"), *(words.index(word) for word in text.split())]  # no [SEP]
+        states = bert(torch.tensor([ids])).last_hidden_state
+        expected.append(states[0, 0] @ state["text_proj.weight"].T + state["text_proj.bias"])
+    rows = tiny_encoder("albef").encode_texts(tiny.TEXTS)
+    np.testing.assert_allclose(rows, unit(torch.stack(expected)), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "tolerance"),
+    [
+        (lambda s: {k.replace("bert.", ""): v for k, v in s.items()}, 1e-6),  # as fine-tuned
+        (lambda s: {k: v.half() for k, v in s.items()}, 5e-3),
+    ],
+    ids=["without bert in names", "in half precision"],
+)
+def test_other_forms_of_a_checkpoint_give_the_same(changed, tiny_encoder, change, tolerance):
+    rows = load(changed("albef", change)).encode_texts(tiny.TEXTS)
+    expected = tiny_encoder("albef").encode_texts(tiny.TEXTS)
+    np.testing.assert_allclose(rows, expected, atol=tolerance)
+
+
+def test_captions_are_cleaned_as_albef_s_authors_do():
+    assert clean_caption("Two  dogs, (big/small) -- 'run'!\n") == "two dogs big small run"
+    assert clean_caption(" ".join(map(str, range(40)))).split()[-1] == "29"
+
+
+# --- BEiT-3 ---------------------------------------------------------------------------------------
+
+
+def run_with_torch(state, x, way, is_padding=None):
+    """All layers by torch's own modules, which have no line in common with ours."""
+    width = x.shape[-1]
+
+    def module(kind, key):
+        kind.load_state_dict({k: state[f"{key}.{k}"] for k in ("weight", "bias")})
+        return kind.eval()
+
+    def norm(key, n=width):
+        return module(torch.nn.LayerNorm(n), key)
+
+    x = x + state[f"beit3.encoder.embed_positions.{way}.weight"][2 : 2 + x.shape[1]]
+    if is_padding is not None:
+        x = x * ~is_padding[..., None]
+    for number in range(2):
+        layer = f"beit3.encoder.layers.{number}"
+        attention = torch.nn.MultiheadAttention(width, width // 64, batch_first=True).eval()
+        projections = [f"{layer}.self_attn.{part}_proj.{way}" for part in "qkv"]
+        attention.load_state_dict(
+            {
+                "in_proj_weight": torch.cat([state[f"{key}.weight"] for key in projections]),
+                "in_proj_bias": torch.cat([state[f"{key}.bias"] for key in projections]),
+                # The norm inside comes before the output's projection, so that one waits.
+                "out_proj.weight": torch.eye(width),
+                "out_proj.bias": torch.zeros(width),
+            }
+        )
+        inner = norm(f"{layer}.self_attn_layer_norm.{way}")(x)
+        inner = attention(inner, inner, inner, key_padding_mask=is_padding, need_weights=False)[0]
+        inner = norm(f"{layer}.self_attn.inner_attn_ln.{way}")(inner)
+        out = torch.nn.Linear(width, width)
+        x = x + module(out, f"{layer}.self_attn.out_proj.{way}")(inner)
+        mlp = torch.nn.Sequential(
+            norm(f"{layer}.final_layer_norm.{way}"),
+            module(torch.nn.Linear(width, 4 * width), f"{layer}.ffn.{way}.fc1"),
+            torch.nn.GELU(),
+            norm(f"{layer}.ffn.{way}.ffn_layernorm", 4 * width),
+            module(torch.nn.Linear(4 * width, width), f"{layer}.ffn.{way}.fc2"),
+        )
+        x = x + mlp(x)
+    return norm(f"beit3.encoder.layer_norm.{way}")(x)[:, 0]
+
+
+@torch.no_grad()
+def test_beit_3_s_images_come_out_as_torch_s_own_layers_compute_them(
+    tiny_model, tiny_encoder, pictures
+):
+    state = state_of(tiny_model("beit3"))
+    pixels = square_pixels(pictures, 32, HALF, HALF)
+    embed = "beit3.vision_embed"
+    # A convolution with stride = kernel is a product with cut patches.
+    cut = torch.nn.functional.unfold(pixels, 16, stride=16).mT
+    x = cut @ state[f"{embed}.proj.weight"].flatten(1).T + state[f"{embed}.proj.bias"]
+    x = torch.cat([state[f"{embed}.cls_token"].expand(len(x), 1, -1), x], 1)
+    expected = run_with_torch(state, x, "A") @ state["vision_head.weight"].T
+    rows = tiny_encoder("beit3").encode_images(pictures)
+    np.testing.assert_allclose(rows, unit(expected), atol=2e-6)
+
+
+@torch.no_grad()
+def test_beit_3_s_texts_come_out_as_torch_s_own_layers_compute_them(tiny_model, tiny_encoder):
+    path = tiny_model("beit3")
+    state = state_of(path)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(path.with_name("beit3.spm")))
+    # As XLM-R counts: <s> 0, <pad> 1, </s> 2, <unk> 3, then the pieces, one further on.
+    rows = [[0, *(i + 1 if i else 3 for i in pieces.encode(text)), 2] for text in tiny.TEXTS]
+    ids = torch.tensor([row + [1] * (22 - len(row)) for row in rows])  # padded as the authors do
+    x = state["beit3.text_embed.weight"][ids]
+    expected = run_with_torch(state, x, "B", ids == 1) @ state["language_head.weight"].T
+    found = tiny_encoder("beit3").encode_texts(tiny.TEXTS)
+    np.testing.assert_allclose(found, unit(expected), atol=2e-6)
+
+
+def test_each_branch_uses_its_own_weights_alone(changed, tiny_encoder, pictures):
+    def disturb(way, head):
+        def change(state):
+            for key in state:
+                if f".{way}." in key or key.startswith(head):
+                    state[key] += 0.1
+
+        return change
+
+    before = tiny_encoder("beit3")
+    images, texts = before.encode_images(pictures), before.encode_texts(tiny.TEXTS)
+    after = load(changed("beit3", disturb("B", "language")))
+    np.testing.assert_allclose(after.encode_images(pictures), images, atol=1e-6)
+    assert np.abs(after.encode_texts(tiny.TEXTS) - texts).max() > 0.01
+    after = load(changed("beit3", disturb("A", "vision")))
+    np.testing.assert_allclose(after.encode_texts(tiny.TEXTS), texts, atol=1e-6)
+    assert np.abs(after.encode_images(pictures) - images).max() > 0.01
+
+
+def beit3_shapes(state):
+    return {name: tuple(tensor.shape) for name, tensor in make_model(state).state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("width", "layers", "millions"), [(768, 12, 222), (1024, 24, 675)], ids=["base", "large"]
+)
+def test_the_published_models_need_these_tensors_in_these_shapes(width, layers, millions):
+    """Base and large at 384 pixels; their authors say 222 and 675 million parameters."""
+    full = tiny.beit3_checkpoint_shapes(width, layers, grid=24, words=64010, places=1024)
+    state = {name: torch.empty(shape, device="meta") for name, shape in full.items()}
+    shapes = beit3_shapes(state)
+    assert {**full} == {**shapes, "logit_scale": (), "beit3.vision_embed.mask_token": (1, 1, width)}
+    assert sum(int(np.prod(shape)) for shape in shapes.values()) // 10**6 == millions
+
+
+def test_a_layer_lost_from_a_published_model_is_missed():
+    full = tiny.beit3_checkpoint_shapes(768, 11, grid=14, words=100)
+    state = {name: torch.empty(shape, device="meta") for name, shape in full.items()}
+    assert "beit3.encoder.layers.11.ffn.A.fc1.weight" in beit3_shapes(state)
+
+
+# --- BLIP -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_blip(made_blip):
+    return load(made_blip[0])
+
+
+def test_every_tensor_of_both_towers_and_heads_is_loaded_bit_for_bit(made_blip, own_blip):
+    theirs, ours = made_blip[1].state_dict(), own_blip.model.state_dict()
+    assert set(theirs) == set(ours)
+    for key, tensor in theirs.items():
+        assert torch.equal(tensor, ours[key]), key
+
+
+@torch.no_grad()
+def test_rows_are_those_of_the_model_with_the_same_weights(made_blip, own_blip, pictures):
+    model = made_blip[1]
+    pixels = square_pixels(pictures, 32, MEAN, STD)
+    seen = model.vision_proj(model.vision_model(pixels).last_hidden_state[:, 0])
+    seen = torch.nn.functional.normalize(seen, dim=-1)
+    np.testing.assert_allclose(own_blip.encode_images(pictures), seen, atol=1e-6)
+    tokens = {"input_ids": torch.tensor([[2, 5, 7, 11, 3]]), "attention_mask": torch.ones(1, 5)}
+    read = model.text_proj(model.text_encoder(**tokens).last_hidden_state[:, 0])
+    read = torch.nn.functional.normalize(read, dim=-1)
+    np.testing.assert_allclose(own_blip.encode_texts(["A red circle."]), read, atol=1e-6)
+
+
+def test_texts_are_cut_and_cleaned_as_by_the_authors(made_blip, own_blip):
+    assert own_blip.context == 35
+    rows = own_blip.encode_texts(["A red star!", "a red star"])
+    np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def test_texts_of_more_than_30_words_are_counted_and_cut(own_blip):
+    fits = " ".join(["red"] * 30)
+    with pytest.warns(UserWarning, match="1 of 2 texts are longer than the 35 tokens"):
+        rows = own_blip.encode_texts([fits + " !", fits + " star"])
+    np.testing.assert_allclose(rows[0], rows[1], atol=1e-6)
+    assert own_blip.count_cut([" ".join(["reds"] * 17), fits]) == 1  # two tokens per word
+
+
+def test_it_is_converted_once_and_again_if_the_checkpoint_changes(changed, tmp_path):
+    path = changed("blip")
+    load(path)
+    (folder,) = tmp_path.glob("*-transformers")
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    load(path)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+    changed("blip", lambda state: state.update({"vision_proj.bias": torch.ones(16)}))
+    assert torch.equal(load(path).model.vision_proj.bias, torch.ones(16))
+
+
+# --- its matching head, as the authors evaluate: whole or resumed ---------------------------------
+
+
+PAST = [f"the {text}" for text in tiny.TEXTS] + ["a big ring", "a small star"]
+K = 3
+
+
+@pytest.fixture(scope="module")
+def blip(tiny_encoder):
+    return tiny_encoder("blip")
+
+
+def match(encoder, images, folder, texts=tiny.TEXTS, **options):
+    names = [str(path) for path in images]
+    return blip_module.match_to_files(encoder, names, texts, PAST, folder, shortlist=K, **options)
+
+
+def logit(encoder, image, text):
+    """The second output of the matching head, of one pair, where the text begins with [ENC]."""
+    model = encoder.model
+    patches = model.vision_model(
+        **encoder.stack([encoder.prepare_image(open_image(image))])
+    ).last_hidden_state
+    tokens = encoder.tokenize([text])
+    ids = tokens["input_ids"].clone()
+    ids[:, 0] = model.config.text_config.vocab_size - 1
+    states = model.text_encoder(
+        ids,
+        attention_mask=tokens["attention_mask"],
+        encoder_hidden_states=patches,
+        encoder_attention_mask=torch.ones(patches.shape[:2], dtype=torch.long),
+    ).last_hidden_state
+    return float(model.itm_head(states[:, 0])[0, 1])
+
+
+@torch.no_grad()
+def scores_as_the_authors(encoder, images, texts, k, chooser):
+    """Rows are images. Each image (or text) chooses its k most similar partners; else −100."""
+    similar = encoder.encode_images(images) @ encoder.encode_texts(texts).T
+    scores = np.full(similar.shape, -100.0)
+    for one in range(similar.shape[0 if chooser == "image" else 1]):
+        line = similar[one] if chooser == "image" else similar[:, one]
+        for other in np.argsort(-line)[:k]:
+            pair = (one, other) if chooser == "image" else (other, one)
+            scores[pair] = logit(encoder, images[pair[0]], texts[pair[1]]) + similar[pair]
+    return scores
+
+
+@pytest.fixture(scope="module")
+def matched(blip, pictures, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matched")
+    match(blip, pictures, folder)
+    return folder
+
+
+def test_images_found_by_texts_are_scored_as_by_the_authors(blip, pictures, matched):
+    scores = np.load(matched / "test-scores.npy")
+    assert scores.dtype == np.float32
+    expected = scores_as_the_authors(blip, pictures, tiny.TEXTS, K, chooser="text")
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert ((scores > -100).sum(axis=0) == K).all()
+
+
+def test_every_image_is_matched_with_its_best_references(blip, pictures, matched):
+    scores = np.load(matched / "reference-scores.npy")
+    expected = scores_as_the_authors(blip, pictures, PAST, K, chooser="image")
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+def test_interrupted_and_resumed_every_byte_is_the_same(
+    blip, pictures, matched, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(blip_module, "_IMAGES_AT_ONCE", 2)
+
+    def stop(text):
+        if text.startswith("Matching image 5"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        match(blip, pictures, tmp_path, step=stop)
+    rows = np.load(tmp_path / "matching.partial" / "test-scores.rows.npy")
+    assert rows.sum() == 4
+    with pytest.raises(NNNormError, match="scores of another model, shortlist or inputs"):
+        match(blip, pictures[1:], tmp_path)
+    match(blip, pictures, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(os.listdir(matched))
+    for name in os.listdir(matched):
+        assert (tmp_path / name).read_bytes() == (matched / name).read_bytes()
+    assert match(blip, pictures, tmp_path)[0].name == "test-scores.npy"
+    with pytest.raises(NNNormError, match="scores of another model, shortlist or inputs"):
+        match(blip, pictures, tmp_path, texts=tiny.TEXTS[::-1])
+
+
+def test_a_model_without_a_matching_head_is_rejected(tiny_encoder, pictures, tmp_path):
+    for kind in ("clip", "albef"):
+        with pytest.raises(NNNormError, match="has no matching head; expected a BLIP"):
+            match(tiny_encoder(kind), pictures, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_enc_is_rejected(blip, monkeypatch):
+    monkeypatch.setattr(blip.model.config.text_config, "bos_token_id", 0)
+    with pytest.raises(NNNormError, match=r"has no token \[ENC\]"):
+        blip_module.Matcher(blip)
