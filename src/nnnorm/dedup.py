@@ -69,7 +69,7 @@ def as_units(rows: npt.NDArray[Any]) -> FloatArray:
     return np.asarray(wide / measure_rows(wide, "rows")[:, None]) if len(wide) else wide
 
 
-def hash_rows(rows: FloatArray) -> npt.NDArray[np.uint64]:
+def hash_rows(rows: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.uint64]:
     """A number per row, the same for equal rows."""
     n_rows, dim = rows.shape
     weights = np.random.default_rng(0).integers(2**63, size=-(-dim // 2), dtype=np.uint64) * 2 + 1
