@@ -86,7 +86,7 @@ def make_setups(flickr8k: Flickr8k) -> list[Setup]:
 
 
 def write_splits(flickr8k: Flickr8k, folder: Path) -> None:
-    """The files that `nnnorm compare` and `nnnorm ablate` take."""
+    """The files that `nnnorm compare` takes."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, npt.NDArray[Any]] = {"coco_captions": flickr8k.coco}
     for split in ("train", "val", "test"):
@@ -246,7 +246,7 @@ def main() -> int:
         "--write-splits",
         type=Path,
         metavar="DIR",
-        help="measure nothing: write the .npy files that `nnnorm compare` and `ablate` take",
+        help="measure nothing: write the .npy files that `nnnorm compare` takes",
     )
     arguments = parser.parse_args()
     if arguments.tables:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nnnorm.bank import Bank, open_gallery_references, open_references, use_references
-from nnnorm.bias import Bias
+from nnnorm.bias import Bias, Popularity
 from nnnorm.dedup import Duplicates, References, count_references, count_unique, is_sample
 from nnnorm.embeddings import Embeddings, Source, check_same_dim, open_embeddings
 from nnnorm.errors import NNNormError, warn
@@ -39,7 +39,6 @@ from nnnorm.methods import (
     find_method,
     make_method,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -312,6 +311,8 @@ def try_settings(
 ) -> Trial:
     """Try no correction and every setting of some methods, from one pass over each input."""
     check_same_dim(queries, gallery)
+    if gallery_references is not None:
+        check_same_dim(gallery_references, gallery)
     right = open_truth(truth, n_queries=len(queries), n_gallery=len(gallery))
     groups = clusters_of(right) if clusters is None else np.asarray(clusters)
     if groups.shape != (len(right),):

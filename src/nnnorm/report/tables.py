@@ -187,7 +187,7 @@ def tabulate_results(results: Sequence[Result], title: str, notes: Sequence[str]
         rows.append(
             (result.method, setting, *recalls, show_gain(result.gain), str(result.hubness.max))
         )
-    notes = [*notes, "most: how often the most retrieved item comes first."]
+    notes = [*notes, f"most: hits of the most retrieved item. {_INCLUDES_ZERO}"]
     if any(row[1] == _NOT_CHOSEN for row in rows):
         notes.append(f"{_NOT_CHOSEN}: no setting did better than no correction, which is used.")
     columns = ("method", "setting", "R@1", "R@5", "R@10", "gain in R@1", "most")
@@ -203,7 +203,7 @@ def tabulate_comparison(comparison: Comparison) -> Table:
     )
     note = (
         f"{_tuned_on('Each method', comparison)}. R@K in %, gains in points with 95 % paired "
-        f"intervals, queries of one item drawn together. {_INCLUDES_ZERO}"
+        "intervals, queries of one item drawn together."
     )
     return tabulate_results(comparison.results, title, [note])
 
@@ -369,7 +369,7 @@ def tabulate_drift(drift: Drift) -> Table:
     notes = [f"{reason[0].upper()}{reason[1:]}." for reason in drift.reasons]
     notes.append(
         f"Hubs: items with at least twice the mean number of hits, counted over {drift.n_items:,} "
-        "items, as `nnnorm diagnose` does."
+        "items, as `nnnorm evaluate` does."
     )
     return Table(title, ("", "today"), tuple(cells.items()), tuple(notes))
 
