@@ -320,7 +320,7 @@ def test_tables_that_wait_for_the_map_keep_no_other_request_waiting(session):
 def test_the_commands_of_a_setting_make_its_bias(client):
     found = unpack(client.get("/api/search?query=0&reference_k=16&alpha=0.5&center=true").content)
     fit, search = found["setting"]["commands"]
-    assert "--method nnn --reference-k 16 --alpha 0.5 --center" in fit
+    assert "--method nnn --reference-k 16 --alpha 0.5 --set center=true" in fit
     assert search.startswith("nnnorm search --gallery GALLERY.npy")
 
 

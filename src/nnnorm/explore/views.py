@@ -198,11 +198,13 @@ class Views:
             return [f"nnnorm index search {shlex.quote(method.url)} --queries {queries}{weight}"]
         chosen = f"--method {method.name}"
         for name, value in method.params.items():
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                chosen += f" --{'' if value else 'no-'}{flag}"
-            elif value != "auto":
-                chosen += f" --{flag} {value:g}"
+            if value == "auto":
+                continue
+            is_word = isinstance(value, (bool, str))
+            shown = str(value).lower() if is_word else f"{value:g}"
+            is_option = name in ("reference_k", "alpha")
+            chosen += f" --{name.replace('_', '-')} " if is_option else f" --set {name}="
+            chosen += shown
         if not method.is_automatic:
             chosen += " --duplicates drop"  # as the explorer itself does
         end = {"yes": " --normalize", "no": " --no-normalize", "": ""}[options["normalize"]]
