@@ -441,7 +441,8 @@ def tabulate_audit(audit: Audit) -> tuple[Table, Table]:
     )
     title = f"Groups retrieved for {len(audit.queries):,} queries out of {audit.n_gallery:,} items"
     columns = ("mean over queries", "before", *(("after", "change") if with_after else ()))
-    return Table(title, columns, tuple(rows), (note, LIMITS)), _tabulate_queries(audit)
+    means = Table(title, columns, tuple(rows), (note, LIMITS), optional=("after",))
+    return means, _tabulate_queries(audit)
 
 
 def _tabulate_queries(audit: Audit) -> Table:
