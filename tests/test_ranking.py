@@ -202,7 +202,7 @@ def test_a_bias_of_normalised_rows_is_refused_for_raw_ones_and_says_why(small):
     unit = open_embeddings(small.gallery, normalize=True)
     bias = NNN(reference_k=5, alpha=0.5).fit(unit, small.references, normalize=True)
     search(small.queries, unit, bias, normalize=True)
-    with pytest.raises(NNNormError, match="fitted on normalised rows, but gallery is not normal"):
+    with pytest.raises(NNNormError, match="fitted on normalized rows, but gallery is not normal"):
         search(small.queries, small.gallery, bias)
 
 
