@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from nnnorm.augmentation import Augmentation, bound_augmentation
 from nnnorm.bank import Bank, use_references
-from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.bias import Bias, Popularity, check_correction, check_weight
 from nnnorm.dedup import (
     Duplicates,
     References,
@@ -46,7 +46,6 @@ from nnnorm.methods import (
     make_method,
     warn_of_mismatch,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.ranking import search, warn_of_scale
 from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Products
 from nnnorm.solvers import Solver

@@ -104,7 +104,7 @@ def check_inputs(
         if allow_gallery_rows is not None:
             raise NNNormError(
                 f"{found}, {harm}. Pass past queries instead, or allow_gallery_rows=True "
-                "(--allow-gallery-rows) if past queries do equal items"
+                "(--set allow_gallery_rows=true) if past queries do equal items"
             )
         warn(f"{found}, {harm}; pass past queries instead")
     elif n_near > _MOST_NEAR * expected:
