@@ -62,9 +62,10 @@ class Augmentation:
 
     def extend_queries(self, queries: FloatArray, weight: float) -> FloatArray:
         """Extend queries ``(n, dim)`` by the weight to ``(n, dim + n_extra)``."""
-        extra = np.zeros((len(queries), self.n_extra), dtype=np.float32)
-        extra[:, 0] = -weight / self.scale
-        return np.hstack([queries, extra])
+        dim = queries.shape[1]
+        extended = np.zeros((len(queries), dim + self.n_extra), dtype=np.float32)
+        extended[:, :dim], extended[:, dim] = queries, -weight / self.scale
+        return extended
 
     def split_items(self, stored: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Undo `extend_items`; a cosine index may have kept the direction of its rows only."""

@@ -377,7 +377,7 @@ def strips_in_order(
     starts, n_threads = range(0, n_rows, n_strip), count_threads()
     # A BLAS on OpenMP has one limit per thread, so every worker sets its own.
     pool = ThreadPoolExecutor(n_threads, "nnnorm", _limit_blas)
-    with _one_blas_thread(), pool:
+    with one_blas_thread(), pool:
         futures: list[Future[Any]] = []
         try:
             for number, start in enumerate(starts):
@@ -412,7 +412,7 @@ class _Limit:
 
 
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread until the last caller has left."""
     with _Limit.lock:
         _Limit.holders += 1

@@ -30,7 +30,7 @@ from nnnorm.files import Progress
 from nnnorm.input_checks import check_inputs
 from nnnorm.methods.automatic import is_mismatched
 from nnnorm.methods.statistics import BankName, Statistics
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix
+from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, one_blas_thread
 from nnnorm.solvers import Solver, check_solver
 
 FloatArray: TypeAlias = npt.NDArray[np.floating[Any]]
@@ -224,7 +224,8 @@ class Method(ABC):
         items, past, bank = self.open_inputs(
             gallery, references, gallery_references, solver, quality, normalize
         )
-        check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
+        with one_blas_thread():  # threads would wait for each other longer than they multiply
+            check_inputs(items, past, allow_gallery_rows=allow_gallery_rows)
         duplicates = self.duplicates_for(references, duplicates)
         statistics = Statistics.of_embeddings(
             items,

@@ -25,7 +25,15 @@ from nnnorm.errors import NNNormError
 from nnnorm.files import Progress
 from nnnorm.methods.automatic import Evidence, measure
 from nnnorm.methods.transport import transport_biases
-from nnnorm.scoring import DEFAULT_MEMORY_BUDGET, Matrix, Products, Scores, scan, top_k
+from nnnorm.scoring import (
+    DEFAULT_MEMORY_BUDGET,
+    Matrix,
+    Products,
+    Scores,
+    one_blas_thread,
+    scan,
+    top_k,
+)
 from nnnorm.solvers import Solver, compute_means
 
 if TYPE_CHECKING:
@@ -207,7 +215,9 @@ class Statistics:
             self.check_reference_k(reference_k)
             scores = self.centered_scores if is_centered else self.scores
             budget = self.options["memory_budget"]
-            self._evidence[key] = measure(scores, self.scores, reference_k, memory_budget=budget)
+            with one_blas_thread():
+                found = measure(scores, self.scores, reference_k, memory_budget=budget)
+            self._evidence[key] = found
         return self._evidence[key]
 
     def check_reference_k(self, reference_k: int) -> None:
