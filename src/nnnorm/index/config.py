@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from nnnorm.augmentation import Augmentation
-from nnnorm.bias import Bias, check_correction, check_weight
+from nnnorm.bias import Bias, Popularity, check_correction, check_weight
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Embeddings, Source, open_embeddings
 from nnnorm.errors import NNNormError
 from nnnorm.index.backend import FloatArray, Items, Kind, Metric, Mode
-from nnnorm.popularity import Popularity
 from nnnorm.ranking import warn_of_scale
 from nnnorm.version import __version__
 

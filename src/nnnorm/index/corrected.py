@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nnnorm.bias import Popularity
 from nnnorm.corrector import Corrector
 from nnnorm.embeddings import Source
 from nnnorm.errors import NNNormError, warn
@@ -30,7 +31,6 @@ from nnnorm.index.config import (
 )
 from nnnorm.index.metadata import check_metadata, choose_columns, is_text, make_plain
 from nnnorm.index.urls import open_backend
-from nnnorm.popularity import Popularity
 from nnnorm.tables import check_ids
 
 _BATCH = 4096  # items given their bias at once
