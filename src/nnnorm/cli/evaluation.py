@@ -171,10 +171,10 @@ def _measure(
     options = {"truth": truth, "progress": progress}
     raw = evaluation.evaluate(queries, items, **options)
     rows: list[tuple[Any, Any, float | None]]
-    rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw, None), None)]
+    rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw), None)]
     if bias is not None:
         done = evaluation.evaluate(queries, items, bias, **options)
-        result = evaluation.report_gain(bias.method, dict(bias.params), done, raw)
+        result = evaluation.make_result(bias.method, dict(bias.params), done, raw)
         rows.append((done, result, bias.weight))
     notes, programs = [], []
     for found, result, weight in rows:
