@@ -39,10 +39,8 @@ from real_sets import (
     what_is_missing,
 )
 
-from nnnorm.evaluation.bootstrap import interval_of_difference
 from nnnorm.evaluation.comparison import Task, ablate, make_result
 from nnnorm.evaluation.metrics import evaluate
-from nnnorm.evaluation.truth import clusters_of
 from nnnorm.evaluation.tuning import Select, tune
 from nnnorm.files import write_whole
 from nnnorm.methods import METHOD_NAMES, NO_CORRECTION, find_method, make_method
@@ -110,8 +108,7 @@ def compare_methods(setup: Setup) -> list[Record]:
     """What `compare` says for both ways of choosing, tuning each method once."""
     name, test, validation, references, others = setup
     raw = evaluate(test.queries, test.gallery, truth=test.truth)
-    clusters = clusters_of(raw.truth)
-    results = {select: [make_result("none", {}, raw, None)] for select in SELECTS}
+    results = {select: [make_result("none", {}, raw)] for select in SELECTS}
     for method in METHODS:
         second = others if method in TWO_BANKS else None
         queries, gallery, truth = validation
@@ -129,8 +126,7 @@ def compare_methods(setup: Setup) -> list[Record]:
             bank = second if cell.params else None  # no correction was the best
             bias = chosen.fit(test.gallery, references, gallery_references=bank)
             corrected = evaluate(test.queries, test.gallery, bias, truth=test.truth)
-            gain = interval_of_difference(corrected.hits(1), raw.hits(1), clusters)
-            results[select].append(make_result(method, cell.params, corrected, gain))
+            results[select].append(make_result(method, cell.params, corrected, raw))
     sizes = {"n_queries": len(raw), "n_gallery": raw.n_gallery, "n_references": len(references)}
     return [
         {"task": name, "select": select, **sizes, "results": [r.to_dict() for r in some]}

@@ -91,7 +91,7 @@ def test_a_fit_takes_a_bank_or_its_file_as_references(log, rng, tmp_path):
     assert np.array_equal(fitted[1].values, fitted[2].values)
 
 
-def test_a_normalised_bank_and_a_raw_gallery_do_not_mix(log, rng):
+def test_a_normalized_bank_and_a_raw_gallery_do_not_mix(log, rng):
     bank = Bank.of(log, normalize=True)
     with pytest.raises(NNNormError, match=r"references is normalized and gallery is not"):
         nnnorm.NNN().fit(10 * rng.normal(size=(50, 32)), bank)

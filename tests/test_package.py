@@ -118,7 +118,7 @@ LAYERS = [
     "arrays",
     "embeddings tables",
     "scoring",
-    "approximate popularity",
+    "approximate",
     "solvers",
     "dedup",
     "bias",

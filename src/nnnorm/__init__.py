@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nnnorm.bank import Bank
-    from nnnorm.bias import Bias
+    from nnnorm.bias import Bias, Popularity
     from nnnorm.corrector import Corrector
     from nnnorm.datasets import load_shapes
     from nnnorm.embeddings import open_embeddings
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     )
     from nnnorm.index import build_index, open_index
     from nnnorm.methods import CSLS, DN, NNN, DualSoftmax, InvertedSoftmax, Sinkhorn
-    from nnnorm.popularity import Popularity
     from nnnorm.ranking import Ranking, rerank, search
     from nnnorm.version import __version__
 
 _MODULES = {
     "nnnorm.bank": ("Bank",),
-    "nnnorm.bias": ("Bias",),
+    "nnnorm.bias": ("Bias", "Popularity"),
     "nnnorm.corrector": ("Corrector",),
     "nnnorm.datasets": ("load_shapes",),
     "nnnorm.errors": ("NNNormError", "NNNormWarning"),
@@ -48,7 +47,6 @@ _MODULES = {
         *("CSLS", "DN", "NNN"),
         *("DualSoftmax", "InvertedSoftmax", "Sinkhorn"),
     ),
-    "nnnorm.popularity": ("Popularity",),
     "nnnorm.ranking": ("Ranking", "rerank", "search"),
     "nnnorm.evaluation": (
         *("audit", "check", "compare", "diagnose"),

@@ -62,7 +62,7 @@ def test_a_column_of_lists_is_answered_with_stack():
         open_embeddings(column)
 
 
-def test_embeddings_whose_products_vanish_are_refused_unless_normalised():
+def test_embeddings_whose_products_vanish_are_refused_unless_normalized():
     rows = 1e-25 * np.eye(3)
     with pytest.raises(NNNormError, match="too small for float32"):
         open_embeddings(rows)

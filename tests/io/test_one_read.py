@@ -58,19 +58,13 @@ def test_a_fingerprint_that_was_left_out_is_one_more_read_for_all_views(reads):
 # Fingerprint: of the float32 values, and of nothing else
 
 
-def test_a_fingerprint_is_32_hex_digits():
-    fingerprint = open_embeddings(VALUES).fingerprint
-    assert len(fingerprint) == 32
-    assert set(fingerprint) <= set("0123456789abcdef")
-
-
 def test_a_fingerprint_stays_the_same_between_releases():
     """Stored with every bias, so that a change here would disown all saved ones."""
     opened = open_embeddings(np.arange(1, 7, dtype=np.float32).reshape(3, 2))
     assert opened.fingerprint == "c17e6a64db598031afaa7e18fbfd9107"
 
 
-def test_a_normalised_fingerprint_says_so():
+def test_a_normalized_fingerprint_says_so():
     raw = open_embeddings(VALUES)
     unit = open_embeddings(VALUES, normalize=True)
     assert unit.fingerprint == raw.fingerprint + ":unit"
@@ -87,17 +81,8 @@ def test_one_changed_value_changes_the_fingerprint(rows, data):
     assert open_embeddings(rows).fingerprint != open_embeddings(changed).fingerprint
 
 
-def test_another_order_of_rows_or_columns_changes_the_fingerprint():
-    prints = {
-        open_embeddings(VALUES).fingerprint,
-        open_embeddings(VALUES[::-1]).fingerprint,
-        open_embeddings(VALUES[:, ::-1]).fingerprint,
-        open_embeddings(VALUES[[1, 0, 2, 3, 4, 5, 6]]).fingerprint,
-    }
-    assert len(prints) == 4
-
-
-def test_another_shape_of_the_same_numbers_changes_the_fingerprint():
-    flat = np.arange(1, 13, dtype=np.float32)
-    prints = {open_embeddings(flat.reshape(n, -1)).fingerprint for n in (1, 2, 3, 4, 6, 12)}
-    assert len(prints) == 6
+def test_another_order_or_shape_changes_the_fingerprint():
+    orders = [VALUES, VALUES[::-1], VALUES[:, ::-1], VALUES[[1, 0, 2, 3, 4, 5, 6]]]
+    shapes = [VALUES.reshape(n, -1) for n in (1, 2, 4, 14, 28)]
+    prints = {open_embeddings(rows).fingerprint for rows in (*orders, *shapes)}
+    assert len(prints) == 9

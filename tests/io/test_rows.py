@@ -40,7 +40,7 @@ def test_joined_parts_are_the_whole(sharded):
 
 @patient
 @given(shards())
-def test_joined_normalised_parts_are_the_whole_normalised(sharded):
+def test_joined_normalized_parts_are_the_whole_normalized(sharded):
     parts, whole = sharded
     opened = reduce(Embeddings.joined, (open_embeddings(p, normalize=True) for p in parts))
     expected = open_embeddings(whole, normalize=True)

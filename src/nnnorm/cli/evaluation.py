@@ -171,12 +171,16 @@ def _measure(
     options = {"truth": truth, "progress": progress}
     raw = evaluation.evaluate(queries, items, **options)
     rows: list[tuple[Any, Any, float | None]]
-    rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw, None), None)]
+    rows = [(raw, evaluation.make_result(NO_CORRECTION, {}, raw), None)]
     if bias is not None:
         done = evaluation.evaluate(queries, items, bias, **options)
-        result = evaluation.report_gain(bias.method, dict(bias.params), done, raw)
+        result = evaluation.make_result(bias.method, dict(bias.params), done, raw)
         rows.append((done, result, bias.weight))
     notes, programs = [], []
+    if bias is not None:
+        notes.append(
+            "Gains in points with 95 % paired intervals. An interval that includes 0 shows no gain."
+        )
     for found, result, weight in rows:
         means = evaluation.mean_metrics(found)
         gains = ", ".join(

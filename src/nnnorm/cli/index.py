@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import typer
 
+from nnnorm.bias import Popularity
 from nnnorm.cli.app import HelpfulGroup, app, command
 from nnnorm.cli.output import (
     Answer,
@@ -29,7 +30,6 @@ from nnnorm.index import (
     open_index,
     verify_index,
 )
-from nnnorm.popularity import Popularity
 from nnnorm.ranking import Ranking
 from nnnorm.tables import read_json, read_jsonl
 
